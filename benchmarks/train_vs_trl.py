@@ -1,11 +1,15 @@
 """Preference-training throughput of this package against TRL, measured alternately in fresh processes.
 
-    python benchmarks/train_vs_trl.py --data path/to/gsm8k/example_model_solutions.jsonl --tokenizer path/to/qwen2
-    python benchmarks/train_vs_trl.py --quick                 # synthetic lengths only, under three minutes
+    python benchmarks/train_vs_trl.py                         # every case; hours where TRL is slow
+    python benchmarks/train_vs_trl.py --quick                 # one case, one repeat, under three minutes
+    python benchmarks/train_vs_trl.py --only masked vocabulary --repeats 3
 
-Both sides get the same token ids, model, LoRA, batch and number of optimizer steps. Before anything is timed, one
-batch's loss and LoRA gradient must agree. TRL runs at its defaults and at every configuration of `TRL_GRID`; the
-fastest of those is "TRL best". Needs `pip install .[bench]`.
+Real data are the published model solutions of GSM8K (`example_model_solutions.jsonl` of openai/grade-school-math) under
+a Qwen2 tokenizer: `--data` and `--tokenizer`, else those of a shared data folder. Without them only cases of random
+tokens are measured. Both sides get the same token ids, model, LoRA, batch and number of optimizer steps. Before
+anything is timed, one batch's loss and LoRA gradient must agree. TRL runs at its defaults and at every configuration
+of `TRL_GRID`; the fastest of those is "TRL best". Results go into a JSON file, case by case, and a later call goes on
+from there. Needs `pip install .[bench]`.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ import argparse
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from pairs import Pair, gsm8k_pairs, synthetic_pairs, whole_queries, with_masked
 
 PAIRS_PER_STEP = 16
 """Pairs of one optimizer step: four whole 2 × 2 queries."""
@@ -52,81 +56,16 @@ TRL_GRID: list[dict[str, Any]] = [
 
 @dataclass
 class Case:
-    """Pairs as token ids, and the vocabulary they live in."""
+    """Pairs as token ids, the vocabulary they live in, and what is compared on them."""
 
     name: str
     vocabulary: int
-    pairs: list[dict[str, Any]]
+    pairs: list[Pair]
     steps: int
-
-
-def gsm8k_pairs(data: Path, tokenizer_path: str, rule: str, vocabulary: int | None) -> list[dict[str, Any]]:
-    """Pairs of real model solutions with labels: `2x2` queries only, or `mixed` (every query with one of each)."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
-    eos = tokenizer.eos_token_id
-    models = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
-    pairs = []
-    for line in data.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        prompt = tokenizer(f"Question: {row['question']}\nAnswer: ")["input_ids"]
-        sides: dict[bool, list[list[int]]] = {True: [], False: []}
-        for model in models:
-            ids = [*tokenizer(row[model]["solution"])["input_ids"], eos]
-            if ids not in sides[row[model]["is_correct"]]:
-                sides[row[model]["is_correct"]].append(ids)
-        right, wrong = sides[True][:2], sides[False][:2]
-        if not right or not wrong or (rule == "2x2" and (len(right), len(wrong)) != (2, 2)):
-            continue
-        pairs += [{"prompt_ids": prompt, "chosen_ids": r, "rejected_ids": w} for r in right for w in wrong]
-    return pairs if vocabulary is None else _compact(pairs, vocabulary)
-
-
-def _compact(pairs: list[dict[str, Any]], vocabulary: int) -> list[dict[str, Any]]:
-    """Token ids renumbered by first use, so that the same texts fit a small vocabulary."""
-    numbers: dict[int, int] = {}
-    renumbered = [
-        {side: [numbers.setdefault(token, len(numbers)) for token in ids] for side, ids in pair.items()}
-        for pair in pairs
-    ]
-    if len(numbers) > vocabulary:
-        raise SystemExit(f"{len(numbers)} distinct tokens do not fit a vocabulary of {vocabulary}")
-    return renumbered
-
-
-def with_masked(pairs: list[dict[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
-    """The pairs, and behind each query's one masked pair for each distinct chosen response that is long enough."""
-    numbers = random.Random(seed)
-    queries: dict[tuple[int, ...], list[dict[str, Any]]] = defaultdict(list)
-    for pair in pairs:
-        queries[tuple(pair["prompt_ids"])].append(pair)
-    result = []
-    for query in queries.values():
-        result += query
-        chosen = list({tuple(pair["chosen_ids"]): pair for pair in query}.values())
-        for pair in chosen:
-            lengths = [m for m in (16, 32, 48, 64, 80) if m < len(pair["chosen_ids"])]
-            if lengths:
-                result.append({**pair, "rejected_ids": pair["chosen_ids"][: -numbers.choice(lengths)]})
-    return result
-
-
-def synthetic_pairs(
-    queries: int, right: int, wrong: int, prompt: int, response: int, vocabulary: int
-) -> list[dict[str, Any]]:
-    """Random tokens with lengths spread by a quarter around the given means."""
-    numbers = random.Random(0)
-
-    def words(mean: int) -> list[int]:
-        return [numbers.randrange(10, vocabulary) for _ in range(max(2, round(numbers.gauss(mean, mean / 4))))]
-
-    pairs = []
-    for _ in range(queries):
-        ids = words(prompt)
-        chosen, rejected = [words(response) for _ in range(right)], [words(response) for _ in range(wrong)]
-        pairs += [{"prompt_ids": ids, "chosen_ids": c, "rejected_ids": r} for c in chosen for r in rejected]
-    return pairs
+    """Optimizer steps of a run; the first is not timed."""
+    with_default: bool = False
+    """TRL at its defaults too."""
+    pairs_per_step: int = PAIRS_PER_STEP
 
 
 # --- one measurement, in its own process ------------------------------------------------------------------------------
@@ -170,20 +109,25 @@ def worker(side: str, case: Case, options: dict[str, Any], check: bool) -> dict[
         }
         torch.manual_seed(1)
         make = _ours if side == "ours" else _trl
-        start = time.perf_counter()
         trainer = make(model, tokenizer, case, common, options, LoraConfig(**LORA))
         if check:
             numbers = torch.Generator().manual_seed(2)
             for _, parameter in sorted(trainer.model.named_parameters()):
                 if parameter.requires_grad:
                     parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=numbers))
-            return _one_batch(trainer, case)
+            return _one_batch(trainer)
+        if side == "ours":
+            start = time.perf_counter()
+            trainer.prepare_reference()
+            trainer.reference_seconds = time.perf_counter() - start
         trainer.add_callback(Clock())
         trainer.train()
     steps = len(marks) - 1
     return {
-        "pairs_per_second": steps * PAIRS_PER_STEP / (marks[-1] - marks[0]),
-        "setup_seconds": marks[0] - start,
+        "pairs_per_second": steps * case.pairs_per_step / (marks[-1] - marks[0]),
+        "reference_pairs_per_second": len(case.pairs) / trainer.reference_seconds
+        if trainer.reference_seconds
+        else None,
         "peak_over_base_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
     }
 
@@ -206,7 +150,7 @@ def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], option
         )
         for number, pair in enumerate(case.pairs)
     ]
-    args = PreferenceConfig(per_device_train_batch_size=PAIRS_PER_STEP, **(common | objective))
+    args = PreferenceConfig(per_device_train_batch_size=case.pairs_per_step, **(common | objective))
     return PreferenceTrainer(model, args, train_dataset=pairs, processing_class=tokenizer, peft_config=lora)
 
 
@@ -215,27 +159,43 @@ def _trl(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options
     from trl import DPOConfig, DPOTrainer
 
     class Tokenized(DPOTrainer):  # type: ignore[misc]
-        """TRL's trainer on ids, so that both sides read the very same tokens."""
+        """TRL's trainer on ids, so that both sides read the very same tokens; it times its reference pass."""
+
+        reference_seconds = 0.0
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
+        def _precompute_ref_logps(self, *args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return super()._precompute_ref_logps(*args, **kwargs)
+            finally:
+                self.reference_seconds = time.perf_counter() - start
+
     batch = options.get("per_device_train_batch_size", 8)
-    rows = [{"prompt": "", "chosen": "", "rejected": "", **pair} for pair in case.pairs]
-    args = DPOConfig(**(common | {"bf16": False, "gradient_accumulation_steps": PAIRS_PER_STEP // batch} | options))
+    rows = [{"prompt": "", "chosen": "", "rejected": "", **pair, "length": _tokens(pair)} for pair in case.pairs]
+    # group_by_length sorts by the column `length`, which must not be removed before it is read.
+    fixed = {"bf16": False, "remove_unused_columns": False}
+    steps = {"gradient_accumulation_steps": case.pairs_per_step // batch}
+    args = DPOConfig(**(common | fixed | steps | options))
     return Tokenized(
         model, None, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, peft_config=lora
     )
 
 
-def _one_batch(trainer: Any, case: Case) -> dict[str, Any]:
+def _tokens(pair: Pair) -> int:
+    return len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"]))
+
+
+def _one_batch(trainer: Any) -> dict[str, Any]:
     """Loss and LoRA gradient of the first step's worth of pairs, the same pairs on both sides."""
     import torch
 
     model = trainer.model
     if hasattr(trainer, "prepare_reference"):
         trainer.prepare_reference()
-        loss = trainer.training_step(model, trainer.train_dataset.pairs[:PAIRS_PER_STEP])
+        loss = trainer.training_step(model, [trainer.train_dataset[n] for n in range(PAIRS_PER_STEP)])
     else:
         model.train()
         trainer.current_gradient_accumulation_steps = 1
@@ -276,102 +236,150 @@ def measure(side: str, case: Case, options: dict[str, Any], check: bool = False)
 
 def agree(case: Case) -> tuple[float, float]:
     """Relative differences of loss and LoRA gradient between the two sides on one batch."""
-    ours, trl = (
-        measure("ours", case, {}, check=True),
-        measure("trl", case, {"per_device_train_batch_size": PAIRS_PER_STEP}, check=True),
-    )
+    first = Case(case.name, case.vocabulary, case.pairs[:PAIRS_PER_STEP], 1)
+    ours = measure("ours", first, {}, check=True)
+    trl = measure("trl", first, {"per_device_train_batch_size": PAIRS_PER_STEP}, check=True)
     wanted, got = trl["gradient"], ours["gradient"]
     norm = sum(value * value for value in wanted) ** 0.5
     distance = sum((a - b) ** 2 for a, b in zip(got, wanted, strict=True)) ** 0.5
     return abs(ours["loss"] - trl["loss"]) / abs(trl["loss"]), distance / norm
 
 
-def compare(case: Case, repeats: int) -> dict[str, Any]:
-    """Medians of alternating repeats: ours, TRL at its best found configuration, TRL at its defaults."""
+def against_trl(case: Case, repeats: int, grid: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Alternating repeats of ours, TRL at its best found configuration and, where asked for, at its defaults."""
     loss_gap, gradient_gap = agree(case)
     if loss_gap > 1e-4 or gradient_gap > 1e-3:
         raise SystemExit(
             f"{case.name}: the two sides disagree (loss {loss_gap:.2g}, gradient {gradient_gap:.2g} relative)"
         )
-    tried = [(measure("trl", case, options)["pairs_per_second"], options) for options in TRL_GRID]
-    best = max(tried, key=lambda entry: entry[0])[1]
-    sides = {"ours": ("ours", {}), "trl_best": ("trl", best), "trl_default": ("trl", TRL_DEFAULT)}
+    best = grid[0]
+    if len(grid) > 1:
+        short = Case(case.name, case.vocabulary, whole_queries(case.pairs, 3 * PAIRS_PER_STEP), 3)
+        best = max(grid, key=lambda options: measure("trl", short, options)["pairs_per_second"])
+    sides = {"ours": ("ours", case, {}), "TRL best": ("trl", case, best)}
+    if case.with_default:
+        sides["TRL default"] = ("trl", case, TRL_DEFAULT)
+    found = alternate(sides, repeats)
+    return found | {"loss_gap": loss_gap, "gradient_gap": gradient_gap, "trl_best": best}
+
+
+def among_ours(pairs: list[Pair], steps: int, repeats: int) -> dict[str, Any]:
+    """Alternating repeats of DPO, RePO, TDPO, and DPO with as many masked pairs as original ones, on equal queries."""
+    plain = Case("ours", 8192, pairs, steps)
+    masked = Case("ours", 8192, with_masked(pairs, each=2), steps)
+    # As many queries a step with masked pairs as without, so that a step is the same work but for the masked pairs.
+    masked.pairs_per_step = round(PAIRS_PER_STEP * len(masked.pairs) / len(pairs))
+    sides = {
+        "DPO": ("ours", plain, {}),
+        "RePO": ("ours", plain, {"objective": "repo"}),
+        "TDPO": ("ours", plain, {"objective": "tdpo"}),
+        "DPO + masked": ("ours", masked, {}),
+    }
+    share = 1 - len(pairs) / len(masked.pairs)
+    return alternate(sides, repeats) | {"masked_share": share, "pairs_per_query": len(masked.pairs) / len(pairs)}
+
+
+def alternate(sides: dict[str, tuple[str, Case, dict[str, Any]]], repeats: int) -> dict[str, Any]:
+    """All measurements of each side, one of each in every repeat."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for _ in range(repeats):
-        for name, (side, options) in sides.items():
+        for name, (side, case, options) in sides.items():
             runs[name].append(measure(side, case, options))
-    found: dict[str, Any] = {"case": case.name, "loss_gap": loss_gap, "gradient_gap": gradient_gap, "trl_best": best}
-    for name, results in runs.items():
-        for key in results[0]:
-            values = [result[key] for result in results]
-            found[f"{name}.{key}"] = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    ratios = {}
-    for other in ("trl_best", "trl_default"):
-        speed = [a["pairs_per_second"] / b["pairs_per_second"] for a, b in zip(runs["ours"], runs[other], strict=True)]
-        ratios[other] = {"median": statistics.median(speed), "min": min(speed), "max": max(speed)}
-    return found | {"speedup": ratios}
+    return {"runs": runs}
 
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """The cases that the given data allows."""
-    found = []
-    if args.data and args.tokenizer:
-        real = gsm8k_pairs(args.data, args.tokenizer, "2x2", 8192)
-        found = [
-            Case("GSM8K 2×2", 8192, real, args.steps),
-            Case("GSM8K 2×2 + masked", 8192, with_masked(real), args.steps),
-            Case("GSM8K mixed", 8192, gsm8k_pairs(args.data, args.tokenizer, "mixed", 8192), args.steps),
-            Case(
-                "GSM8K 2×2, vocabulary 151,936",
-                151_936,
-                gsm8k_pairs(args.data, args.tokenizer, "2x2", None),
-                max(3, args.steps // 2),
-            ),
-        ]
-    if not args.data or not args.quick:
-        found += [
-            Case(
-                "synthetic 2×2, P≈104, R≈306", 8192, synthetic_pairs(32, 2, 2, 104, 306, 8192), max(3, args.steps // 2)
-            ),
-            Case(
-                "one pair a prompt, P≈150, R≈300",
-                8192,
-                synthetic_pairs(96, 1, 1, 150, 300, 8192),
-                max(3, args.steps // 2),
-            ),
-        ]
-    return [case for case in found if args.only is None or args.only in case.name][: 1 if args.quick else None]
-
-
-def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/performance.md."""
-    lines = [
-        "| data | ours, pairs/s | TRL best, pairs/s | TRL default, pairs/s | ÷ TRL best | ÷ TRL default "
-        "| memory ÷ best | memory ÷ default |",
-        "|---|---|---|---|---|---|---|---|",
+    one = synthetic_pairs(48, 1, 1, 150, 300, 8192)
+    grouped = synthetic_pairs(12, 2, 2, 104, 306, 8192)
+    if not args.data or not args.tokenizer:
+        return [Case("random 2×2, P≈104, R≈306", 8192, grouped, 3, True), Case("one pair a prompt", 8192, one, 3)]
+    real = gsm8k_pairs(args.data, args.tokenizer, "2x2", 8192)
+    mixed = gsm8k_pairs(args.data, args.tokenizer, "mixed", 8192)
+    large = gsm8k_pairs(args.data, args.tokenizer, "2x2", None)
+    return [
+        Case("GSM8K 2×2", 8192, whole_queries(real, 96), 5, True),
+        Case("GSM8K 2×2 + masked", 8192, whole_queries(with_masked(real), 96), 5),
+        Case("GSM8K mixed 1×2, 2×1, 2×2", 8192, whole_queries(mixed, 96), 5),
+        Case("one pair a prompt, P≈150, R≈300", 8192, one, 3),
+        Case("GSM8K 2×2, vocabulary 151,936", 151_936, whole_queries(large, 32), 2),
     ]
-    for result in results:
-        speed = [result[f"{side}.pairs_per_second"]["median"] for side in ("ours", "trl_best", "trl_default")]
-        memory = [result[f"{side}.peak_over_base_mib"]["median"] for side in ("ours", "trl_best", "trl_default")]
-        ratio = [result["speedup"][other] for other in ("trl_best", "trl_default")]
+
+
+def ratio(runs: dict[str, list[dict[str, Any]]], key: str, ours: str, other: str) -> str:
+    """Median, least and greatest of the repeats' ratios of one measured quantity."""
+    both = zip(runs[ours], runs[other], strict=True)
+    values = [mine[key] / theirs[key] for mine, theirs in both if mine[key] and theirs[key]]
+    if not values:
+        return "–"
+    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """The tables of docs/performance.md."""
+    lines = [
+        "| data | ours, pairs/s | TRL best, pairs/s | ÷ TRL best | memory ÷ TRL best "
+        "| reference pass, seconds ÷ TRL best | TRL best: micro-batch |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, result in results.items():
+        runs = result["runs"]
+        if "TRL best" not in runs:
+            continue
+        speed = [statistics.median(run["pairs_per_second"] for run in runs[side]) for side in ("ours", "TRL best")]
         lines.append(
-            f"| {result['case']} | {speed[0]:.2f} | {speed[1]:.2f} | {speed[2]:.2f} | "
-            + " | ".join(f"{r['median']:.2f} ({r['min']:.2f}–{r['max']:.2f})" for r in ratio)
-            + f" | {memory[0] / memory[1]:.2f} | {memory[0] / memory[2]:.2f} |"
+            f"| {name} | {speed[0]:.2f} | {speed[1]:.2f} | {ratio(runs, 'pairs_per_second', 'ours', 'TRL best')} "
+            f"| {ratio(runs, 'peak_over_base_mib', 'ours', 'TRL best')} "
+            f"| {ratio(runs, 'reference_pairs_per_second', 'TRL best', 'ours')} "
+            f"| {result['trl_best']['per_device_train_batch_size']} |"
         )
-    return "\n".join(lines)
+    for name, result in results.items():
+        if "TRL default" in result["runs"]:
+            speed = statistics.median(run["pairs_per_second"] for run in result["runs"]["TRL default"])
+            lines += [
+                "",
+                f"{name} against TRL at its defaults ({speed:.2f} pairs/s): speed "
+                f"{ratio(result['runs'], 'pairs_per_second', 'ours', 'TRL default')}, memory "
+                f"{ratio(result['runs'], 'peak_over_base_mib', 'ours', 'TRL default')}.",
+            ]
+    if "ours" in results:
+        result = results["ours"]
+        runs = result["runs"]
+        # Masked pairs make a query's pairs more: time is compared by query.
+        per_query = [{"seconds": result["pairs_per_query"] / run["pairs_per_second"]} for run in runs["DPO + masked"]]
+        plain = [{"seconds": 1 / run["pairs_per_second"]} for run in runs["DPO"]]
+        lines += [
+            "",
+            "| ours | time of a step ÷ DPO's |",
+            "|---|---|",
+            f"| RePO | {ratio(runs, 'pairs_per_second', 'DPO', 'RePO')} |",
+            f"| TDPO | {ratio(runs, 'pairs_per_second', 'DPO', 'TDPO')} |",
+            f"| masked pairs added, {result['masked_share']:.0%} of all pairs "
+            f"| {ratio({'masked': per_query, 'plain': plain}, 'seconds', 'masked', 'plain')} |",
+        ]
+    counts = {len(next(iter(result["runs"].values()))) for result in results.values()}
+    repeats = " or ".join(map(str, sorted(counts)))
+    return "\n".join([*lines, "", f"Medians of {repeats} repeats; in brackets the least and the greatest ratio."])
+
+
+def shared_folder() -> Path:
+    """`$REGRETLESS_SHARED`, else a folder `shared` beside the project."""
+    return Path(os.environ.get("REGRETLESS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 
 
 def main() -> None:
-    """Measure all cases and print the table."""
+    """Measure all cases and print the tables."""
+    solutions, tokenizer = (
+        shared_folder() / "data/gsm8k/example_model_solutions.jsonl",
+        shared_folder() / "data/tokenizers",
+    )
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="GSM8K example_model_solutions.jsonl")
-    parser.add_argument("--tokenizer", help="tokenizer of the real data: a folder or hub id")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--data", type=Path, default=solutions if solutions.exists() else None)
+    parser.add_argument("--tokenizer", default=str(tokenizer / "qwen2") if tokenizer.exists() else None)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", help="cases whose name contains this")
-    parser.add_argument("--quick", action="store_true", help="one case, one repeat")
-    parser.add_argument("--json", type=Path, help="also write all measurements to this file")
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose name contains one of these")
+    parser.add_argument("--quick", action="store_true", help="the first case, one repeat, TRL at micro-batch 1")
+    parser.add_argument("--json", type=Path, default=Path("outputs/train_vs_trl.json"), help="results, case by case")
     parser.add_argument("--worker", nargs=2, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -379,14 +387,34 @@ def main() -> None:
         found = worker(task["side"], Case(**task["case"]), task["options"], task["check"])
         args.worker[1].write_text(json.dumps(found))
         return
-    results = []
-    for case in cases(args):
-        results.append(compare(case, 1 if args.quick else args.repeats))
-        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+
     print(f"{platform.processor() or platform.machine()}, 1 thread, {time.strftime('%Y-%m-%d')}\n")
+    every = cases(args)
+    if args.quick:
+        first = every[0]
+        quick = Case(first.name, first.vocabulary, whole_queries(first.pairs, 2 * PAIRS_PER_STEP), 3)
+        print(markdown({quick.name: against_trl(quick, 1, TRL_GRID[:1])}))
+        return
+    results: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(name: str, result: dict[str, Any]) -> None:
+        results[name] = result
+        temporary = args.json.with_suffix(".tmp")
+        temporary.write_text(json.dumps(results, indent=1))
+        temporary.replace(args.json)
+        print(f"{name}: done", file=sys.stderr, flush=True)
+
+    def wanted(name: str) -> bool:
+        chosen = any(part in name for part in args.only) if args.only else True
+        return chosen and name not in results
+
+    for case in every:
+        if wanted(case.name):
+            keep(case.name, against_trl(case, args.repeats, TRL_GRID))
+    if wanted("ours"):
+        keep("ours", among_ours(every[0].pairs, 5, args.repeats))
     print(markdown(results))
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

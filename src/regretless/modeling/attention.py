@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
 from regretless.modeling.layout import Segment
 
@@ -93,18 +91,3 @@ def _mask(rows: int, columns: int, window: int | None, device: torch.device) -> 
 
 # No mask function is registered under this name, so transformers builds no mask and passes None.
 AttentionInterface.register(NAME, grouped_attention)
-
-
-@contextlib.contextmanager
-def using_grouped_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block the model's attention is the grouped one; afterwards it is what it was.
-
-    The backward pass belongs inside too: gradient checkpointing runs the forward pass again.
-    """
-    config = model.config.get_text_config()
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from regretless.errors import ConfigError
-from regretless.modeling.attention import using_grouped_attention
+from regretless.modeling import attention, flex
 from regretless.modeling.layout import Layout, lay_out
 from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores
 
@@ -35,15 +36,18 @@ def head_of(model: PreTrainedModel) -> Head:
 
 
 @contextlib.contextmanager
-def grouped(model: nn.Module) -> Iterator[None]:
+def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator[None]:
     """Within the block, calling `model` runs shared-prefix rows (see `response_scores`).
 
+    `flex_attention`: FlexAttention over one padded row, or (False) a call of SDPA for each response, nothing padded;
+    by default the first on CUDA devices and the second elsewhere.
     The backward pass belongs inside too: gradient checkpointing runs the forward pass again. The inner model's
     `forward` is replaced, not the wrappers', so that their hooks (adapters, gradient synchronization, sharding) run.
     """
     inner = causal_model(model)
     head, decoder = head_of(inner), inner.get_decoder()
     before = inner.__dict__.get("forward")
+    in_one_row = inner.device.type == "cuda" if flex_attention is None else flex_attention
 
     def forward(
         input_ids: Tensor,
@@ -53,20 +57,37 @@ def grouped(model: nn.Module) -> Iterator[None]:
         hidden_only: bool = False,
         **_: Any,
     ) -> TokenScores | Tensor:
-        output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, segments=layout.segments)
+        extra: dict[str, Any] = {"segments": layout.segments}
+        if in_one_row:
+            padding = (0, -layout.tokens % flex.BLOCK)
+            input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
+            extra = {"row_mask": flex.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
+        output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden: Tensor = output.last_hidden_state[0, layout.predict]
         return hidden if hidden_only else token_scores(hidden, head, layout.targets, reference)
 
     # nn.Module.__setattr__ would do as well; the instance attribute shadows the class's method.
     inner.__dict__["forward"] = forward
     try:
-        with using_grouped_attention(inner):
+        with _attention(inner, flex.NAME if in_one_row else attention.NAME):
             yield
     finally:
         if before is None:
             del inner.__dict__["forward"]
         else:
             inner.__dict__["forward"] = before
+
+
+@contextlib.contextmanager
+def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Within the block the model's attention function is the named one; afterwards it is what it was."""
+    config = model.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def response_scores(model: nn.Module, layout: Layout, reference: ReferenceHead | None = None) -> TokenScores:

@@ -1,0 +1,143 @@
+"""Attention over a shared-prefix row on a GPU: FlexAttention with the rule "i sees j if j ≤ i < reach[j]"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface
+
+from regretless.modeling.layout import Segment
+
+NAME = "regretless_flex"
+BLOCK = 128
+"""Side of the squares of the attention matrix that are computed or skipped; a row's length is a multiple of it."""
+
+
+class RowMask:
+    """Which positions of a padded row see which: one rule for sharing a prompt, for packing and for padding.
+
+    A prompt's tokens reach to the end of their segment, a response's to its own end, and padding only itself.
+    """
+
+    def __init__(self, segments: Sequence[Segment], length: int, device: torch.device) -> None:
+        """Rule of a row of `length` positions, a multiple of `BLOCK`, that begins with `segments`."""
+        ends, positions = torch.arange(1, length + 1), torch.zeros(length, dtype=torch.long)
+        start = 0
+        for segment in segments:
+            stop = start + segment.prompt
+            ends[start:stop] = stop + sum(segment.responses)
+            positions[start:stop] = torch.arange(segment.prompt)
+            for response in segment.responses:
+                start, stop = stop, stop + response
+                ends[start:stop] = stop
+                positions[start:stop] = torch.arange(segment.prompt, segment.prompt + response)
+            start = stop
+        self._ends, self._positions = ends, positions
+        self._device = device
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def blocks(self, window: int | None) -> BlockMask:
+        """The mask for FlexAttention; `window` is a sliding window's number of positions."""
+        if window not in self._masks:
+            self._masks[window] = self._block_mask(window)
+        return self._masks[window]
+
+    def _block_mask(self, window: int | None) -> BlockMask:
+        reach, positions = self._ends.to(self._device), self._positions.to(self._device)
+
+        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (key <= query) & (query < reach[key])
+
+        def sees_within_window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            assert window is not None
+            return sees(batch, head, query, key) & (positions[query] - positions[key] < window)
+
+        # Which blocks hold anything, and which are visible throughout, follows from each block's extremes: the
+        # (N, N) matrix itself, a quarter of a gigabyte for 16,384 tokens, is never made.
+        ends = self._ends.view(-1, BLOCK)
+        count = ends.shape[0]
+        first = torch.arange(count) * BLOCK
+        below = torch.ones(count, count, dtype=torch.bool).tril(-1)
+        some = below & (ends.amax(1)[None, :] > first[:, None]) | torch.eye(count, dtype=torch.bool)
+        full = below & (ends.amin(1)[None, :] >= first[:, None] + BLOCK)
+        if window is not None:
+            by_block = self._positions.view(-1, BLOCK)
+            least, most = by_block.amin(1), by_block.amax(1)
+            some &= least[:, None] - most[None, :] < window
+            full &= most[:, None] - least[None, :] < window
+        partial_count, partial_index = _indices((some & ~full).to(self._device))
+        full_count, full_index = _indices(full.to(self._device))
+        return BlockMask.from_kv_blocks(
+            partial_count,
+            partial_index,
+            full_count,
+            full_index,
+            BLOCK_SIZE=BLOCK,
+            mask_mod=sees if window is None else sees_within_window,
+        )
+
+
+def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Number (1, 1, Q) of true key blocks in each row of a (Q, K) matrix, and (1, 1, Q, K) their indices first."""
+    counts = blocks.sum(1, dtype=torch.int32)
+    order = blocks.int().argsort(dim=1, descending=True, stable=True).int()
+    return counts[None, None], order[None, None]
+
+
+def flex_grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    row_mask: RowMask | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for `transformers.AttentionInterface`; query (1, H, N, D), key and value (1, H_kv, N, D).
+
+    `row_mask` reaches it as an extra keyword of the model's forward. Returns (1, N, H, D).
+    Raises ValueError when the model was called without `row_mask`, and for attention dropout: FlexAttention has none.
+    """
+    if row_mask is None:
+        raise ValueError("grouped attention was called without `row_mask`; call the model through regretless.modeling")
+    if dropout:
+        raise ValueError(f"attention dropout is {dropout}, and FlexAttention has none: set attention_dropout to 0")
+    output = _flex(query.device.type)(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else _soft_capped(softcap),
+        block_mask=row_mask.blocks(sliding_window),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _flex(device: str) -> Callable[..., Tensor]:
+    # On a CPU FlexAttention has no backward pass, so there this function only serves to check the rule.
+    function: Callable[..., Tensor] = flex_attention
+    return function if device == "cpu" else torch.compile(function)
+
+
+@cache
+def _soft_capped(cap: float) -> Callable[..., Tensor]:
+    def score(value: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return torch.tanh(value / cap) * cap
+
+    return score
+
+
+# No mask function is registered under this name, so transformers builds no mask and passes None.
+AttentionInterface.register(NAME, flex_grouped_attention)

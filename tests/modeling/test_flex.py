@@ -1,0 +1,73 @@
+"""FlexAttention's block mask against the rule written out position by position."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regretless.modeling.flex import BLOCK, RowMask, flex_grouped_attention
+from regretless.modeling.layout import Segment
+
+SEGMENTS = st.lists(
+    st.builds(Segment, st.integers(1, 300), st.lists(st.integers(1, 300), max_size=3).map(tuple)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def visible(segments: list[Segment], length: int, window: int | None) -> torch.Tensor:
+    """(N, N) which position sees which, from the definition: a prompt causally, a response its prompt and itself."""
+    sees = torch.eye(length, dtype=torch.bool)
+    start = 0
+    for segment in segments:
+        places = [(start + offset, offset) for offset in range(segment.prompt)]
+        begin = start + segment.prompt
+        sequences = [places]
+        for response in segment.responses:
+            sequences.append(places + [(begin + offset, segment.prompt + offset) for offset in range(response)])
+            begin += response
+        start = begin
+        for sequence in sequences:
+            index = torch.tensor([place for place, _ in sequence])
+            at = torch.tensor([position for _, position in sequence])
+            distance = at[:, None] - at[None, :]
+            sees[index[:, None], index[None, :]] = (distance >= 0) & (distance < (window or length))
+    return sees
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEGMENTS, st.sampled_from([None, 1, 50, 128, 400]))
+def test_block_mask_when_rows_are_random_then_it_is_the_rule(segments: list[Segment], window: int | None) -> None:
+    used = sum(segment.prompt + sum(segment.responses) for segment in segments)
+    length = used + -used % BLOCK
+    wanted = visible(segments, length, window)
+    mask = RowMask(segments, length, torch.device("cpu")).blocks(window)
+
+    grid = torch.arange(length)
+    rule = mask.mask_mod(torch.tensor(0), torch.tensor(0), grid[:, None], grid[None, :])
+    assert torch.equal(rule, wanted)
+
+    blocks = wanted.view(length // BLOCK, BLOCK, length // BLOCK, BLOCK).transpose(1, 2)
+    listed = torch.zeros(blocks.shape[:2], dtype=torch.int)
+    for kind, (counts, indices) in enumerate(
+        [(mask.kv_num_blocks, mask.kv_indices), (mask.full_kv_num_blocks, mask.full_kv_indices)], start=1
+    ):
+        for row, count in enumerate(counts[0, 0].tolist()):
+            listed[row, indices[0, 0, row, :count].long()] += kind
+    # 0: skipped, so nothing in it may be visible. 2: computed without the rule, so all of it must be.
+    assert not blocks[listed == 0].any()
+    assert blocks[listed == 2].all()
+    assert set(listed.unique().tolist()) <= {0, 1, 2}
+    if window is None:
+        assert torch.equal(listed == 1, blocks.any((2, 3)) & ~blocks.all(3).all(2))
+
+
+def test_flex_attention_when_it_would_be_silently_wrong_then_it_refuses() -> None:
+    states = torch.zeros(1, 1, BLOCK, 16)
+    with pytest.raises(ValueError, match="without `row_mask`"):
+        flex_grouped_attention(torch.nn.Identity(), states, states, states, None)
+    mask = RowMask([Segment(BLOCK, ())], BLOCK, torch.device("cpu"))
+    with pytest.raises(ValueError, match="attention_dropout"):
+        flex_grouped_attention(torch.nn.Identity(), states, states, states, None, dropout=0.1, row_mask=mask)
