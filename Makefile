@@ -1,6 +1,8 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
+# And for those who want to see for themselves:
+#   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
 # Another interpreter: make quickstart PYTHON=python3.12
 
 VENV := .venv
@@ -10,7 +12,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 
-.PHONY: quickstart test clean
+.PHONY: quickstart test bench clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -20,6 +22,9 @@ test: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+bench: $(VENV)/.bench
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/train_vs_trl.py $(if $(QUICK),--quick)
 
 # Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
@@ -33,6 +38,10 @@ $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.development: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[bench]"
 	@touch $@
 
 # The plain Linux wheel of torch brings gigabytes of CUDA libraries, so the CPU build goes in first: from the indexes

@@ -1,0 +1,234 @@
+"""One training run of one side, this package or TRL, in a fresh process: speed, reference pass, peak memory.
+
+python benchmarks/sides.py TASK.json RESULT.json      # what `measure` starts
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pairs import Pair
+
+PAIRS_PER_STEP = 16
+"""Pairs of one optimizer step: four whole 2 × 2 queries."""
+LORA = {"r": 32, "lora_alpha": 64, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+SMALL_QWEN3 = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass
+class Case:
+    """Pairs as token ids, the vocabulary they live in, and what is compared on them."""
+
+    name: str
+    vocabulary: int
+    pairs: list[Pair]
+    steps: int
+    """Optimizer steps of a run; the first is not timed."""
+    with_default: bool = False
+    """TRL at its defaults too."""
+    pairs_per_step: int = PAIRS_PER_STEP
+    model: dict[str, Any] = field(default_factory=lambda: SMALL_QWEN3)
+    device: str = "cpu"
+    bf16: bool = False
+    """Weights in bfloat16, and autocast."""
+
+
+def run(side: str, case: Case, options: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Train `case.steps` steps with one side; pairs per second of the steps after the first, and peak memory (MiB).
+
+    `check`: instead, the loss and LoRA gradient of the first pairs, with adapters that do something.
+    """
+    import torch
+    from peft import LoraConfig
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3", vocab_size=case.vocabulary, **case.model)
+    model = AutoModelForCausalLM.from_config(config).to(case.device, torch.bfloat16 if case.bf16 else torch.float32)
+    backend = Tokenizer(models.WordLevel({f"w{n}": n for n in range(16)}, unk_token="w1"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w2", unk_token="w1")
+    before = _peak_mib(case.device, reset=True)
+    marks: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if case.device == "cuda":
+                torch.cuda.synchronize()
+            marks.append(time.perf_counter())
+
+    with TemporaryDirectory() as folder:
+        common = {
+            "output_dir": folder,
+            "max_steps": 1 if check else case.steps,
+            "learning_rate": 0.0 if check else 1e-5,
+            "logging_steps": 1 if check else 1000,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "use_cpu": case.device == "cpu",
+            "bf16": case.bf16,
+            "seed": 0,
+            "max_length": None,
+            "max_grad_norm": 1e9,
+            "beta": 0.1,
+        }
+        torch.manual_seed(1)
+        make = _ours if side == "ours" else _trl
+        trainer = make(model, tokenizer, case, common, options, LoraConfig(**LORA))
+        if check:
+            numbers = torch.Generator().manual_seed(2)
+            for _, parameter in sorted(trainer.model.named_parameters()):
+                if parameter.requires_grad:
+                    parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=numbers))
+            return _one_batch(trainer)
+        if side == "ours":
+            start = time.perf_counter()
+            trainer.prepare_reference()
+            trainer.reference_seconds = time.perf_counter() - start
+        trainer.add_callback(Clock())
+        trainer.train()
+    steps = len(marks) - 1
+    return {
+        "pairs_per_second": steps * case.pairs_per_step / (marks[-1] - marks[0]),
+        "reference_pairs_per_second": len(case.pairs) / trainer.reference_seconds
+        if trainer.reference_seconds
+        else None,
+        "peak_over_base_mib": _peak_mib(case.device) - before,
+    }
+
+
+def _peak_mib(device: str, reset: bool = False) -> float:
+    """Peak memory so far: of the process on a CPU, of the device's tensors on a GPU."""
+    import resource
+
+    import torch
+
+    if device == "cpu":
+        # Linux counts kibibytes, macOS bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+    return float(torch.cuda.max_memory_allocated()) / 2**20
+
+
+def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options: dict[str, Any], lora: Any) -> Any:
+    from regretless import PreferenceConfig, PreferenceTrainer
+    from regretless.tokenization import TokenizedPair
+
+    objective = {"objective": "dpo", **options}
+    pairs = [
+        TokenizedPair(
+            pair_id=str(number),
+            prompt_ids=tuple(pair["prompt_ids"]),
+            chosen_ids=tuple(pair["chosen_ids"]),
+            rejected_ids=tuple(pair["rejected_ids"]),
+            chosen_logps=(-0.5,) * len(pair["chosen_ids"]),
+            rejected_logps=(-0.5,) * len(pair["rejected_ids"]),
+            source=f"pairs:{number + 1}",
+            kind="original",
+        )
+        for number, pair in enumerate(case.pairs)
+    ]
+    args = PreferenceConfig(per_device_train_batch_size=case.pairs_per_step, **(common | objective))
+    return PreferenceTrainer(model, args, train_dataset=pairs, processing_class=tokenizer, peft_config=lora)
+
+
+def _trl(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options: dict[str, Any], lora: Any) -> Any:
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    class Tokenized(DPOTrainer):  # type: ignore[misc]
+        """TRL's trainer on ids, so that both sides read the very same tokens; it times its reference pass."""
+
+        reference_seconds = 0.0
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+        def _precompute_ref_logps(self, *args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return super()._precompute_ref_logps(*args, **kwargs)
+            finally:
+                self.reference_seconds = time.perf_counter() - start
+
+    batch = options.get("per_device_train_batch_size", 8)
+    rows = [{"prompt": "", "chosen": "", "rejected": "", **pair, "length": _tokens(pair)} for pair in case.pairs]
+    # group_by_length sorts by the column `length`, which must not be removed before it is read.
+    fixed = {"remove_unused_columns": False}
+    steps = {"gradient_accumulation_steps": case.pairs_per_step // batch}
+    args = DPOConfig(**(common | fixed | steps | options))
+    return Tokenized(
+        model, None, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, peft_config=lora
+    )
+
+
+def _tokens(pair: Pair) -> int:
+    return len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"]))
+
+
+def _one_batch(trainer: Any) -> dict[str, Any]:
+    """Loss and LoRA gradient of the first step's worth of pairs, the same pairs on both sides."""
+    import torch
+
+    model = trainer.model
+    if hasattr(trainer, "prepare_reference"):
+        trainer.prepare_reference()
+        loss = trainer.training_step(model, [trainer.train_dataset[n] for n in range(PAIRS_PER_STEP)])
+    else:
+        model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        batch = trainer._prepare_inputs(
+            trainer.data_collator([trainer.train_dataset[n] for n in range(PAIRS_PER_STEP)])
+        )
+        loss = trainer.compute_loss(model, batch)
+        loss.backward()
+    gradient = torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])
+    return {"loss": float(loss.detach()), "gradient": gradient.tolist()}
+
+
+def measure(side: str, case: Case, options: dict[str, Any], check: bool = False) -> dict[str, Any]:
+    """Run one worker in a fresh process and return what it measured."""
+    with TemporaryDirectory() as folder:
+        task = Path(folder) / "task.json"
+        result = Path(folder) / "result.json"
+        task.write_text(json.dumps({"side": side, "case": asdict(case), "options": options, "check": check}))
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, __file__, str(task), str(result)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{side} {options} failed on {case.name}:\n{done.stderr[-3000:]}")
+        return dict(json.loads(result.read_text()))
+
+
+if __name__ == "__main__":
+    task = json.loads(Path(sys.argv[1]).read_text())
+    found = run(task["side"], Case(**task["case"]), task["options"], task["check"])
+    Path(sys.argv[2]).write_text(json.dumps(found))

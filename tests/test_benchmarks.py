@@ -1,0 +1,69 @@
+"""The benchmark scripts: their data, their count of operations, and the GPU script in miniature on a CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+SHAPE = {
+    "hidden_size": 2,
+    "intermediate_size": 3,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def test_masked_pairs_when_added_then_each_is_a_beginning_of_a_chosen_response_behind_its_query() -> None:
+    from pairs import synthetic_pairs, whole_queries, with_masked
+
+    pairs = synthetic_pairs(3, 2, 2, 10, 100, 50)
+    found = with_masked(pairs, each=2)
+    assert len(pairs) == 12
+    assert len(found) == 12 + 3 * 2 * 2
+    for query in range(3):
+        masked = found[8 * query + 4 : 8 * query + 8]
+        for pair in masked:
+            cut = len(pair["chosen_ids"]) - len(pair["rejected_ids"])
+            assert cut in (16, 32, 48, 64, 80)
+            assert pair["chosen_ids"][:-cut] == pair["rejected_ids"]
+            assert pair["prompt_ids"] == found[8 * query]["prompt_ids"]
+    assert len(whole_queries(pairs, 5)) == 8
+
+
+def test_model_flops_when_counted_by_hand_then_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu
+
+    monkeypatch.setitem(gpu.LORA, "r", 1)
+    pairs = [
+        {"prompt_ids": [1, 2], "chosen_ids": [3, 4], "rejected_ids": [5]},
+        {"prompt_ids": [1, 2], "chosen_ids": [3, 4], "rejected_ids": [6]},
+    ]
+    # Distinct tokens: 2 + 2 + 1 + 1. Weights: 4 × 2·2 and 3 × 2·3; adapters: 4 × (2 + 2) and 3 × (2 + 3).
+    linear = 6 * (4 * (16 + 18) + 6 * (16 + 15))
+    head = 4 * 7 * 2 * 4
+    seen = 2 * 2 / 2 + 2 * (2 + 1) + 2 * 1 * (2 + 0.5)
+    assert gpu.model_flops(SHAPE, 7, pairs) == pytest.approx(linear + head + 12 * 2 * seen)
+
+
+@pytest.mark.slow
+def test_gpu_script_when_run_in_miniature_then_shared_and_plain_gradients_agree(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    command = [sys.executable, FOLDER / "gpu.py", "--tiny", "--skip-trl", "--repeats", "1", "--steps", "2"]
+    subprocess.run([*command, "--json", result], check=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    found = json.loads(result.read_text())
+    assert found["torch.float32"]["gradient_relative"] < 1e-5
+    assert found["torch.bfloat16"]["gradient_relative"] < 0.1
+    assert found["runs"]["ours"][0]["pairs_per_second"] > 0
