@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
     {"pipeline", "smoke", "request"},
     {"recipe", "evaluating"},
     STAGES | {"theory"},
+    {"trained"},
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
     {"models", "records", "units"},

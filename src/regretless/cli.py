@@ -149,7 +149,7 @@ def analyze(
     output: Folder = None,
     settings: Settings = None,
 ) -> None:
-    """Token-level rewards of a few responses under trained models."""
+    """What training changed: token rewards, score distances, drift, gradients, calibration."""
     _stage("analyze", config, output, settings, pairs=pairs, model=model, policy=policy or None)
 
 
