@@ -19,7 +19,7 @@ from regretless.store import read_json
 from regretless.world.tokenizer import build_tokenizer
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
-VERBS = ("run", *STAGES, "objectives", "env")
+VERBS = ("run", *STAGES, "watch", "objectives", "env")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
 LABELLED = {

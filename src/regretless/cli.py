@@ -169,6 +169,18 @@ def report(
 
 
 @app.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder, or the folder that training writes to.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
+    from regretless import watch as view
+
+    view.watch(run_dir, once=once, every=every)
+
+
+@app.command()
 def objectives() -> None:
     """Table of the objectives and their hyperparameters."""
     from regretless import tables
