@@ -48,7 +48,7 @@ class RunningMeans:
 
 
 class Speed:
-    """Distinct tokens that training computes in a second, on all processes together."""
+    """Tokens that the model reads in a second of training, each distinct one once, on all processes together."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
