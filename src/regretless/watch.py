@@ -148,8 +148,9 @@ def frame(folder: Path, found: Trainings) -> RenderableType:
         return Group(Text(str(folder), style="bold"), waiting)
     log = found.logs[name]
     title = Text.assemble(((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {log.state}")
-    parts: list[RenderableType] = [title, ProgressBar(log.steps, log.step, width=60), _clock(log), _measures(log)]
-    return Group(*parts, *([waiting] if [item for item in found.to_come if item != name] else []))
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
+    return Group(title, bar, _measures(log), *([waiting] if any(item != name for item in found.to_come) else []))
 
 
 def _clock(log: TrainingLog) -> Text:

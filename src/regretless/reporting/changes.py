@@ -99,8 +99,8 @@ def _gradients(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[st
         chart = line_chart(title, series, "end of the tenth (share of the response)", "share of the gradient")
     return _part(
         "Where the objectives put their gradient",
-        "Sizes of the loss's derivatives by token log-probabilities at the first step, 0.1 in each tenth if spread evenly. "
-        "Single tokens: how many times their part in an even spread.",
+        "Sizes of the loss's derivatives by token log-probabilities at the first step, 0.1 in each tenth if spread "
+        "evenly. Single tokens: how many times their part in an even spread.",
         [_table("Share of the gradient along a response, mean over responses.", columns, rows)],
         share_in_each_tenth=chart,
     )
