@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from regretless.reporting.figures import Series, line_chart
 
 SIDES = ("chosen", "rejected")
 
 
 def changes(found: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Parts of the section, each with a title, a note, charts and tables; none where the stage did not run."""
+    """Parts of the section, each with a title, a note, a chart and tables; none where the stage did not run."""
     parts = [
         _distances(found.get("score_distance", {})),
         _drift(found.get("drift", {}), colors),
@@ -22,9 +24,11 @@ def changes(found: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[st
     return [part for part in parts if part["tables"]]
 
 
-def _part(title: str, note: str, tables: Sequence[Mapping[str, Any]], **charts: Any) -> dict[str, Any]:
-    shown = [{"caption": name.replace("_", " "), "chart": chart} for name, chart in charts.items() if chart is not None]
-    return {"title": title, "note": note, "charts": shown, "tables": [table for table in tables if table["rows"]]}
+def _part(
+    title: str, note: str, tables: Sequence[Mapping[str, Any]], chart: Markup | None = None, caption: str = ""
+) -> dict[str, Any]:
+    shown = [table for table in tables if table["rows"]]
+    return {"title": title, "note": note, "chart": chart, "caption": caption, "tables": shown}
 
 
 def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -77,7 +81,8 @@ def _drift(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, A
         "Log-probability of fixed responses",
         "The same pairs at every point: the start, the checkpoints that were kept, and the end of training.",
         [_table("Log-probability, and its change since the start (nats).", columns, rows)],
-        change_since_the_start=chart,
+        chart,
+        "Change since the start; chosen solid, rejected dashed.",
     )
 
 
@@ -102,7 +107,8 @@ def _gradients(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[st
         "Sizes of the loss's derivatives by token log-probabilities at the first step, 0.1 in each tenth if spread "
         "evenly. Single tokens: how many times their part in an even spread.",
         [_table("Share of the gradient along a response, mean over responses.", columns, rows)],
-        share_in_each_tenth=chart,
+        chart,
+        "Share in each tenth; chosen solid, rejected dashed.",
     )
 
 
@@ -144,7 +150,8 @@ def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[
             _table("Confidence against what was observed.", columns, rows),
             _table("By confidence.", ["pairs", "mean confidence", "predicted right", "95 % interval"], bins),
         ],
-        reliability=chart,
+        chart,
+        "By bin of confidence; calibrated is on the dashed line.",
     )
 
 
