@@ -13,13 +13,14 @@ STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "evaluation
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"verbs", "tables"},
+    {"verbs", "tables", "watch"},
     {"pipeline", "smoke", "request"},
     {"recipe", "evaluating"},
     STAGES | {"theory"},
+    {"trained"},
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
-    {"models", "records", "units"},
+    {"models", "records", "units", "training_log"},
     {"special_tokens", "store", "config", "progress"},
     {"errors"},
 ]

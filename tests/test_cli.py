@@ -19,7 +19,7 @@ from regretless.store import read_json
 from regretless.world.tokenizer import build_tokenizer
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
-VERBS = ("run", *STAGES, "objectives", "env")
+VERBS = ("run", *STAGES, "watch", "objectives", "env")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
 LABELLED = {
@@ -173,7 +173,9 @@ def test_model_when_trained_evaluated_and_analyzed_by_verbs_then_files_are_there
 
     analyzed = ("--policy", f"dpo={tmp_path / 'dpo'}", "--output", tmp_path / "tokens")
     assert regretless("analyze", "--pairs", tmp_path / "pairs.jsonl", "--model", model, *analyzed, "pairs=1") == 0
-    assert list(read_json(tmp_path / "tokens" / "token_rewards.json")["policies"]) == ["dpo"]
+    for name in ("token_rewards", "drift", "gradients"):  # the method is known from the folder's manifest
+        assert list(read_json(tmp_path / "tokens" / f"{name}.json")["policies"]) == ["dpo"]
+    assert [row["first"] for row in read_json(tmp_path / "tokens" / "score_distance.json")["models"]] == ["base"]
 
 
 def test_output_folder_with_the_users_files_when_named_then_nothing_in_it_is_touched(

@@ -138,7 +138,9 @@ def outputs(folder: Path) -> dict[str, Any]:
             found[name] = pq.read_table(path).replace_schema_metadata(None)
         elif path.suffix in (".safetensors", ".jsonl") and "checkpoint-" not in name:
             found[name] = path.read_bytes()
-        elif path.name in ("results.json", "result.json", "inspect.json", "token_rewards.json", "tokenizer.json"):
+        elif path.name in ("results.json", "result.json", "inspect.json", "tokenizer.json") or (
+            path.parent.name == "analyze" and path.name != "manifest.json"
+        ):
             found[name] = read_json(path)
         elif path.name == "trainer_state.json" and "checkpoint-" not in name:
             found[name] = [

@@ -38,15 +38,34 @@ def test_recipe_with_several_mistakes_when_loaded_then_all_are_named_with_their_
         **TRAINING,
         "sede": 1,
         "pairs": {"dataset": "pairs.jsonl", "limit": 0},
-        "train": {"objective": "dpo", "learnin_rate": 1e-6},
+        "train": {"objective": "dpo", "learnin_rate": 1e-6, "eval_pairs": -1, "beta": -0.5, "lora": {"r": 0}},
         "report": {"examples": -1},
     }
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path / "bad.yaml", mistakes))
     message = str(caught.value)
-    assert "4 problem(s)" in message
-    for part in ("sede: unknown key", "pairs.limit", "did you mean learning_rate", "report.examples"):
+    assert "6 problem(s)" in message
+    parts = (
+        "sede: unknown key",
+        "pairs.limit",
+        "did you mean learning_rate",
+        "report.examples",
+        "train.eval_pairs: input",
+    )
+    for part in (*parts, "train.lora.r: input", "beta: input should be greater than 0 (got -0.5)"):
         assert part in message, message
+
+
+def test_strategy_no_when_typed_bare_then_it_is_the_word_and_not_false(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.yaml", {**TRAINING, "train": {**TRAINING["train"], "methods": {"ipo": {"eval_strategy": False}}}}
+    )
+    recipe = load_recipe(path, ["train.save_strategy=no", "train.bf16=no"])
+    assert recipe.train is not None
+    values = recipe.train.values_for("ipo")
+    assert (values["save_strategy"], values["eval_strategy"], values["bf16"]) == ("no", "no", False)
+    again = Recipe.parse(recipe.model_dump(exclude_unset=True), "x")
+    assert again.train is not None and again.train.values_for("ipo") == values
 
 
 def test_stages_without_what_they_need_when_parsed_then_each_is_named() -> None:

@@ -149,7 +149,7 @@ def analyze(
     output: Folder = None,
     settings: Settings = None,
 ) -> None:
-    """Token-level rewards of a few responses under trained models."""
+    """What training changed: token rewards, score distances, drift, gradients, calibration."""
     _stage("analyze", config, output, settings, pairs=pairs, model=model, policy=policy or None)
 
 
@@ -166,6 +166,18 @@ def report(
     if run_dir is not None and output is None:
         output = run_dir / "report"
     _stage("report", config, output, settings, run_dir=run_dir)
+
+
+@app.command()
+def watch(
+    run_dir: Annotated[Path, typer.Argument(help="Run folder, or the folder that training writes to.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
+    from regretless import watch as view
+
+    view.watch(run_dir, once=once, every=every)
 
 
 @app.command()

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from regretless.analysis import inspect as inspection
-from regretless.analysis import token_rewards
+from regretless.analysis import stage as analysis
 from regretless.errors import ConfigError, lookup
 from regretless.evaluating import evaluate_models
 from regretless.evaluation import stage as evaluation
@@ -28,12 +28,10 @@ from regretless.records import write_jsonl, write_records
 from regretless.reporting import stage as reporting
 from regretless.sampling import stage as sampling
 from regretless.store import MANIFEST, read_json, write_text
+from regretless.trained import PAIR_SCORES, Trained, trained_model
 from regretless.training import stage as training
 from regretless.units import RUN, RunFolder, dump, is_first_process, processes, resolve
 from regretless.world import stage as world
-
-ADAPTER = "adapter_config.json"
-"""File that tells an adapter's folder from a model's."""
 
 
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
@@ -230,17 +228,6 @@ def _model(recipe: Recipe) -> ModelConfig:
     return recipe.model
 
 
-def trained_model(start: ModelConfig, trained: str, run: Path) -> ModelConfig:
-    """The model that training from `start` left in the folder `trained`; both may name `run` as `{run}`."""
-    here, folder = resolve(start, run), Path(trained.replace(RUN, str(run)))
-    on_adapter = here.name_or_path is not None and (Path(here.name_or_path) / ADAPTER).is_file()
-    if (folder / ADAPTER).is_file() and not on_adapter:
-        return start.model_copy(update={"adapter": trained})
-    # A whole model, or an adapter that went on from one and names its base itself.
-    kept = start.model_dump(include={"dtype", "chat_template", "trust_remote_code"}, exclude_unset=True)
-    return ModelConfig(name_or_path=trained, **kept)
-
-
 def _policies(recipe: Recipe, folder: RunFolder) -> dict[str, ModelConfig]:
     names = recipe.train.objectives if recipe.train else []
     return {name: trained_model(_model(recipe), f"{RUN}/train/{name}", folder.path) for name in names}
@@ -248,17 +235,31 @@ def _policies(recipe: Recipe, folder: RunFolder) -> dict[str, ModelConfig]:
 
 def _analyze(section: Any, recipe: Recipe, folder: RunFolder) -> None:
     model, pairs, policies = _model(recipe), _pairs(recipe, folder), _policies(recipe, folder)
+    objectives = {name: recipe.train.split_for(name)[0] for name in policies} if recipe.train else {}
+    trained = {
+        name: Trained(resolve(policy, folder.path), folder.path / "train" / name, name, objectives[name])
+        for name, policy in policies.items()
+    }
+    responses: dict[str, dict[str, Path]] = {}
+    # Not every recipe evaluates or holds pairs out.
+    inputs = {"pairs": pairs} | {
+        f"train/{name}": path for name, one in trained.items() if (path := one.folder / PAIR_SCORES).is_file()
+    }
+    for benchmark in recipe.evaluate.benchmarks if recipe.evaluate else ():
+        for label in (BASE, *policies):
+            place = f"evaluate/{label}/{benchmark}"
+            if (path := folder.path / place / "responses.parquet").is_file():
+                responses.setdefault(benchmark, {})[label] = inputs[place] = path
     folder.do(
         "analyze",
-        {**dump(section), "model": dump(model), "policies": {name: dump(one) for name, one in policies.items()}},
-        lambda output: token_rewards.run(
-            section,
-            pairs,
-            resolve(model, folder.path),
-            {name: resolve(policy, folder.path) for name, policy in policies.items()},
-            output,
-        ),
-        {"pairs": pairs},
+        {
+            **dump(section),
+            "model": dump(model),
+            "policies": {name: dump(one) for name, one in policies.items()},
+            "objectives": objectives,
+        },
+        lambda output: analysis.run(section, pairs, resolve(model, folder.path), trained, output, responses),
+        inputs,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from regretless.analysis.inspect import InspectConfig
-from regretless.analysis.token_rewards import TokenRewardsConfig
+from regretless.analysis.stage import AnalyzeConfig
 from regretless.config import Section, merge, parse_override, read_yaml
 from regretless.errors import ConfigError, reject
 from regretless.evaluation.stage import EvaluateConfig
@@ -99,8 +99,8 @@ class Recipe(Section):
     """Pairs to trained models, one for each objective."""
     evaluate: EvaluateConfig | None = None
     """Base and trained models on benchmarks."""
-    analyze: TokenRewardsConfig | None = None
-    """Token-level rewards of the trained models."""
+    analyze: AnalyzeConfig | None = None
+    """What training changed: token rewards, score distances, drift, gradients, calibration."""
     report: ReportConfig | None = None
     """One HTML page of the run."""
 

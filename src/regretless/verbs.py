@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from regretless import pipeline
 from regretless.analysis import inspect as inspection
-from regretless.analysis import token_rewards
+from regretless.analysis import stage as analysis
 from regretless.config import Section
 from regretless.errors import ConfigError, RegretlessError
 from regretless.evaluating import evaluate_models
@@ -34,6 +34,7 @@ from regretless.request import Request
 from regretless.sampling import stage as sampling
 from regretless.smoke import smoke_recipe
 from regretless.store import atomic_path
+from regretless.trained import read_trained
 from regretless.training import stage as training
 from regretless.units import RunFolder, dump, is_first_process, lock, summary_line
 from regretless.world import stage as world
@@ -142,6 +143,8 @@ def _train(request: Request) -> None:
         request,
         config,
         lambda output: training.run(config, config.objectives[0], model, pairs, output),
+        objective=config.objectives[0],
+        values=config.values_for(config.objectives[0]),
         model=dump(model),
         pairs=pairs,
     )
@@ -167,15 +170,16 @@ def _benchmark(text: str) -> tuple[str, dict[str, str]]:
 
 def _analyze(request: Request) -> None:
     request.need("pairs", "model", "policy", "output")
-    config, model, pairs = request.section(token_rewards.TokenRewardsConfig), request.model(), request.given["pairs"]
-    policies = dict(_named(text) for text in request.given["policy"])
-    models = {name: pipeline.trained_model(model, path, Path()) for name, path in policies.items()}
+    config, model, pairs = request.section(analysis.AnalyzeConfig), request.model(), request.given["pairs"]
+    folders = dict(_named(text) for text in request.given["policy"])
+    policies = {name: read_trained(model, Path(folder)) for name, folder in folders.items()}
     _to_folder(
         request,
         config,
-        lambda output: token_rewards.run(config, Path(pairs), model, models, output),
+        lambda output: analysis.run(config, Path(pairs), model, policies, output),
         model=dump(model),
-        policies={name: dump(policy) for name, policy in models.items()},
+        policies={name: dump(policy.model) for name, policy in policies.items()},
+        objectives={name: [policy.objective, policy.hyperparameters] for name, policy in policies.items()},
         pairs=pairs,
     )
 

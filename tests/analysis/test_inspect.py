@@ -175,7 +175,7 @@ def test_rescore_when_authors_are_several_or_unknown_then_one_model_is_not_taken
 
 
 def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_says_so(
-    policy: ModelConfig, pairs: list[Pair], tmp_path: Path
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = [
         replace(pair, chosen_logps=None, rejected_logps=None, chosen_score=3.0, rejected_score=3.0) for pair in pairs
@@ -189,6 +189,8 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
         "no pair has behaviour log-probabilities (the data has none): repo cannot use them, repo_det and others can"
     )
     assert found["notes"][1] == "5 pairs have equal scores on both sides: no preference is behind them"
+    shown = capsys.readouterr().err
+    assert "margin at the start" in shown and "behaviour − reference" not in shown
 
 
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(

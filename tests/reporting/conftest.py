@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from comparisons import write_comparisons
 
 from regretless.records import Response, Verdict, write_jsonl, write_records
 from regretless.store import MANIFEST, StageFolder, write_json
@@ -144,6 +145,7 @@ def build_run(root: Path) -> Path:
     write_json(root / "evaluate" / "results.json", {"rows": [result(*item) for item in shares.items()], "seeds": SEEDS})
     write_json(root / "analyze" / "token_rewards.json", token_rewards())
     finish(root / "analyze", "analyze", {"pairs": 2}, 0.9)
+    write_comparisons(root, OBJECTIVES)
     write_json(root / "inspect" / "inspect.json", INSPECT)
     return root
 

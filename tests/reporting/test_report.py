@@ -72,7 +72,7 @@ def test_report_when_a_run_is_finished_then_every_section_shows_its_numbers(fini
     ):
         assert part in text
     assert "Solved by training" in text and "Broken by training" in text
-    assert len(page.all("svg")) == 1 + 6 + 3
+    assert len(page.all("svg")) == 1 + 6 + 3 + 3
     assert not any(attributes.get("class") == "missing" for attributes in page.all("p"))
 
 
@@ -137,7 +137,7 @@ def test_report_when_tokens_are_shaded_then_they_join_to_the_response_and_carry_
 def test_report_when_nothing_ran_then_every_section_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     page = report(tmp_path / "empty", tmp_path)
-    assert sum(attributes.get("class") == "missing" for attributes in page.all("p")) == len(page.all("section")) == 7
+    assert sum(attributes.get("class") == "missing" for attributes in page.all("p")) == len(page.all("section")) == 8
     assert not page.all("script")
 
 

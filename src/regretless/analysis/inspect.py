@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from random import Random
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from rich.table import Table
 
 from regretless.analysis.behavior import gap, labelled, rescored
+from regretless.analysis.sample import whole_prompts
+from regretless.analysis.show import show_table
 from regretless.analysis.start import SATURATED, at_start, spread
 from regretless.codec import Ids, codec_of
 from regretless.config import Section
@@ -86,7 +86,7 @@ def run(
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
     }
-    sample = _sample(rows, config)
+    sample = whole_prompts(rows, config.sample, config.seed, lambda row: row[0].prompt_ids)
     if sample:
         responses = list(dict.fromkeys(_responses([pair for pair, _ in sample])))
         scores = score_responses(load_model(model), responses, description="inspect: reference")
@@ -161,23 +161,6 @@ def _responses(pairs: Sequence[TokenizedPair]) -> list[tuple[Ids, Ids]]:
     return [(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids or ())]
 
 
-def _sample(rows: Sequence[Row], config: InspectConfig) -> list[Row]:
-    """All pairs of some prompts, so that what they share is computed once."""
-    if config.sample is None or config.sample >= len(rows):
-        return list(rows)
-    groups: dict[Ids, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[0].prompt_ids, []).append(row)
-    order = list(groups.values())
-    Random(config.seed).shuffle(order)
-    taken: list[Row] = []
-    for group in order:
-        if len(taken) >= config.sample:
-            break
-        taken.extend(group)
-    return taken
-
-
 def _notes(found: Mapping[str, Any]) -> list[str]:
     """What a reader should not miss in the numbers."""
     data, notes = found["data"], []
@@ -206,27 +189,14 @@ def _show(found: Mapping[str, Any]) -> None:
         f"{data['prompts']} prompts; {data['refused']} rows refused; a pairwise trainer reads "
         f"{tokens['pairwise']:,} tokens, {tokens['distinct_token_ratio']:.2f} times the distinct ones"
     )
-    _table("tokens", found["lengths"], ("mean", "min", "median", "q95", "max"))
+    show_table("tokens", found["lengths"], ("mean", "min", "median", "q95", "max"))
     margins = {
         label: {"loss": entry["loss"], "saturated": entry["saturated"], **(entry["margin"] or {})}
         for label, entry in found.get("objectives", {}).items()
     }
-    _table("margin at the start, nats", margins, ("loss", "saturated", "mean", "q05", "median", "q95"))
+    show_table("margin at the start, nats", margins, ("loss", "saturated", "mean", "q05", "median", "q95"))
     gaps = {side: entry["nats_per_token"] or {} for side, entry in found.get("behavior_minus_reference", {}).items()}
-    _table("behaviour − reference, nats a token", gaps, ("mean", "q05", "median", "q95"))
-    _table("stored − re-scored", found.get("stored_minus_rescored", {}), ("mean", "mean_distance", "max_distance"))
+    show_table("behaviour − reference, nats a token", gaps, ("mean", "q05", "median", "q95"))
+    show_table("stored − re-scored", found.get("stored_minus_rescored", {}), ("mean", "mean_distance", "max_distance"))
     for note in _notes(found):
         console.print(f"note: {note}", markup=False, soft_wrap=True)
-
-
-def _table(title: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> None:
-    if not rows:
-        return
-    table = Table(title=title, title_justify="left")
-    table.add_column()
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
-    for name, values in rows.items():
-        cells = [values.get(column) for column in columns]
-        table.add_row(name, *("–" if cell is None else f"{cell:.4g}" for cell in cells))
-    console.print(table)

@@ -29,25 +29,21 @@ def at_start(
     Margins are those that training logs as `rewards/margins`; None for a method that has no rewards. Pairs without the
     behaviour log-probabilities that the objective needs are left out and counted.
     """
-    usable = [
-        pair
-        for pair in pairs
-        if "behavior" not in objective.needs or (pair.chosen_logps is not None and pair.rejected_logps is not None)
-    ]
+    able = usable(objective, pairs)
     losses: list[Tensor] = []
     margins: list[Tensor] = []
-    for start in range(0, len(usable), CHUNK):
-        chunk = usable[start : start + CHUNK]
+    for start in range(0, len(able), CHUNK):
+        chunk = able[start : start + CHUNK]
         rows = torch.arange(2 * len(chunk)).view(-1, 2)
-        output = objective(_logps(objective, chunk, reference, ends_step), rows, z_ref=0.0)
+        output = objective(at_reference(objective, chunk, reference, ends_step), rows, z_ref=0.0)
         losses.append(output.pair_losses.flatten())
         if output.rewards is not None:
             chosen, rejected = output.rewards[rows].unbind(dim=1)
             margins.append(chosen - rejected)
     margin = torch.cat(margins).numpy() if margins else None
     return {
-        "pairs": len(usable),
-        "without_behavior_logps": len(pairs) - len(usable),
+        "pairs": len(able),
+        "without_behavior_logps": len(pairs) - len(able),
         "loss": float(torch.cat(losses).mean()) if losses else None,
         "saturated": None if margin is None else float(np.mean(np.abs(margin) > SATURATED)),
         "margin": None if margin is None else spread(margin),
@@ -64,10 +60,22 @@ def spread(values: Any) -> dict[str, float] | None:
     return {"mean": float(array.mean()), **dict(zip(names, map(float, quantiles), strict=True))}
 
 
-def _logps(
+def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
+    """The pairs that have the behaviour log-probabilities which the objective needs, if any."""
+    return [
+        pair
+        for pair in pairs
+        if "behavior" not in objective.needs or (pair.chosen_logps is not None and pair.rejected_logps is not None)
+    ]
+
+
+def at_reference(
     objective: Objective, pairs: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
 ) -> Logps:
-    """Rows 2i and 2i + 1 are the chosen and rejected response of pair i."""
+    """What the objective reads of pairs while the policy equals the reference, float64.
+
+    Rows 2i and 2i + 1 are the chosen and rejected response of pair i.
+    """
     responses = [
         (pair.prompt_ids, ids, logps)
         for pair in pairs

@@ -21,6 +21,7 @@ STAGES = (
     *("inspect", "train", "evaluate", "analyze"),
 )
 """Folders of a run, in the order in which stages run."""
+COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths")
 SEPARATOR = " · "
 BASE = "base"
 """Label of the model before preference training."""
@@ -125,6 +126,8 @@ class RunData:
     changes: Sequence[Change]
     examples: Sequence[Example]
     token_rewards: Mapping[str, Any] | None
+    comparisons: Mapping[str, Any]
+    """What else the analyze stage found, by the names of its files."""
 
 
 def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
@@ -150,6 +153,11 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
         changes=_changes(evaluated),
         examples=list(_examples(evaluated, examples, random.Random(seed))),
         token_rewards=_json(run_dir / "analyze" / "token_rewards.json"),
+        comparisons={
+            name: content
+            for name in COMPARISONS
+            if (content := _json(run_dir / "analyze" / f"{name}.json")) is not None
+        },
     )
 
 

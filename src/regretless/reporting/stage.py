@@ -16,6 +16,7 @@ from pydantic import Field
 from regretless import __version__
 from regretless.config import Section
 from regretless.reporting import views
+from regretless.reporting.changes import changes
 from regretless.reporting.collect import collect
 from regretless.store import write_text
 
@@ -63,6 +64,7 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             curves=views.curves(data, colors),
             ends=views.curve_ends(data),
             histograms=views.histograms(data),
+            changes=changes(data.comparisons, colors),
             tokens=rewards and views.token_rewards(rewards, pairs=config.token_pairs, tokens=config.tokens),
             beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
             version=__version__,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import TrainingArguments
+from transformers.integrations import is_tensorboard_available
 
 from regretless.errors import reject
 
@@ -64,6 +65,8 @@ class PreferenceConfig(TrainingArguments):
                 problems.append(f"{name}: expected at least 1 token, got {value}")
         if self.beta is not None and "beta" in self.objective_kwargs:
             problems.append("beta: given twice, as `beta` and inside `objective_kwargs`")
+        if "tensorboard" in self.report_to and not is_tensorboard_available():
+            problems.append("report_to: tensorboard needs a package: install tensorboard, or tensorboardX")
         reject("PreferenceConfig", problems)
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
@@ -43,6 +45,36 @@ class RunningMeans:
             parts = [part[name] for part in everyone if name in part]
             found[name] = sum(total for total, _ in parts) / sum(count for _, count in parts)
         return found
+
+
+class Speed:
+    """Tokens that the model reads in a second of training, each distinct one once, on all processes together."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._since: float | None = None
+        self._tokens = 0
+
+    def start(self) -> None:
+        """Start the clock, if it is not running."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def add(self, tokens: int) -> None:
+        """Count tokens of this process."""
+        self._tokens += tokens
+
+    def take(self, accelerator: Accelerator) -> float:
+        """Tokens a second since the last call, or since the start; whatever else the time went into counts as well.
+
+        Every process has to call it.
+        """
+        now = self._clock()
+        seconds = now - (now if self._since is None else self._since)
+        tokens = self._tokens if accelerator.num_processes == 1 else sum(gather_object([self._tokens]))
+        self._since, self._tokens = now, 0
+        return tokens / seconds if seconds else 0.0
 
 
 def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: bool) -> dict[str, Tensor]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from peft import LoraConfig
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.config import Section
@@ -58,8 +60,28 @@ class TrainConfig(Section):
         """The methods to train, in order."""
         return [self.objective] if isinstance(self.objective, str) else list(self.objective)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Report unknown keys and bad hyperparameters together with what is wrong about the fields above."""
+        if not isinstance(values, Mapping):
+            return handler(values)
+        values = _spelled_out(values)
+        errors: list[InitErrorDetails] = []
+        try:
+            config = handler(values)
+        except ValidationError as error:
+            found = error.errors()
+            errors = [_error(item["type"], item["msg"], item["loc"], item["input"]) for item in found]
+            bad = {item["loc"][0] for item in found if item["loc"]}
+            config = cls.model_construct(**{key: value for key, value in values.items() if key not in bad})
+        if problems := config._problems():
+            errors.append(_error("value_error", "; ".join(dict.fromkeys(problems)), (), dict(values)))
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return config
+
+    def _problems(self) -> list[str]:
         problems = [
             f"objective {name!r}: expected one of {', '.join(OBJECTIVES)}"
             for name in self.objectives
@@ -73,9 +95,7 @@ class TrainConfig(Section):
                     build(name, **self.split_for(name)[0])
                 except ConfigError as error:
                     problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(dict.fromkeys(problems)))
-        return self
+        return problems
 
     def values_for(self, objective: str) -> dict[str, Any]:
         """Hyperparameters and arguments of one method: its own entry over the common ones."""
@@ -91,6 +111,25 @@ class TrainConfig(Section):
         values, names = self.values_for(objective), hyperparameter_names(objective)
         hyperparameters = {key: value for key, value in values.items() if key in names}
         return hyperparameters, {key: value for key, value in values.items() if key not in names}
+
+
+STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
+
+
+def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with a strategy `no`, which is false in YAML, as the word that transformers knows."""
+    found = {key: "no" if key in STRATEGIES and value is False else value for key, value in values.items()}
+    if isinstance(methods := found.get("methods"), Mapping):
+        found["methods"] = {
+            name: _spelled_out(entry) if isinstance(entry, Mapping) else entry for name, entry in methods.items()
+        }
+    return found
+
+
+def _error(kind: str, message: str, place: tuple[int | str, ...], value: Any) -> InitErrorDetails:
+    # Braces in the message would be taken for placeholders.
+    text = PydanticCustomError(kind, "{message}", {"message": message})
+    return InitErrorDetails(type=text, loc=place, input=value)
 
 
 def _argument_names() -> set[str]:

@@ -26,7 +26,8 @@ from regretless.training.batch import PairBatch, build_batch
 from regretless.training.checkpoints import last_complete_checkpoint
 from regretless.training.config import PreferenceConfig
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
-from regretless.training.metrics import RunningMeans, pair_metrics
+from regretless.training.live_log import LiveLog
+from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.reading import tokenized_pairs
 from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
 
@@ -81,6 +82,7 @@ class PreferenceTrainer(Trainer):
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.needs
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
+        self._speed, self._live_log = Speed(), LiveLog()
         self._ends_step = cache(lambda token: "\n" in processing_class.decode([token]))
 
         def dataset(rows: Any, name: str) -> PairDataset | None:
@@ -102,6 +104,7 @@ class PreferenceTrainer(Trainer):
             data_collator=list,
             **kwargs,
         )
+        self.add_callback(self._live_log)
         # Losses come out as sums over pairs divided by the step's pairs: the Trainer must not divide them again.
         self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
@@ -165,7 +168,8 @@ class PreferenceTrainer(Trainer):
             resume_from_checkpoint = last_complete_checkpoint(Path(self.args.output_dir))
             if resume_from_checkpoint is None:
                 raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        with self._live_log.until_the_end():
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     def get_train_dataloader(self) -> DataLoader[TrainingPair]:
         """Loader of whole optimizer steps (this process's share); order by `data_seed`, `seed` and epoch alone."""
@@ -186,8 +190,10 @@ class PreferenceTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: list[TrainingPair], num_items_in_batch: Any = None) -> Tensor:
         """Gradients of one optimizer step; returns the mean loss over the step's pairs."""
         model.train()
+        self._speed.start()
         z_ref = self._zero_point(inputs)
         work = self._weighted_microbatches(inputs)
+        self._speed.add(sum(batch.layout.tokens for batch, weight in work if weight))
         loss_sum = torch.zeros((), device=self.args.device)
         with grouped(model), self.reference.grouped():
             for index, (batch, weight) in enumerate(work):
@@ -330,6 +336,7 @@ class PreferenceTrainer(Trainer):
         """Log, with the means of the training metrics since the last training log line."""
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
+            logs["tokens_per_second"] = self._speed.take(self.accelerator)
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -1,0 +1,87 @@
+"""Where along a response an objective puts its gradient, by automatic differentiation of the objective itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regretless.analysis.estimates import mean_by_prompt
+from regretless.analysis.sample import SIDES
+from regretless.analysis.start import CHUNK, Reference, at_reference, usable
+from regretless.codec import Ids
+from regretless.objectives import Objective
+from regretless.tokenization import TokenizedPair
+
+BINS, NEAR_END = 10, 10
+Vector = NDArray[np.float64]
+
+
+def gradient_places(
+    objective: Objective, pairs: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
+) -> dict[str, Any]:
+    """Shares of |∂loss/∂log π(o_t)| along the response, at the first step of training (policy = reference), by side.
+
+    `shares`: of a response's sum over tokens, the part in each tenth of the response, mean over responses; a token
+    that lies on the border of two tenths counts in both by its overlap, so that an even spread is 0.1 everywhere.
+    `near_end`: at the last token, the one before it and so on, how many times its part in an even spread the token
+    has; over the responses that are long enough. Both with standard errors over prompts.
+
+    A side is None where the method gives none of its responses a gradient; `without_gradient` counts single ones, which
+    are left out, and `without_behavior_logps` the pairs that the objective cannot use.
+    """
+    able = usable(objective, pairs)
+    found: dict[str, list[tuple[Ids, Vector]]] = {side: [] for side in SIDES}
+    for start in range(0, len(able), CHUNK):
+        chunk = able[start : start + CHUNK]
+        for place, weights in enumerate(_sizes(objective, chunk, reference, ends_step)):
+            found[SIDES[place % 2]].append((chunk[place // 2].prompt_ids, weights))
+    return {
+        "without_behavior_logps": len(pairs) - len(able),
+        **{side: _summary(responses) for side, responses in found.items()},
+    }
+
+
+def _sizes(
+    objective: Objective, pairs: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
+) -> list[Vector]:
+    """|∂loss/∂log π| of each token, for the chosen and the rejected response of each pair in turn."""
+    logps = at_reference(objective, pairs, reference, ends_step)
+    policy = logps.policy.clone().requires_grad_()
+    logps = dataclasses.replace(logps, policy=policy)
+    rows = torch.arange(2 * len(pairs)).view(-1, 2)
+    output = objective(logps, rows, z_ref=0.0)
+    (gradient,) = torch.autograd.grad(output.pair_losses.sum(), policy)
+    sizes, lengths = gradient.abs().numpy(), logps.lengths.tolist()
+    return [sizes[row, :length] for row, length in enumerate(lengths)]
+
+
+def tenths(sizes: Vector) -> Vector:
+    """Share of the sum of sizes (T,) in each of `BINS` equal stretches of the response."""
+    length = len(sizes)
+    until = np.concatenate([[0.0], np.cumsum(sizes)]) / sizes.sum()
+    return np.diff(np.interp(np.linspace(0, length, BINS + 1), np.arange(length + 1), until))
+
+
+def _summary(responses: Sequence[tuple[Ids, Vector]]) -> dict[str, Any] | None:
+    reached = [(prompt, sizes) for prompt, sizes in responses if sizes.sum() > 0]
+    if not reached:
+        return None
+    prompts = [prompt for prompt, _ in reached]
+    shares = np.stack([tenths(sizes) for _, sizes in reached])
+    ones = np.ones(len(reached))
+    near_end = []
+    for place in range(1, NEAR_END + 1):
+        long = [(prompt, sizes) for prompt, sizes in reached if len(sizes) >= place]
+        strengths = [float(sizes[-place] * len(sizes) / sizes.sum()) for _, sizes in long]
+        near_end.append(mean_by_prompt(strengths, [1] * len(long), [prompt for prompt, _ in long]))
+    return {
+        "responses": len(reached),
+        "without_gradient": len(responses) - len(reached),
+        "shares": [mean_by_prompt(shares[:, place].tolist(), ones.tolist(), prompts) for place in range(BINS)],
+        "near_end": near_end,
+    }

@@ -1,0 +1,47 @@
+"""Whether training makes a model's own responses longer or shorter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from regretless.analysis.estimates import mean_by_prompt
+from regretless.trained import BASE
+
+
+def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Mean length of each model's responses to the same problems, and its difference to the base model's.
+
+    files: responses (parquet) by the model's label. Lengths are in tokens where all responses have token ids, the end
+    of sequence included, else in characters (`unit`). Both numbers come with standard error and 95 % interval over
+    problems; the difference is paired, over the problems that both answered, and None for the base itself.
+    """
+    tables = {
+        label: pq.read_table(path, columns=["prompt_id", "response", "token_ids"]) for label, path in files.items()
+    }
+    in_tokens = all(table["token_ids"].null_count == 0 for table in tables.values())
+    column = "token_ids" if in_tokens else "response"
+    lengths: dict[str, dict[str, int]] = {
+        label: dict(zip(table["prompt_id"].to_pylist(), map(len, table[column].to_pylist()), strict=True))
+        for label, table in tables.items()
+    }
+    base = lengths.get(BASE)
+    return {
+        "unit": "tokens" if in_tokens else "characters",
+        "models": {
+            label: {
+                "length": _mean(own),
+                "change": None
+                if base is None or label == BASE
+                else _mean({key: own[key] - base[key] for key in own if key in base}),
+            }
+            for label, own in lengths.items()
+        },
+    }
+
+
+def _mean(values: Mapping[str, int]) -> dict[str, Any]:
+    return dict(mean_by_prompt([*values.values()], [1] * len(values), [*values]))

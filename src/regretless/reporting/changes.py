@@ -1,0 +1,169 @@
+"""What training changed, from the analyze stage's files: tables with intervals, and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from regretless.reporting.figures import Series, line_chart
+
+SIDES = ("chosen", "rejected")
+
+
+def changes(found: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Parts of the section, each with a title, a note, a chart and tables; none where the stage did not run."""
+    parts = [
+        _distances(found.get("score_distance", {})),
+        _drift(found.get("drift", {}), colors),
+        _gradients(found.get("gradients", {}), colors),
+        _calibration(found.get("calibration", {}), colors),
+        _lengths(found.get("lengths", {})),
+    ]
+    return [part for part in parts if part["tables"]]
+
+
+def _part(
+    title: str, note: str, tables: Sequence[Mapping[str, Any]], chart: Markup | None = None, caption: str = ""
+) -> dict[str, Any]:
+    shown = [table for table in tables if table["rows"]]
+    return {"title": title, "note": note, "chart": chart, "caption": caption, "tables": shown}
+
+
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return {"caption": caption, "columns": ["", *columns], "rows": rows}
+
+
+def _interval(estimate: Mapping[str, Any] | None) -> list[Any]:
+    """Cells of an estimate: its value and its 95 % interval."""
+    if estimate is None or estimate["value"] is None:
+        return [None, None]
+    low, high = estimate["low"], estimate["high"]
+    between = None if low is None else f"{low:.3g} to {high:.3g}".replace("-", "−")
+    return [estimate["value"], between]
+
+
+def _distances(content: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [[f"{row['first']} – {row['second']}", *_interval(row), row["n"]] for row in content.get("models", ())]
+    caption = "Mean squared difference of two models' log-probabilities of the same token (nats²)."
+    return _part(
+        "Score distance",
+        "The paper's score distance, over all tokens of the chosen and rejected responses of a sample of the pairs.",
+        [_table(caption, ["score distance", "95 % interval", "tokens"], rows)],
+    )
+
+
+def _drift(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
+    series, rows = [], []
+    for name, drift in content.get("policies", {}).items():
+        points = [entry for entry in drift["points"] if entry["step"] is not None]
+        for side in SIDES:
+            line = tuple((float(entry["step"]), float(entry[side]["change"]["value"])) for entry in points)
+            series.append(Series(f"{name} {side}", colors.get(name, 0), line, dashed=side == "rejected"))
+        rows += [
+            [
+                f"{name}, step {entry['step']}",
+                *(
+                    cell
+                    for side in SIDES
+                    for cell in (entry[side]["per_token"]["value"], *_interval(entry[side]["change"]))
+                ),
+            ]
+            for entry in drift["points"][1:]
+        ]
+    columns = [text for side in SIDES for text in (f"{side}: nats a token", "change a response", "95 % interval")]
+    chart = None
+    if any(len(line.points) > 1 for line in series):
+        title = "Log-probability of chosen and rejected responses, change since the start, by optimizer step"
+        chart = line_chart(title, series, "step (optimizer steps)", "nats a response")
+    return _part(
+        "Log-probability of fixed responses",
+        "The same pairs at every point: the start, the checkpoints that were kept, and the end of training.",
+        [_table("Log-probability, and its change since the start (nats).", columns, rows)],
+        chart,
+        "Change since the start; chosen solid, rejected dashed.",
+    )
+
+
+def _gradients(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
+    series, rows = [], []
+    for name, found in content.get("policies", {}).items():
+        for side in SIDES:
+            if found[side] is None:
+                continue
+            shares = [entry["value"] for entry in found[side]["shares"]]
+            line = tuple((place / 10, float(share)) for place, share in enumerate(shares, 1))
+            series.append(Series(f"{name} {side}", colors.get(name, 0), line, dashed=side == "rejected"))
+            last = found[side]["near_end"]
+            rows.append([f"{name}, {side}", shares[0], shares[4], shares[-1], *_interval(last[0]), last[-1]["value"]])
+    columns = ["first tenth", "fifth tenth", "last tenth", "last token", "95 % interval", "tenth token from the end"]
+    chart = None
+    if series:
+        title = "Share of a response's gradient in each tenth of it"
+        chart = line_chart(title, series, "end of the tenth (share of the response)", "share of the gradient")
+    return _part(
+        "Where the objectives put their gradient",
+        "Sizes of the loss's derivatives by token log-probabilities at the first step, 0.1 in each tenth if spread "
+        "evenly. Single tokens: how many times their part in an even spread.",
+        [_table("Share of the gradient along a response, mean over responses.", columns, rows)],
+        chart,
+        "Share in each tenth; chosen solid, rejected dashed.",
+    )
+
+
+def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
+    series = [Series("calibrated", 0, ((0.5, 0.5), (1.0, 1.0)), dashed=True)]
+    rows, bins = [], []
+    for name, found in content.get("policies", {}).items():
+        line = tuple((float(entry["confidence"]), float(entry["accuracy"])) for entry in found["bins"])
+        series.append(Series(name, colors.get(name, 0), line))
+        numbers = [found["pairs"], found["ties"], found["confidence"], *_interval(found["accuracy"]), found["ece"]]
+        rows.append([name, *numbers, *_interval(found["brier"])])
+        bins += [
+            [
+                f"{name}, {entry['from']:.2f} – {entry['to']:.2f}",
+                entry["pairs"],
+                entry["confidence"],
+                *_interval({**entry, "value": entry["accuracy"]}),
+            ]
+            for entry in found["bins"]
+        ]
+    columns = [
+        "pairs",
+        "ties",
+        "mean confidence",
+        "predicted right",
+        "95 % interval",
+        "ECE",
+        "Brier score",
+        "95 % interval",
+    ]
+    chart = None
+    if rows:
+        title = "Share of held-out pairs predicted right, by confidence"
+        chart = line_chart(title, series, "confidence (mean of the bin)", "share predicted right")
+    return _part(
+        "Calibration on held-out pairs",
+        f"{content.get('observed', '')}.",
+        [
+            _table("Confidence against what was observed.", columns, rows),
+            _table("By confidence.", ["pairs", "mean confidence", "predicted right", "95 % interval"], bins),
+        ],
+        chart,
+        "By bin of confidence; calibrated is on the dashed line.",
+    )
+
+
+def _lengths(content: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [
+        [f"{benchmark}, {label}", *_interval(entry["length"]), *_interval(entry["change"]), found["unit"]]
+        for benchmark, found in content.get("benchmarks", {}).items()
+        for label, entry in found["models"].items()
+    ]
+    columns = ["mean length", "95 % interval", "change to base, paired", "95 % interval", "unit"]
+    return _part(
+        "Length of the models' own responses",
+        "Greedy responses to the problems of the benchmarks.",
+        [_table("Length of responses, and its paired difference to the base model's.", columns, rows)],
+    )
