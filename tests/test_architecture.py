@@ -19,7 +19,7 @@ LAYERS: list[set[str]] = [
     STAGES | {"theory"},
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
-    {"models", "records", "units"},
+    {"models", "records", "units", "local_judge"},
     {"special_tokens", "store", "config", "progress"},
     {"errors"},
 ]

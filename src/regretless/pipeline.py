@@ -15,7 +15,7 @@ from regretless.analysis import token_rewards
 from regretless.errors import ConfigError, lookup
 from regretless.evaluating import evaluate_models
 from regretless.evaluation import stage as evaluation
-from regretless.evaluation.stage import BASE
+from regretless.evaluation.chat.stage import BASE
 from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
 from regretless.models import ModelConfig
@@ -75,7 +75,7 @@ def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
     if recipe.evaluate is not None:
         folder.select("evaluate", [BASE, *objectives, "samples"])
         for label in [BASE, *objectives]:
-            folder.select(f"evaluate/{label}", recipe.evaluate.benchmarks)
+            folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat])
             for benchmark in recipe.evaluate.benchmarks:
                 place = f"evaluate/{label}/{benchmark}"
                 seeds = [path.name for path in (folder.path / place).glob("seed-*")]
