@@ -44,13 +44,11 @@ class LocalJudge:
         return f"http://{HOST}:{self._http.server_address[1]}/v1"
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a chat request, as JSON. Raises LookupError for a prompt that is none of this package's."""
-        prompt = str(body["messages"][-1]["content"])
-        kind, choice = _choice(prompt, _Lots(f"{body['model']}\n{prompt}"), is_preference=bool(body.get("logprobs")))
+        """The reply to a chat request, as JSON; see `reply_to`."""
+        kind, reply = reply_to(body)
         with self._lock:
             self.asked[kind] += 1
-        usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(choice["message"]["content"].split())}
-        return {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
+        return reply
 
     def run(self) -> None:
         """Serve until `stop`."""
@@ -60,6 +58,17 @@ class LocalJudge:
         """End the server."""
         self._http.shutdown()
         self._http.server_close()
+
+
+def reply_to(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Kind of a chat request, and a reply to it as JSON.
+
+    Raises LookupError for a prompt that is none of this package's.
+    """
+    prompt = str(body["messages"][-1]["content"])
+    kind, choice = _choice(prompt, _Lots(f"{body['model']}\n{prompt}"), is_preference=bool(body.get("logprobs")))
+    usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(choice["message"]["content"].split())}
+    return kind, {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
 
 
 @contextlib.contextmanager
