@@ -89,12 +89,12 @@ def test_recipe_with_judges_when_run_small_then_each_is_asked_once_and_a_repeat_
     metrics = {(row["benchmark"], row["metric"]): row for row in rows if row["label"] == "repo"}
     for name, metric in (
         *(("alpaca_eval", "length_controlled_win_rate"), ("alpaca_eval", "win_rate"), ("arena_hard", "win_rate")),
-        *(("mt_bench", "score"), ("mt_bench_gpt-5.1", "score")),
+        *(("mt_bench", "score"), ("mt_bench_gpt5", "score")),
     ):
         row = metrics[name, metric]
         assert (row["failed"], row["n"]) == (0, 8)
         assert row["low"] <= row["value"] <= row["high"] and row["standard_error"] >= 0
-    assert metrics["mt_bench", "score"]["value"] != metrics["mt_bench_gpt-5.1", "score"]["value"]
+    assert metrics["mt_bench", "score"]["value"] != metrics["mt_bench_gpt5", "score"]["value"]
     page = (tmp_path / "run" / "report" / "report.html").read_text(encoding="utf-8")
     assert "numbers mean nothing" in page and "judged by gpt-5.1-2025-11-13 in 48 requests" in page
 

@@ -238,6 +238,26 @@ def _save(folder: Path, tokenizer: Path) -> None:
     load_tokenizer(config).save_pretrained(folder)
 
 
+def test_judge_when_its_key_or_a_file_is_missing_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(by_lot) as server:
+        path = recipe(tmp_path, server.url)
+        assert call("run", str(path), "evaluate.chat.mt.references=http://127.0.0.1:1/none.jsonl") == 2
+        said = capfd.readouterr().err
+        assert "evaluate.chat.mt: http://127.0.0.1:1/none.jsonl: cannot be fetched" in said
+        monkeypatch.delenv("CHAT_KEY")
+        assert call("run", str(path)) == 2
+        said = capfd.readouterr().err
+        for name in ("ae", "ah", "mt"):
+            assert f"evaluate.chat.{name}: server: the environment variable CHAT_KEY is not set" in said
+        assert not (tmp_path / "run" / "world").exists()
+        monkeypatch.setenv("CHAT_KEY", KEY)
+        assert call("run", str(path)) == 0
+        monkeypatch.delenv("CHAT_KEY")
+        assert call("run", str(path)) == 0, "nothing to ask: no key is needed"
+
+
 def test_settings_when_shared_go_to_each_benchmark_and_its_own_go_over_them() -> None:
     entry = {"benchmark": "alpaca_eval", "questions": "q.jsonl", "judge": "j"}
     config = EvaluateConfig.parse(
