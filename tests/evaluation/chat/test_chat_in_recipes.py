@@ -174,8 +174,7 @@ def test_run_when_killed_while_judging_then_only_what_was_under_way_is_asked_aga
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for enough in (5, 40):  # in the first benchmark, and in a later one
             with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-                deadline = time.monotonic() + 120
-                while len(server.requests) < enough and process.poll() is None and time.monotonic() < deadline:
+                while len(server.requests) < enough and process.poll() is None:
                     time.sleep(0.005)
                 process.send_signal(signal.SIGKILL)
             assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
@@ -196,7 +195,7 @@ def test_budget_when_used_up_stops_the_run_and_a_larger_one_goes_on(
         assert len(server.requests) == 16 + 20
         said = re.sub(r"\s+", " ", capfd.readouterr().err)
         assert "evaluate/base/ah: judge judge-1: max_requests=20: all are used" in said
-        assert "20 of 32 judgments so far (20 requests, " in said and "raise the budget first" in said
+        assert "20 of 32 judgments could be read so far (20 requests, " in said and "raise the budget first" in said
         assert call("run", str(path), "evaluate.server.max_requests=40") == 0
         assert len(server.requests) == JUDGED
     result = read_json(tmp_path / "run/evaluate/base/ah/chat_result.json")
