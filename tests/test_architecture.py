@@ -20,7 +20,7 @@ LAYERS: list[set[str]] = [
     {"trained"},
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
-    {"models", "records", "units", "training_log"},
+    {"models", "records", "units", "training_log", "local_judge"},
     {"special_tokens", "store", "config", "progress"},
     {"errors"},
 ]

@@ -37,6 +37,18 @@ def test_prompts_when_repeated_keep_their_order_and_get_distinct_ids(tmp_path: P
     assert [row.prompt_id for row in load_prompts(PromptSource(dataset=own))] == ["7-2", "7", "7-3"]
 
 
+def test_prompts_when_shuffled_with_a_limit_are_a_choice_that_the_seed_repeats(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", *({"prompt": f"x {number}"} for number in range(50)))
+    datasets.Dataset.from_list([{"prompt": f"x {number}"} for number in range(50)]).save_to_disk(tmp_path / "a")
+    first, again, other = (
+        [(row.prompt, row.line) for row in load_prompts(PromptSource(dataset=source, shuffle=seed, limit=20))]
+        for source, seed in ((file, 1), (str(tmp_path / "a"), 1), (file, 2))
+    )
+    assert first == again != other
+    assert all(prompt == f"x {line - 1}" for prompt, line in first), "rows keep their numbers"
+    assert len(set(first)) == 20 and max(line for _, line in first) > 20
+
+
 def test_prompts_when_a_column_is_missing_list_the_columns_found(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", {"question": "x", "answer": "y"})
     with pytest.raises(DataError, match=r"no column prompt, gold; found answer, question"):

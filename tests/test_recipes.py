@@ -1,7 +1,8 @@
-"""Every recipe in recipes/: it parses, says how to start it, and runs from end to end when shrunk."""
+"""Every recipe in recipes/: it parses, says how to start it, and runs from end to end when shrunk, judges included."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from regretless.objectives import OBJECTIVES
 from regretless.pipeline import run_recipe
 from regretless.recipe import Recipe, load_recipe
-from regretless.smoke import smoke_recipe
+from regretless.records import read_responses
+from regretless.smoke import judged_locally, smoke_recipe
 from regretless.store import read_json
+from regretless.units import RunFolder
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")
@@ -21,6 +24,12 @@ METHODS = [name for name in OBJECTIVES if name != "sft"]
 
 def smoke(path: Path, folder: Path, *overrides: str) -> Recipe:
     return smoke_recipe(load_recipe(path, overrides)).model_copy(update={"output_dir": str(folder)})
+
+
+def run_judged(recipe: Recipe) -> tuple[RunFolder, Counter[str]]:
+    """Run a recipe; what came of it, and the answers of the local judge by kind."""
+    with judged_locally(recipe) as judge:
+        return run_recipe(recipe), Counter() if judge is None else judge.asked
 
 
 def test_recipes_when_listed_then_every_data_set_and_model_of_the_paper_is_there() -> None:
@@ -43,18 +52,55 @@ def test_recipe_when_parsed_then_it_parses_with_every_method_and_names_its_launc
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
 def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path, tmp_path: Path) -> None:
     recipe = smoke(path, tmp_path / "run")
-    run_recipe(recipe)
+    _, asked = run_judged(recipe)
     assert recipe.train is not None
     for objective in recipe.train.objectives:
         assert read_json(tmp_path / "run" / "train" / objective / "trainer_state.json")["global_step"] == 2
     if recipe.evaluate is not None:
-        rows = read_json(tmp_path / "run" / "evaluate" / "results.json")["rows"]
-        expected = {
-            (name, label) for name in recipe.evaluate.benchmarks for label in ("base", *recipe.train.objectives)
-        }
-        assert {(row["benchmark"], row["label"]) for row in rows} == expected
-        assert {row["n"] for row in rows} == {8}
+        results = read_json(tmp_path / "run" / "evaluate" / "results.json")
+        labels = ("base", *recipe.train.objectives)
+        for kind, benchmarks in (("rows", recipe.evaluate.benchmarks), ("chat", recipe.evaluate.chat)):
+            found = {(row["benchmark"], row["label"]) for row in results[kind]}
+            assert found == {(name, label) for name in benchmarks for label in labels}
+        whole = [row for row in results["chat"] if not row["metric"].startswith("category_")]
+        assert {row["n"] for row in [*results["rows"], *whole]} == {8}
+    assert bool(asked) == (recipe.judge is not None)
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
+
+
+def test_recipe_with_judges_when_run_small_then_each_is_asked_once_and_a_repeat_asks_nothing(tmp_path: Path) -> None:
+    path = PROJECT / "recipes" / "ultrafeedback" / "qwen3-4b.yaml"
+    recipe = smoke(path, tmp_path / "run", "train.objective=[repo,dpo]", "train.learning_rate=0.1")
+    folder, asked = run_judged(recipe)
+    rows, _ = read_responses(tmp_path / "run" / "judge" / "responses.parquet")
+    writers = Counter((row.prompt_id, row.response_id.split("-")[-2]) for row in rows)
+    assert len(writers) == len(rows) == 32 * 4, "one response of each of the four models to each prompt"
+    assert len({row.model for row in rows}) == 2 and all(row.logps and row.prompt[0] for row in rows)
+    assert len({row.score for row in rows}) > 5, "scores vary"
+    pairs = folder.outcomes["pair"].summary
+    assert pairs["pairs"] > 20 and pairs["pairs_without_logps"] == 0
+
+    # Prompts times aspects; then instructions, both orders, both turns and two judges for them, of three models.
+    assert asked["ratings"] == folder.outcomes["judge"].summary["requests"] == 32 * 4
+    assert (asked["preferences"], asked["verdicts"], asked["grades"]) == (3 * 8, 3 * 2 * 8, 3 * 2 * 2 * 8)
+    rows = read_json(tmp_path / "run" / "evaluate" / "results.json")["chat"]
+    counts = {(row["benchmark"], row["label"]): row["requests"] for row in rows}
+    assert sum(counts.values()) == asked.total() - asked["ratings"]
+    metrics = {(row["benchmark"], row["metric"]): row for row in rows if row["label"] == "repo"}
+    for name, metric in (
+        *(("alpaca_eval", "length_controlled_win_rate"), ("alpaca_eval", "win_rate"), ("arena_hard", "win_rate")),
+        *(("mt_bench", "score"), ("mt_bench_gpt5", "score")),
+    ):
+        row = metrics[name, metric]
+        assert (row["failed"], row["n"]) == (0, 8)
+        assert row["low"] <= row["value"] <= row["high"] and row["standard_error"] >= 0
+    assert metrics["mt_bench", "score"]["value"] != metrics["mt_bench_gpt5", "score"]["value"]
+    page = (tmp_path / "run" / "report" / "report.html").read_text(encoding="utf-8")
+    assert "numbers mean nothing" in page and "judged by gpt-5.1-2025-11-13 in 48 requests" in page
+
+    again, asked = run_judged(recipe)
+    assert not asked
+    assert not [name for name, outcome in again.outcomes.items() if outcome.ran]
 
 
 def test_every_method_when_run_small_with_masked_pairs_then_each_trains_and_is_evaluated(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from regretless.analysis import inspect as inspection
 from regretless.analysis import stage as analysis
-from regretless.errors import ConfigError, lookup
+from regretless.errors import ConfigError, lookup, reject
 from regretless.evaluating import evaluate_models
 from regretless.evaluation import stage as evaluation
-from regretless.evaluation.stage import BASE
+from regretless.evaluation.chat.stage import BASE
 from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
 from regretless.models import ModelConfig
@@ -56,11 +56,34 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         if not only:
             _set_aside(recipe, folder)
+        _check_ahead(recipe, folder, only or STAGES)
         for name, stage in STAGES.items():
             section = getattr(recipe, name)
             if section not in (None, {}) and (not only or name in only):
                 stage(section, recipe, folder)
     return folder
+
+
+def _check_ahead(recipe: Recipe, folder: RunFolder, names: Collection[str]) -> None:
+    """Raise at once, with every problem, what would end the work at its judges, hours later.
+
+    What a judge has done already needs no key.
+    """
+    checks: dict[str, Callable[[], Any]] = {}
+    if recipe.judge is not None and "judge" in names and not (folder.path / "judge" / MANIFEST).is_file():
+        checks["judge"] = recipe.judge.server.api_key
+    if recipe.evaluate is not None and "evaluate" in names:
+        labels = [BASE, *(recipe.train.objectives if recipe.train else [])]
+        for name, config in recipe.evaluate.chat.items():
+            if not all((folder.path / "evaluate" / label / name / MANIFEST).is_file() for label in labels):
+                checks[f"evaluate.chat.{name}"] = config.fetch
+    problems = []
+    for name, check in checks.items():
+        try:
+            check()
+        except ConfigError as error:
+            problems.append(f"{name}: {error}")
+    reject("recipe", problems)
 
 
 def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
@@ -73,7 +96,7 @@ def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
     if recipe.evaluate is not None:
         folder.select("evaluate", [BASE, *objectives, "samples"])
         for label in [BASE, *objectives]:
-            folder.select(f"evaluate/{label}", recipe.evaluate.benchmarks)
+            folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat])
             for benchmark in recipe.evaluate.benchmarks:
                 place = f"evaluate/{label}/{benchmark}"
                 seeds = [path.name for path in (folder.path / place).glob("seed-*")]

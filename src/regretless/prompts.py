@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -47,6 +48,8 @@ class PromptSource(Section):
     """Column with the gold answer."""
     limit: int | None = Field(default=None, ge=1)
     """At most this many rows, from the start."""
+    shuffle: int | None = Field(default=None, ge=0)
+    """Seed of an order to take rows in; as they lie unless given. With `limit`, a random choice of rows."""
     template: str | None = None
     """How a text becomes a prompt: math, assistant, user or plain; texts stay as they are unless given."""
 
@@ -164,21 +167,26 @@ def _answer(value: Any) -> str | None:
 
 def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
     path = Path(source.dataset)
-    if path.suffix in FILE_SUFFIXES:
-        return read_rows(path)
-    return enumerate(_load_dataset(source, path), 1)
+    is_file = path.suffix in FILE_SUFFIXES
+    if source.shuffle is None:
+        return read_rows(path) if is_file else enumerate(_load_dataset(source, path), 1)
+    # Places are shuffled, not rows: those of a data set stay on disk until their turn comes.
+    rows: Sequence[Any] = list(read_rows(path)) if is_file else _load_dataset(source, path)
+    places = list(range(len(rows)))
+    random.Random(source.shuffle).shuffle(places)
+    return (rows[place] if is_file else (place + 1, rows[place]) for place in places)
 
 
-def _load_dataset(source: PromptSource, path: Path) -> Iterable[dict[str, Any]]:
+def _load_dataset(source: PromptSource, path: Path) -> Sequence[dict[str, Any]]:
     # Imported here: it takes a second, and files need none of it.
     import datasets
 
     try:
         if (path / "state.json").is_file():
-            return cast(Iterable[dict[str, Any]], datasets.load_from_disk(str(path)))
+            return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path)))
         if (path / "dataset_dict.json").is_file():
-            return cast(Iterable[dict[str, Any]], datasets.load_from_disk(str(path))[source.split])
-        return cast(Iterable[dict[str, Any]], datasets.load_dataset(source.dataset, source.subset, split=source.split))
+            return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path))[source.split])
+        return cast(Sequence[dict[str, Any]], datasets.load_dataset(source.dataset, source.subset, split=source.split))
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(

@@ -1,16 +1,18 @@
 """Smoke runs: any recipe from end to end in seconds and offline, with the real architecture class shrunk to nothing.
 
-Data and tokenizer are those of the embedded world, with the easiest problems it has. A behaviour model learns them for
-a hundred steps, enough to get some right and most wrong, so that every later stage has something real to work on. The
-numbers mean nothing.
+Data and tokenizer are those of the embedded world, with the easiest problems it has. Behaviour models learn them for
+a hundred steps, enough to get some right and most wrong, so that every later stage has something real to work on. Where
+a recipe asks a judge, `local_judge` answers. The numbers mean nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from regretless import local_judge
 from regretless.models import ModelConfig, shrink
 from regretless.recipe import Recipe, parse_recipe
 from regretless.units import RUN
@@ -18,7 +20,8 @@ from regretless.world.tokenizer import build_tokenizer
 
 TOKENIZER = f"{RUN}/world/tokenizer"
 BEHAVIOR = "behavior"
-"""Name of the behaviour model that is trained when the recipe trains none of its own."""
+"""Begins the names of the behaviour models that are trained when the recipe trains none of its own: one of each
+architecture class."""
 STEPS, BATCH = 100, 16
 WORLD = {"prompts": 32, "test": 8, "longer_test": 0, "steps": (1, 1), "largest_amount": 1}
 POLICY = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
@@ -30,33 +33,63 @@ PRETRAIN = {**PLAIN, "max_steps": STEPS, "per_device_train_batch_size": BATCH, "
 TRAIN = {**PLAIN, "max_steps": 2, "per_device_train_batch_size": 4, "warmup_steps": 0, "logging_steps": 1}
 EVAL_PAIRS = 8
 """More than one prompt gives: KTO needs answers to another prompt."""
+SERVER = {"api_key_env": local_judge.KEY_VARIABLE, "concurrency": 8}
+"""No address: `local_judge` gives it through the environment."""
+JUDGE = {"server": SERVER, "replies": None, "when_spent": "stop"}
+CHAT_QUESTIONS = 8
+"""One of each category of MT-Bench."""
+CHAT: dict[str, dict[str, Any]] = {
+    "alpaca_eval": {"baseline": None, "gamed_baselines": f"{RUN}/world/gamed_baselines.csv"},
+    "arena_hard": {"baseline": f"{RUN}/world/arena_hard_baseline.jsonl"},
+    "mt_bench": {"references": f"{RUN}/world/mt_bench_references.jsonl"},
+}
+"""The chat benchmarks' files in the world, beside their questions."""
+NOTE = "smoke run: tiny models, toy data; its numbers mean nothing"
 
 
 def smoke_recipe(recipe: Recipe) -> Recipe:
     """The recipe with tiny models, the embedded world's easiest problems, and a few steps; same stages, same methods.
 
     Pairs or responses that exist already are replaced by sampling some. The run folder gets -smoke behind its name.
+    A recipe that asks a judge runs inside `judged_locally`.
     Raises ConfigError for a model whose family cannot be told from its name.
     """
-    values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "judge", "pairs"})
+    values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "pairs"})
     values |= {"output_dir": f"{recipe.run_dir}-smoke", "threads": 1}
     data = recipe.sample is not None or recipe.responses is not None or recipe.pairs is not None
     if recipe.model is not None:
         values["model"] = _model(recipe.model)
     if data:
         behavior = _behavior(recipe)
-        values["sample"] = _sample(values.get("sample"), behavior)
-        values["verify"] = values.get("verify") or {}
-        if values.get("pair", {}).get("rule") == "best_vs_random" or recipe.pairs is not None:
-            values["pair"] = {}  # nobody scores these responses; they have verdicts
+        values["sample"] = _sample(values.get("sample"), behavior, is_judged=recipe.judge is not None)
+        if recipe.judge is None:
+            values["verify"] = values.get("verify") or {}
+            if values.get("pair", {}).get("rule") == "best_vs_random" or recipe.pairs is not None:
+                values["pair"] = {}  # nobody scores these responses; they have verdicts
         if not recipe.pretrain:
-            values["pretrain"] = {BEHAVIOR: _pretrained(behavior[0])}
+            values["pretrain"] = {_trained_name(model): _pretrained(model) for model in behavior}
     values["pretrain"] = {name: _pretrain(entry) for name, entry in values.get("pretrain", {}).items()}
-    values["world"] = {**(values.get("world") or {}), **WORLD, "policies": dict.fromkeys(_policies(recipe), POLICY)}
+    chat = CHAT_QUESTIONS if recipe.evaluate is not None and recipe.evaluate.chat else 0
+    values["world"] = {
+        **(values.get("world") or {}),
+        **WORLD,
+        "chat": chat,
+        "policies": dict.fromkeys(_policies(recipe), POLICY),
+    }
     for name, change in CHANGES.items():
         if values.get(name) is not None:
             values[name] = change(values[name])
     return parse_recipe(values, f"smoke run of {recipe.name}")
+
+
+@contextlib.contextmanager
+def judged_locally(recipe: Recipe) -> Iterator[local_judge.LocalJudge | None]:
+    """A local judge for the length of the block, if the smoke recipe asks one."""
+    if recipe.judge is None and (recipe.evaluate is None or not recipe.evaluate.chat):
+        yield None
+        return
+    with local_judge.serving() as judge:
+        yield judge
 
 
 def _policies(recipe: Recipe) -> list[str]:
@@ -96,17 +129,31 @@ def _pretrain(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, **PRETRAIN, "model": _tiny(model), "methods": {}}
 
 
-def _sample(section: Mapping[str, Any] | None, models: list[ModelConfig]) -> dict[str, Any]:
+def _trained_name(model: ModelConfig) -> str:
+    return f"{BEHAVIOR}-{_tiny(model)['architecture']['model_type']}"
+
+
+def _sample(section: Mapping[str, Any] | None, models: list[ModelConfig], *, is_judged: bool) -> dict[str, Any]:
+    given = section or {}
     here = [model.model_dump(exclude_unset=True) for model in models if _made_here(model)]
+    prompts = {"dataset": f"{RUN}/world/prompts.jsonl", "answer_column": "answer"}
+    template = given.get("prompts", {}).get("template")
     return {
-        **(section or {}),
+        **given,
         **SAMPLE,
         **LENGTH,
-        "prompts": {"dataset": f"{RUN}/world/prompts.jsonl", "answer_column": "answer"},
+        **({"n": given["n"]} if is_judged and "n" in given else {}),
+        **({"engine": "transformers", "server": None} if "engine" in given else {}),
+        "prompts": {**prompts, "template": template} if is_judged else prompts,
         # The tokenizer by name: for some families transformers does not load the one that lies with the model.
-        "models": here or [{"name_or_path": f"{RUN}/pretrain/{BEHAVIOR}", "tokenizer": TOKENIZER}],
+        "models": here
+        or [{"name_or_path": f"{RUN}/pretrain/{_trained_name(model)}", "tokenizer": TOKENIZER} for model in models],
         "max_prompt_tokens": None,
     }
+
+
+def _judge(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {**section, **JUDGE}
 
 
 def _mask(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,8 +174,27 @@ def _train(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:
     test = {"dataset": f"{RUN}/world/test.jsonl", "answer_column": "answer"}
-    benchmarks = dict.fromkeys(list(section["benchmarks"])[:2], test)
-    return {**section, **LENGTH, "benchmarks": benchmarks, "seeds": section.get("seeds", [])[:2]}
+    benchmarks = dict.fromkeys(list(section.get("benchmarks", {}))[:2], test)
+    chat = {label: _chat(entry) for label, entry in section.get("chat", {}).items()}
+    shrunk = {"benchmarks": benchmarks, "chat": chat, "server": None, "seeds": section.get("seeds", [])[:2]}
+    return {**section, **LENGTH, **shrunk}
 
 
-CHANGES = {"mask": _mask, "inspect": _inspect, "train": _train, "evaluate": _evaluate}
+def _chat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    kind = entry["benchmark"]
+    shrunk = {"limit": None, "judge_prompt": None, "max_new_tokens": LENGTH["max_new_tokens"], "bootstrap": 100}
+    return {**entry, **JUDGE, **shrunk, "questions": f"{RUN}/world/{kind}.jsonl", **CHAT[kind]}
+
+
+def _report(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {**section, "title": NOTE}
+
+
+CHANGES = {
+    "judge": _judge,
+    "mask": _mask,
+    "inspect": _inspect,
+    "train": _train,
+    "evaluate": _evaluate,
+    "report": _report,
+}

@@ -32,7 +32,7 @@ from regretless.records import read_rows, write_jsonl
 from regretless.reporting import stage as reporting
 from regretless.request import Request
 from regretless.sampling import stage as sampling
-from regretless.smoke import smoke_recipe
+from regretless.smoke import NOTE, judged_locally, smoke_recipe
 from regretless.store import atomic_path
 from regretless.trained import read_trained
 from regretless.training import stage as training
@@ -53,8 +53,11 @@ def run(path: Path, overrides: Sequence[str], *, smoke: bool, output_dir: Path |
         recipe = smoke_recipe(recipe)
     if output_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
-    folder = pipeline.run_recipe(recipe)
+    with judged_locally(recipe) if smoke else contextlib.nullcontext():
+        folder = pipeline.run_recipe(recipe)
     pipeline.show(folder)
+    if smoke:
+        console.print(NOTE)
 
 
 def stage(name: str, request: Request) -> None:

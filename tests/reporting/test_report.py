@@ -134,6 +134,38 @@ def test_report_when_tokens_are_shaded_then_they_join_to_the_response_and_carry_
     assert "behaviour" in str(last[0]["title"]) and "weight" in str(last[0]["title"])
 
 
+def chat_row(label: str, metric: str, **numbers: object) -> dict[str, object]:
+    names = {"benchmark": "mt_bench", "label": label, "judge": "judge <b>1</b>", "metric": metric, "unit": "1–10"}
+    unknown = dict.fromkeys(("value", "standard_error", "low", "high", "gain", "gain_low", "gain_high"))
+    return {**names, **unknown, "n": 80, "failed": 0, "cut": 2, "requests": 160, "dollars": 0.5, **numbers}
+
+
+def test_report_when_a_judge_was_asked_then_each_metric_has_its_error_its_failures_and_what_it_cost(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    gain = {"gain": -0.25, "gain_low": -0.5, "gain_high": 0.0}
+    rows = [
+        chat_row("repo", "score", value=6.125, standard_error=0.21, low=5.7, high=6.55, failed=3, **gain),
+        chat_row("repo", "category_math", failed=3),
+        chat_row("base", "score", value=6.375, standard_error=0.2, low=5.97, high=6.78),
+    ]
+    file = tmp_path / "run" / "evaluate" / "results.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat": rows}))
+    page = report(tmp_path / "run", tmp_path)
+    assert "mt_bench, judged by judge <b>1</b> in 320 requests, about $1.00." in page.text()
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    cells = [
+        re.findall(r"<t[dh][^>]*>(?:<span.*?</span>)?(.*?)</t[dh]>", row) for row in re.findall(r"<tr>(.*)</tr>", html)
+    ]
+    assert [row for row in cells if "1–10" in row[0]] == [
+        ["score (1–10)", "base", "6.38", "0.20", "5.97 – 6.78", "80", "–", "–", "0", "2"],
+        ["score (1–10)", "repo", "6.12", "0.21", "5.70 – 6.55", "80", "−0.25", "−0.50 to +0.00", "3", "2"],
+        ["category math (1–10)", "repo", "–", "–", "– – –", "80", "–", "–", "3", "2"],
+    ]
+    assert any("score (1–10): base 6.38; repo 6.12" in str(svg["aria-label"]) for svg in page.all("svg"))
+
+
 def test_report_when_nothing_ran_then_every_section_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     page = report(tmp_path / "empty", tmp_path)

@@ -53,7 +53,7 @@ def test_world_of_the_same_seed_is_the_same_and_of_another_differs(tmp_path: Pat
     first, again, other = build(tmp_path / "a"), build(tmp_path / "b"), build(tmp_path / "c", seed=4)
     assert first == again
     same = {name for name in first if first[name] == other[name]}
-    assert same == {"tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"}
+    assert same == {f"tokenizer/{name}" for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")}
 
 
 def test_a_policy_when_changed_leaves_the_other_files_as_they_are(tmp_path: Path) -> None:

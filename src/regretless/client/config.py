@@ -52,8 +52,10 @@ class ServerConfig(Section):
     @classmethod
     def _hide_secrets(cls, values: Any) -> Any:
         """Take keys that were written into the settings by mistake out of what error messages show."""
-        if not isinstance(values, Mapping):
+        if values is None or isinstance(values, ServerConfig):
             return values
+        if not isinstance(values, Mapping):
+            return HIDDEN
         return {
             name: value if name in cls.model_fields and _may_show(name, value) else HIDDEN
             for name, value in values.items()

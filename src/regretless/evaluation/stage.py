@@ -1,6 +1,7 @@
-"""Verified responses of models to benchmarks, as results with their uncertainty.
+"""Verified or judged responses of models to benchmarks, as results with their uncertainty.
 
-Answering and verifying are the stages `sample` and `verify`; `pipeline.py` runs them for every model and benchmark.
+Answering and verifying are the stages `sample` and `verify`, judging is in `chat/`; `evaluating.py` runs them for every
+model and benchmark.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 from rich.table import Table
 
-from regretless.config import Section
+from regretless.client.config import ServerConfig
+from regretless.config import Section, merge
 from regretless.errors import DataError
 from regretless.evaluation.benchmarks import BENCHMARKS
+from regretless.evaluation.chat import stage as chat_benchmarks
+from regretless.evaluation.chat.stage import BASE, ChatBenchmark
 from regretless.evaluation.statistics import over_seeds, paired_difference, wilson
 from regretless.prompts import PromptSource
 from regretless.records import Verdict
 from regretless.store import read_json
 
-BASE = "base"
-"""Label of the model that the others are compared with."""
+PASS_AT_1 = "Pass@1 (%)"
 
 
 class BenchmarkSource(Section):
@@ -66,12 +69,19 @@ class BenchmarkSource(Section):
 
 
 class EvaluateConfig(Section):
-    """Greedy Pass@1 of the base and the trained models, and sampling over seeds where asked for."""
+    """Greedy Pass@1 of the base and the trained models, sampling over seeds where asked for, and chat benchmarks."""
 
-    benchmarks: dict[str, BenchmarkSource] = Field(min_length=1)
-    """Benchmarks by label."""
+    benchmarks: dict[str, BenchmarkSource] = Field(default={})
+    """Benchmarks with gold answers, by label."""
+    chat: dict[str, ChatBenchmark] = Field(default={})
+    """Benchmarks of which a judge reads the answers, by label."""
+    server: ServerConfig | None = None
+    """Where the judges of the chat benchmarks run, and the budget; what a benchmark says in its own `server` goes over
+    it. Budgets hold for one model on one benchmark, unless their files of kept replies are one."""
+    seed: int = Field(default=0, ge=0)
+    """Of chat benchmarks that have none of their own."""
     max_new_tokens: int = Field(default=2048, ge=1)
-    """Longest response; one that is cut there is not correct, and counted."""
+    """Longest response to a benchmark with gold answers; one that is cut there is not correct, and counted."""
     batch_size: int = Field(default=64, ge=1)
     """Responses written at the same time."""
     seeds: list[int] = Field(default_factory=list)
@@ -80,6 +90,29 @@ class EvaluateConfig(Section):
     """Of the sampling runs."""
     top_p: float = Field(default=0.95, gt=0, le=1)
     """Of the sampling runs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, values: Any) -> Any:
+        """Give server and seed to the chat benchmarks that say nothing else."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("chat"), Mapping):
+            return values
+        shared = {name: values[name] for name in ("server", "seed") if values.get(name) is not None}
+        return {
+            **values,
+            "chat": {
+                label: merge(shared, entry) if isinstance(entry, Mapping) else entry
+                for label, entry in values["chat"].items()
+            },
+        }
+
+    @model_validator(mode="after")
+    def _benchmarks_with_names(self) -> Self:
+        if not self.benchmarks and not self.chat:
+            raise ValueError("expected at least one benchmark in `benchmarks` or `chat`")
+        if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
+            raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another")
+        return self
 
 
 def summarize(responses: Path) -> dict[str, Any]:
@@ -111,13 +144,15 @@ def summarize(responses: Path) -> dict[str, Any]:
 
 
 def collect(evaluate_dir: Path) -> dict[str, Any]:
-    """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs.
+    """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
     Shares, not percentages; a bound that cannot be known is None. `gain` is the paired difference to the base model.
-    Raises DataError when there is no result, or when two models answered different problems.
+    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat.stage.collect`).
+    Raises DataError when there is no result, or when two models answered different problems or were judged otherwise.
     """
     greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
-    if not greedy:
+    judged = chat_benchmarks.collect(evaluate_dir)
+    if not greedy and not judged:
         raise DataError(f"{evaluate_dir}: no result.json of any model and benchmark")
     rows = [_row(benchmark, label, found, greedy) for (benchmark, label), found in greedy.items()]
     seeds = []
@@ -139,7 +174,7 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
                     "high": high,
                 }
             )
-    return {"rows": _in_order(rows), "seeds": _in_order(seeds)}
+    return {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
 
 
 def _row(benchmark: str, label: str, found: Mapping[str, Any], greedy: Mapping[Any, Any]) -> dict[str, Any]:
@@ -177,21 +212,17 @@ def _in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Table for the terminal: percentages with their 95 % intervals, and paired gains over the base in points."""
-    table = Table(title="Pass@1, % (95 % interval)")
-    for column, right in (
-        ("benchmark", 0),
-        ("model", 0),
-        ("n", 1),
-        ("Pass@1", 1),
-        ("gain over base", 1),
-        ("no verdict", 1),
-    ):
-        table.add_column(column, justify="right" if right else "left")
+    """Table for the terminal: each number with its 95 % interval, and paired gains over the base."""
+    table = Table(title="Results (95 % interval)")
+    for column in ("benchmark", "model", "metric"):
+        table.add_column(column)
+    for column in ("n", "value", "gain over base", "no verdict"):
+        table.add_column(column, justify="right")
     for row in results["rows"]:
         table.add_row(
             row["benchmark"],
             row["label"],
+            PASS_AT_1,
             str(row["n"]),
             _percent(row["value"], row["low"], row["high"]),
             _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+"),
@@ -199,7 +230,9 @@ def results_table(results: Mapping[str, Any]) -> Table:
         )
     for row in results["seeds"]:
         shown = _percent(row["mean"], row["low"], row["high"])
-        table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", "", shown, "", "")
+        table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", shown, "", "")
+    for cells in chat_benchmarks.table_rows(results.get("chat", [])):
+        table.add_row(*cells)
     return table
 
 

@@ -12,15 +12,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from regretless.client.ask import Answer, Answers, Question, UnreadableError, ask_all, describe
+from regretless.client.ask import Answer, Answers, Question, UnreadableError, ask_all, bill, check_asked, replies_file
 from regretless.client.config import ServerConfig
 from regretless.client.http import Reply
 from regretless.config import Section
-from regretless.errors import BudgetError, DataError
+from regretless.errors import DataError
 from regretless.labeling.judge_parse import Rating, parse_ratings
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, load_aspects
 from regretless.preferences import check_some_left, report_refusals
-from regretless.progress import console
 from regretless.records import Response, Text, read_responses, write_jsonl, write_records
 
 
@@ -116,7 +115,7 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     groups = group_responses(rows)
     # Prompt by prompt: when a budget ends, what was paid for is mostly complete.
     questions = [make_question(config, prompt, aspect, group) for group in groups.values() for aspect in aspects]
-    replies = Path(config.replies).expanduser() if config.replies else output.with_name(f"{output.name}.replies.sqlite")
+    replies = replies_file(config.replies, output)
     answers = ask_all(
         questions,
         config=config.server,
@@ -129,7 +128,17 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     by_prompt = _by_prompt(answers.answers, list(groups), aspects)
     judgments = [judgment_of(row, by_prompt[row.prompt_id]) for row in rows]
     summary = _summary(config, answers, len(groups), judgments) | {"refused": len(refused)}
-    _check_progress(config, answers, summary, replies)
+    check_asked(
+        answers,
+        config=config.server,
+        judge=config.model,
+        replies=replies,
+        go_on=config.when_spent == "go_on",
+        done=summary["scored"],
+        total=summary["responses"],
+        what="responses have a score",
+        failed=summary["unknown"],
+    )
     write_jsonl(output / "judgments.jsonl", judgments)
     scored = [replace(row, score=judgment["score"]) for row, judgment in zip(rows, judgments, strict=True)]
     write_records(output / "responses.parquet", scored)
@@ -222,21 +231,13 @@ def _summary(
     config: JudgeConfig, answers: Answers[Ratings], prompts: int, judgments: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     unknown = Counter(str(judgment["problem"]) for judgment in judgments if judgment["score"] is None)
-    spent = answers.spent
     return {
         "prompts": prompts,
         "responses": len(judgments),
         "scored": len(judgments) - unknown.total(),
         "unknown": dict(sorted(unknown.items())),
         "aspects": {name: _aspect_summary(name, judgments) for name in config.aspects},
-        "judge": config.model,
-        "requests": spent.requests,
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "dollars": config.server.cost(spent.prompt_tokens, spent.completion_tokens),
-        "replies_reused": answers.reused,
-        "replies_unreadable": dict(sorted(answers.unreadable.items())),
-        "requests_repeated": dict(sorted(answers.trouble.items())),
+        **bill(answers, config.server, config.model),
     }
 
 
@@ -250,21 +251,3 @@ def _aspect_summary(name: str, judgments: Sequence[Mapping[str, Any]]) -> dict[s
         "not_applicable": len(known) - len(values),
         "unknown": len(found) - len(known),
     }
-
-
-def _check_progress(config: JudgeConfig, answers: Answers[Ratings], summary: Mapping[str, Any], replies: Path) -> None:
-    """Raise what ended the asking, unless the settings say to go on with what there is."""
-    stopped = answers.stopped
-    if isinstance(stopped, BudgetError) and config.when_spent == "go_on" and summary["scored"]:
-        console.print(
-            f"budget used up ({stopped}): {summary['scored']} of {summary['responses']} responses have a score"
-        )
-    elif stopped is not None:
-        raise type(stopped)(
-            f"judge {config.model}: {stopped}\n  {summary['scored']} of {summary['responses']} responses have a score "
-            f"so far ({describe(config.server, answers.spent)}); the replies are kept in {replies}, and a further run "
-            "goes on from there" + ("; raise the budget first" if isinstance(stopped, BudgetError) else "")
-        )
-    elif not summary["scored"]:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in summary["unknown"].items())
-        raise DataError(f"judge {config.model}: none of {summary['responses']} responses could be scored: {reasons}")

@@ -75,6 +75,35 @@ class SeedResult:
 
 
 @dataclass(frozen=True)
+class ChatResult:
+    """One number of one model on a chat benchmark, on the metric's own scale, with its 95 % interval."""
+
+    benchmark: str
+    label: str
+    judge: str
+    metric: str
+    unit: str
+    n: int
+    """Questions it is made of."""
+    value: float | None
+    standard_error: float | None
+    low: float | None
+    high: float | None
+    gain: float | None
+    """Paired difference to the base model, of metrics that are means over questions."""
+    gain_low: float | None
+    gain_high: float | None
+    failed: int
+    """Judgments that failed; they are in no number."""
+    cut: int
+    """Answers that reached the longest length allowed; judged as they are."""
+    requests: int
+    """To the judge, retries included, for this model and benchmark."""
+    dollars: float | None
+    """What they cost, where prices are given."""
+
+
+@dataclass(frozen=True)
 class Change:
     """How a trained model's greedy verdicts differ from the base model's, in problems."""
 
@@ -118,6 +147,7 @@ class RunData:
     stages: Sequence[Stage]
     results: Sequence[Result]
     seed_results: Sequence[SeedResult]
+    chat_results: Sequence[ChatResult]
     logs: Mapping[str, Sequence[Mapping[str, float]]]
     """Objective → log lines of its training."""
     inspect: Mapping[str, Any] | None
@@ -147,6 +177,9 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
         stages=stages,
         results=_in_order([_take(Result, row) for row in results["rows"]], order, lambda row: row.label),
         seed_results=_in_order([_take(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
+        chat_results=_in_order(
+            [_take(ChatResult, row) for row in results.get("chat", [])], order, lambda row: row.label
+        ),
         logs=_logs(run_dir / "train", trained),
         inspect=_json(run_dir / "inspect" / "inspect.json"),
         scores=_scores(run_dir / "train", trained),

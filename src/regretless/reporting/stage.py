@@ -58,6 +58,7 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             title=config.title or data.name,
             colors=colors,
             results=views.results(data, colors),
+            chat_results=views.chat_results(data, colors),
             stages=views.stage_rows(data.stages),
             versions=views.versions(data.stages),
             inspect_tables=views.inspect_tables(data.inspect),
@@ -86,6 +87,8 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "percent": lambda share: "–" if share is None else f"{100 * share:.1f}",
         "points": lambda share: "–" if share is None else f"{100 * share:+.1f}".replace("-", "−"),
+        "decimals": lambda value: "–" if value is None else f"{value:.2f}".replace("-", "−"),
+        "signed": lambda value: "–" if value is None else f"{value:+.2f}".replace("-", "−"),
         "duration": lambda seconds: f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds",
         "words": views.words,
         "cut": _cut,

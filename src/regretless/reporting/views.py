@@ -47,7 +47,14 @@ CURVES = (
 def colors_of(run: RunData) -> dict[str, int]:
     """Colour class of every model, the same in all charts: the base's is 0, trained ones count in training order."""
     trained = [stage.name.removeprefix("train/") for stage in run.stages if stage.name.startswith("train/")]
-    named = [*trained, *run.logs, *(row.label for row in run.results), *(row.label for row in run.changes), *run.scores]
+    named = [
+        *trained,
+        *run.logs,
+        *(row.label for row in run.results),
+        *(row.label for row in run.chat_results),
+        *(row.label for row in run.changes),
+        *run.scores,
+    ]
     if run.token_rewards:
         named += run.token_rewards["policies"]
     labels = [label for label in dict.fromkeys(named) if label != BASE]
@@ -65,6 +72,35 @@ def results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
         ]
         title = "Pass@1 in percent: " + "; ".join(f"{dot.name} {dot.value:.1f}" for dot in dots)
         found.append({"name": name, "rows": rows, "chart": interval_chart(title, dots, "Pass@1 (%)")})
+    return found
+
+
+def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Per chat benchmark: the chart of its first metric, and all metrics with the models side by side."""
+    found = []
+    for name in dict.fromkeys(row.benchmark for row in run.chat_results):
+        rows = [row for row in run.chat_results if row.benchmark == name]
+        metrics = list(dict.fromkeys(row.metric for row in rows))
+        metric = f"{words(metrics[0])} ({rows[0].unit})"
+        dots = [
+            Interval(row.label, colors[row.label], row.value, row.low, row.high)
+            for row in rows
+            if row.metric == metrics[0] and row.value is not None
+        ]
+        title = f"{metric}: " + "; ".join(f"{dot.name} {dot.value:.2f}" for dot in dots)
+        models = {row.label: row for row in rows}.values()
+        prices = [row.dollars for row in models]
+        found.append(
+            {
+                "name": name,
+                "judges": ", ".join(dict.fromkeys(row.judge for row in rows)),
+                "metric": metric,
+                "rows": sorted(rows, key=lambda row: metrics.index(row.metric)),
+                "chart": interval_chart(title, dots, metric) if dots else None,
+                "requests": sum(row.requests for row in models),
+                "dollars": None if None in prices else sum(price or 0.0 for price in prices),
+            }
+        )
     return found
 
 

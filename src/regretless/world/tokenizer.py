@@ -22,6 +22,12 @@ TOKENS = (
     *ITEM_TOKENS,
 )
 """The vocabulary in the order of its ids. Words carry their spaces, so that decoding is joining."""
+CHAT_TEMPLATE = (
+    "{% for message in messages if message['role'] != 'system' %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+"""A conversation is its texts in a row, answers ended by a token: a first question reads like a plain prompt. There are
+no words for what a system message says."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -42,6 +48,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         unk_token=UNKNOWN,
         padding_side="left",
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
         model_max_length=512,
     )
 

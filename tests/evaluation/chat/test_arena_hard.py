@@ -175,7 +175,7 @@ def test_arena_hard_when_the_budget_ends_stops_and_goes_on_with_a_larger_one(dat
         prompts = stage.next_prompts(config, [])[0.0]
         texts = mine(prompts)
         responses = respond(tmp_path / "responses.parquet", prompts, lambda row: texts[row.prompt_id])
-        with pytest.raises(BudgetError, match=r"7 of 10 judgments so far .*raise the budget first"):
+        with pytest.raises(BudgetError, match=r"7 of 10 judgments could be read so far .*raise the budget first"):
             stage.run(config, [responses], output)
         partial = config.model_copy(update={"when_spent": "go_on"})
         stage.run(partial, [responses], output)

@@ -18,6 +18,7 @@ from rich.console import Console
 from regretless.errors import ConfigError, DataError
 from regretless.evaluation.chat import stage
 from regretless.evaluation.chat.mt_bench import Grade, MtBenchConfig, scores
+from regretless.evaluation.stage import results_table
 from regretless.prompts import PromptRow
 from regretless.store import read_json
 from scripted_server import Act, Request, answer, serving
@@ -197,8 +198,10 @@ def test_results_of_models_come_together_with_gains_paired_by_question(data: Pat
     assert trained["gain_high"] - trained["gain_low"] == pytest.approx(2 * 1.99 * 0.503 / math.sqrt(80), rel=0.01)
     assert trained["gain_high"] - trained["gain_low"] < 0.4 * (trained["high"] - trained["low"])
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(stage.results_table(rows))
-    assert "+1.50 [+1.39, +1.61]" in console.export_text()
+    console.print(results_table({"rows": [], "seeds": [], "chat": rows}))
+    shown = console.export_text()
+    assert "+1.50 [+1.39, +1.61]" in shown
+    assert "turn 1" not in shown, "parts are left to the report"
     changed = read_json(tmp_path / "evaluate/repo/mt_bench" / stage.RESULT) | {"judge": "judge-2"}
     (tmp_path / "evaluate/repo/mt_bench" / stage.RESULT).write_text(json.dumps(changed))
     with pytest.raises(DataError, match="base and repo were not judged alike"):

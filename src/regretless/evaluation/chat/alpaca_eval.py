@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from regretless.client.ask import Question, UnreadableError
+from regretless.client.ask import Question, UnreadableError, bill
 from regretless.client.http import Reply
 from regretless.errors import ConfigError, DataError, ServerError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
-from regretless.evaluation.chat.judging import ask_judge, counted, request, spending
+from regretless.evaluation.chat.judging import ask_judge, counted, request
 from regretless.evaluation.chat.length_control import (
     GamedBaselines,
     length_controlled,
@@ -118,7 +118,7 @@ def evaluate(
         {"prompt_id": each.prompt_id, **vars(each), "attempts": answer.attempts, "reply": answer.key}
         for each, answer in zip(comparisons, found.answers, strict=True)
     ]
-    return result | spending(config, found), judgments
+    return result | bill(found, config.server, config.judge), judgments
 
 
 def _references(

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from regretless.client.ask import Question
+from regretless.client.ask import Question, bill
 from regretless.errors import DataError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
-from regretless.evaluation.chat.judging import ask_for_verdict, ask_judge, counted, failures, spending
+from regretless.evaluation.chat.judging import ask_for_verdict, ask_judge, counted, failures
 from regretless.evaluation.chat.style_control import style_controlled, style_difference
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label
 from regretless.prompts import TEMPLATES, PromptRow
@@ -112,7 +112,7 @@ def evaluate(
         {**vars(duel), "problems": [game.problem for game in pair], "replies": [game.key for game in pair]}
         for duel, pair in zip(duels, games, strict=True)
     ]
-    return result | spending(config, found), judgments
+    return result | bill(found, config.server, config.judge), judgments
 
 
 def _references(config: ArenaHardConfig, asked: Mapping[str, str]) -> dict[str, str]:

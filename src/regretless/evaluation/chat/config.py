@@ -9,7 +9,7 @@ from pydantic import Field
 
 from regretless.client.config import ServerConfig
 from regretless.config import Section
-from regretless.evaluation.chat.files import is_remote
+from regretless.evaluation.chat.files import is_remote, local_path
 
 
 class ChatBenchmarkConfig(Section):
@@ -55,6 +55,15 @@ class ChatBenchmarkConfig(Section):
         """Local files that the result depends on besides the responses, by the setting that names them."""
         named = {name: getattr(self, name) for name in self.file_settings}
         return {name: Path(path).expanduser() for name, path in named.items() if path and not is_remote(path)}
+
+    def fetch(self) -> None:
+        """Fetch the files that lie elsewhere, and look for the judge's key: what can fail is better known before hours
+        of other work. Raises ConfigError."""
+        self.server.api_key()
+        for name in self.file_settings:
+            where = getattr(self, name)
+            if where and is_remote(where):
+                local_path(where)
 
     def answering(self) -> dict[str, Any]:
         """The settings that the answers depend on: benchmarks that agree in them can share their responses."""

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import shutil
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from regretless.errors import ConfigError, DataError
 from regretless.records import Refusal, Response, read_responses, read_rows
+from regretless.store import atomic_path, fingerprint
 
-REMOTE = re.compile(r"hf://(datasets|spaces|models)/([^/]+/[^/]+)/(.+)")
+HUB_FILE = re.compile(r"hf://(datasets|spaces|models)/([^/]+/[^/]+)/(.+)")
+PATIENCE = 60
+"""Seconds without any byte before a download is given up."""
 SHOWN = 5
 """Ids named in a message."""
 
 
 def is_remote(where: str) -> bool:
-    """Whether a setting names a file on the hub."""
-    return where.startswith("hf://")
+    """Whether a setting names a file on the hub or on another server."""
+    return where.startswith(("hf://", "https://", "http://"))
 
 
 def local_path(where: str) -> Path:
-    """Path of a file; one on the hub is fetched, or taken from the hub's cache.
+    """Path of a file; one that lies elsewhere is fetched once, and then taken from the hub's cache folder.
 
     Raises ConfigError when it cannot be had.
     """
     if not is_remote(where):
         return Path(where).expanduser()
-    found = REMOTE.fullmatch(where)
+    return _hub_file(where) if where.startswith("hf://") else _fetched(where)
+
+
+def _hub_file(where: str) -> Path:
+    found = HUB_FILE.fullmatch(where)
     if found is None:
         raise ConfigError(f"{where}: expected hf://datasets/<owner>/<name>/<file>, or spaces or models in its place")
     # Imported here: it takes a moment, and local files need none of it.
@@ -39,6 +50,24 @@ def local_path(where: str) -> Path:
     except (OSError, huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{where}: cannot be fetched ({reason}); download it elsewhere and give its path") from error
+
+
+def _fetched(address: str) -> Path:
+    from huggingface_hub.constants import HF_HOME
+
+    name = unquote(urlsplit(address).path).rpartition("/")[2]
+    path = Path(HF_HOME) / "regretless" / fingerprint(address) / name
+    if not path.is_file():
+        try:
+            with (
+                urllib.request.urlopen(address, timeout=PATIENCE) as reply,
+                atomic_path(path) as temporary,
+                temporary.open("wb") as handle,
+            ):
+                shutil.copyfileobj(reply, handle)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ConfigError(f"{address}: cannot be fetched ({error}); download it and give its path") from error
+    return path
 
 
 def read_table(where: str, columns: Sequence[str], limit: int | None = None) -> list[dict[str, Any]]:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regretless.client.ask import Answers, Question, UnreadableError, ask_all, describe
+from regretless.client.ask import Answers, Question, UnreadableError, ask_all, check_asked, replies_file
 from regretless.client.http import Reply
-from regretless.errors import BudgetError, DataError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
-from regretless.progress import console
 from regretless.records import Message
 
 T = TypeVar("T")
@@ -60,28 +58,27 @@ def ask_judge(config: ChatBenchmarkConfig, questions: Sequence[Question[T]], out
     Replies are kept beside the folder `output`, or in `config.replies`. Raises BudgetError or ServerError when the
     asking ended early (a further run goes on), DataError when no reply could be read.
     """
-    kept = Path(config.replies).expanduser() if config.replies else output.with_name(f"{output.name}.replies.sqlite")
+    replies = replies_file(config.replies, output)
     answers = ask_all(
         questions,
         config=config.server,
         model=config.judge,
         most_tokens=config.max_reply_tokens,
         attempts=config.attempts,
-        replies=kept,
+        replies=replies,
         description="judge",
     )
-    judged = sum(answer.value is not None for answer in answers.answers)
-    so_far = f"{judged} of {len(questions)} judgments so far ({describe(config.server, answers.spent)})"
-    if isinstance(answers.stopped, BudgetError) and config.when_spent == "go_on" and judged:
-        console.print(f"budget used up ({answers.stopped}): {so_far}")
-    elif answers.stopped is not None:
-        raise type(answers.stopped)(
-            f"judge {config.judge}: {answers.stopped}\n  {so_far}; the replies are kept in {kept}, and a further run "
-            "goes on from there" + ("; raise the budget first" if isinstance(answers.stopped, BudgetError) else "")
-        )
-    elif not judged:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in failures(answers).items())
-        raise DataError(f"judge {config.judge}: none of {len(questions)} judgments could be read: {reasons}")
+    check_asked(
+        answers,
+        config=config.server,
+        judge=config.judge,
+        replies=replies,
+        go_on=config.when_spent == "go_on",
+        done=sum(answer.value is not None for answer in answers.answers),
+        total=len(questions),
+        what="judgments could be read",
+        failed=failures(answers),
+    )
     return answers
 
 
@@ -93,18 +90,3 @@ def failures(answers: Answers[Any]) -> dict[str, int]:
 def counted(reasons: Iterable[str | None]) -> dict[str, int]:
     """How often each reason occurs, in the order of their names."""
     return dict(sorted(Counter(reason or "unknown" for reason in reasons).items()))
-
-
-def spending(config: ChatBenchmarkConfig, answers: Answers[Any]) -> dict[str, Any]:
-    """What the judge cost and what went wrong on the way, as JSON."""
-    spent = answers.spent
-    return {
-        "judge": config.judge,
-        "requests": spent.requests,
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "dollars": config.server.cost(spent.prompt_tokens, spent.completion_tokens),
-        "replies_reused": answers.reused,
-        "replies_unreadable": dict(sorted(answers.unreadable.items())),
-        "requests_repeated": dict(sorted(answers.trouble.items())),
-    }

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from regretless.client.ask import Answer, Question
+from regretless.client.ask import Answer, Question, bill
 from regretless.errors import ConfigError, DataError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates
-from regretless.evaluation.chat.judging import ask_for_verdict, ask_judge, counted, spending
+from regretless.evaluation.chat.judging import ask_for_verdict, ask_judge, counted
 from regretless.evaluation.chat.verdicts import parse_rating
 from regretless.prompts import TEMPLATES, PromptRow
 from regretless.records import Response
@@ -179,7 +179,7 @@ def evaluate(
     result = scores(grades)
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
     judgments = [_judgment(grade, answer) for grade, answer in zip(grades, found.answers, strict=True)]
-    return result | spending(config, found), judgments
+    return result | bill(found, config.server, config.judge), judgments
 
 
 def _check_turns(questions: Sequence[MtQuestion], answers: Mapping[str, Response]) -> None:

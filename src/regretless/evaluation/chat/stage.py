@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from rich.table import Table
 
 from regretless.errors import DataError
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
@@ -27,6 +26,10 @@ MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench":
 """The metric that `values` of a result belong to."""
 SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
 """What `values` are multiplied with."""
+UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
+"""What metrics are measured in."""
+CATEGORY, TURN = "category_", "turn_"
+"""Begin the names of metrics of a part of the questions or answers."""
 RESULT, JUDGMENTS = "chat_result.json", "judgments.jsonl"
 BASE = "base"
 """Label of the model that the others are compared with."""
@@ -54,7 +57,7 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
     result, judgments = BENCHMARKS[config.benchmark].evaluate(config, responses, output)
     write_jsonl(output / JUDGMENTS, judgments)
     write_json(output / RESULT, result)
-    numbers = {name: metric["value"] for name, metric in result["metrics"].items() if not name.startswith("category_")}
+    numbers = {name: metric["value"] for name, metric in result["metrics"].items() if not name.startswith(CATEGORY)}
     return {"questions": result["questions"], **numbers, "failed": sum(result["failed"].values()), "cut": result["cut"]}
 
 
@@ -79,12 +82,15 @@ def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
                     "label": label,
                     "judge": result["judge"],
                     "metric": name,
+                    "unit": UNITS[result["benchmark"]],
                     **{key: metric[key] for key in ("n", "value", "standard_error", "low", "high")},
                     "gain": gain.get("value"),
                     "gain_low": gain.get("low"),
                     "gain_high": gain.get("high"),
                     "failed": sum(result["failed"].values()),
                     "cut": result["cut"],
+                    "requests": result["requests"],
+                    "dollars": result["dollars"],
                 }
             )
     return rows
@@ -99,19 +105,17 @@ def _gain(benchmark: str, label: str, base: Mapping[str, Any], result: Mapping[s
     return difference(base["values"], result["values"], SCALES[result["benchmark"]]).shown()
 
 
-def results_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Table for the terminal: each metric with its 95 % interval, paired gains over the base, and failed judgments."""
-    table = Table(title="Judged by a model (95 % interval)")
-    for column in ("benchmark", "model", "metric"):
-        table.add_column(column)
-    for column in ("n", "value", "gain over base", "failed", "cut"):
-        table.add_column(column, justify="right")
+def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Cells for a table on the terminal: benchmark, model, metric, n, value and gain with intervals, failed judgments.
+
+    rows: those of `collect`. Single categories and turns are left to the report.
+    """
     for row in rows:
-        value = _shown(row["value"], row["low"], row["high"])
-        gain = _shown(row["gain"], row["gain_low"], row["gain_high"], sign="+")
-        names = (row["benchmark"], row["label"], row["metric"].replace("_", " "), str(row["n"]))
-        table.add_row(*names, value, gain, str(row["failed"]), str(row["cut"]))
-    return table
+        if not row["metric"].startswith((CATEGORY, TURN)):
+            value = _shown(row["value"], row["low"], row["high"])
+            gain = "" if row["gain"] is None else _shown(row["gain"], row["gain_low"], row["gain_high"], sign="+")
+            metric = f"{row['metric'].replace('_', ' ')} ({row['unit']})"
+            yield row["benchmark"], row["label"], metric, str(row["n"]), value, gain, str(row["failed"])
 
 
 def _shown(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
