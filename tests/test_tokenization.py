@@ -146,6 +146,25 @@ def test_stored_ids_when_they_spell_another_text_then_the_row_is_refused_though_
     assert found.rejected_logps is not None
 
 
+@pytest.mark.parametrize(
+    "tail", [[11162, 99], [4175]], ids=["two of a fox's three tokens", "a whole letter and half of one"]
+)
+def test_stored_ids_when_the_server_kept_a_cut_character_back_then_they_are_taken_over(
+    qwen: Any, tail: list[int]
+) -> None:
+    ids = [*qwen("It is")["input_ids"], *tail]
+    assert qwen.decode(ids).endswith("\ufffd")
+    logps = [-0.5] * len(ids)
+    # Servers that write as they generate leave out what could still have become another character.
+    cut = replace(
+        sampled(qwen), chosen="It is", chosen_token_ids=ids, chosen_logps=logps, chosen_complete=False, tokenizer=None
+    )
+    found = one(cut, qwen)
+    assert (found.chosen_ids, found.chosen_logps, found.logps_dropped) == (tuple(ids), tuple(logps), None)
+    assert one(replace(cut, chosen=qwen.decode(ids)), qwen).chosen_ids == tuple(ids)
+    assert "do not spell the text" in str(one(replace(cut, chosen="It"), qwen).logps_dropped)
+
+
 def test_stored_ids_when_beyond_the_vocabulary_then_the_row_is_refused(qwen: Any) -> None:
     pair = replace(sampled(qwen), rejected_token_ids=[*(sampled(qwen).rejected_token_ids or [])[:-1], 151667])
     assert refusal(pair, qwen).endswith("rejected: token id 151667 is not in the policy's vocabulary (0 to 151645)")

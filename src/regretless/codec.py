@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,6 +18,8 @@ Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
 Ids = tuple[int, ...]
 CHUNK = 2048
+CUT_CHARACTER = "\ufffd"
+"""What bytes decode to that are no whole character."""
 
 
 def codec_of(tokenizer: Tokenizer) -> Codec:
@@ -197,10 +199,21 @@ class Codec:
         return max(self.vocabulary.values()) + 1
 
     def spells(self, ids: Ids, text: str) -> bool:
-        """Whether ids stand for a text, end tokens and white space around it aside."""
+        """Whether ids stand for a text, end tokens and white space around it aside.
+
+        The text may lack the tokens behind its last whole character: vLLM leaves out what could still become one.
+        """
         body = self.without_end(ids)
         wanted = _plain(self._without_spelled_end(text))
-        return any(_plain(self.decode([body], special=special)[0]) == wanted for special in (True, False))
+        return any(_plain(spelled) == wanted for special in (True, False) for spelled in self._spellings(body, special))
+
+    def _spellings(self, ids: Ids, special: bool) -> Iterator[str]:
+        """The text of ids; while it ends inside a character, also without the last token."""
+        for length in range(len(ids), -1, -1):
+            spelled = self.decode([ids[:length]], special=special)[0]
+            yield spelled
+            if not spelled.endswith(CUT_CHARACTER):
+                return
 
     def resolve(self, tokens: Sequence[str], text: str, usual: Ids) -> Ids:
         """Ids of a response given as token strings: decoded pieces, or entries of the vocabulary.

@@ -164,6 +164,14 @@ def test_engine_when_the_meaning_is_unknown_wrong_or_neither_says_what_to_do() -
         engine_for(server.url, HOT)
 
 
+def test_engine_when_no_token_is_likely_still_finds_out_what_logps_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.WORDS", ["<end>", *(f" w{number}" for number in range(400))])
+    monkeypatch.setattr(f"{__name__}.LOGITS", [1.0, 0.5, *[0.0] * 399])
+    for meaning, kind in (("processed", "sampled"), ("raw", "raw")):
+        with serving(Model(meaning)) as server:
+            assert engine_for(server.url, HOT).kind == kind
+
+
 def test_hosted_model_without_ids_keeps_token_strings_down_to_the_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

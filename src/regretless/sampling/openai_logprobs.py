@@ -13,7 +13,8 @@ from regretless.sampling.engine import SamplingParams
 
 Meaning = Literal["raw", "processed", "temperature"]
 """What log-probabilities follow: the model alone, everything that shapes the draw, or of that the temperature alone."""
-PROBE_TEMPERATURE, PROBE_TOP_P = 2.0, 0.01
+PROBE_TEMPERATURE, PROBE_TOP_P = 2.0, 1e-6
+"""So small a top-p leaves one token, however flat the distribution: a vocabulary of a million has one this likely."""
 CERTAIN = -0.02
 """Nats; a first token more likely than this tells nothing: its log-probability is close to 0 in any case."""
 CLOSE = 0.02

@@ -188,17 +188,6 @@ class LogpRecorder:
         raw = torch.stack(self.raw[:steps], dim=1)
         return raw, torch.stack(self.sampled[:steps], dim=1) if self.draws else None
 
-    def _shape(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.penalty is not None:
-            # A pad stands for the prompt's first token here: a token is penalized once however often it occurs.
-            first = input_ids.gather(1, self.padding[:, None])
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-            input_ids = torch.where(positions < self.padding[:, None], first, input_ids)
-            scores = self.penalty(input_ids, scores)
-        for warper in self.warpers:
-            scores = warper(input_ids, scores)
-        return scores
-
 
 def _chosen_logps(scores: Tensor, chosen: Tensor) -> Tensor:
     """(B,) log-probability of each row's chosen token (B, 1) under softmax of scores (B, V)."""
