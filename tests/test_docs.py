@@ -110,7 +110,7 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     def check(command: list[str]) -> str | None:
         tool, *rest = command
         if tool == "make":
-            targets = re.findall(r"^(\w+):", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            targets = re.findall(r"^([\w-]+):", Path("Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             return None if rest[0] in targets else "no such target"
         if tool == "python":
             return None if rest[0] == "-m" or Path(rest[0]).is_file() else "no such script"
