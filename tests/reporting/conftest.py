@@ -14,6 +14,16 @@ from regretless.records import Response, Verdict, write_jsonl, write_records
 from regretless.store import MANIFEST, StageFolder, write_json
 
 HOSTILE = '<script>alert("x")</script></td></div>&amp; <b>17</b> {{ 7*7 }}\n]]>\n\\boxed{1}'
+HOSTILE_TOKENS = [
+    *(
+        '<img src=x onerror="window.broken = 1">',
+        "</script><script>window.broken = 2</script>",
+        "<!--",
+        "--><b>bold</b>",
+    ),
+    *("\u2028", "שלום ", "\u202eright to left\u202c", "😀", "&lt;i&gt;", "${7*7}", "\t", "'\"`"),
+]
+"""Tokens that would run, end the script, turn the text around or become elements if they were not kept as text."""
 OBJECTIVES = ("repo", "repo_det", "dpo")
 PROBLEMS = 200
 CLOCK = itertools.count()
@@ -78,42 +88,60 @@ def write_training(folder: Path, seed: int) -> None:
     write_jsonl(folder / "pair_scores.jsonl", rows)
 
 
+TOKENS = {
+    "chosen": ["1", "7", "-", "3", "=", "1", "4", "\n", "\\boxed{", "1", "4", "}", ""],
+    "rejected": ["17", "+", "3", "=", "2", "0", "\n", *HOSTILE_TOKENS, "\n", "\\boxed{", "2", "0", "}", ""],
+    "beginning": ["1", "7", "-", "3", "=", "1", "4", "\n"],
+}
+
+
 def token_rewards() -> dict[str, Any]:
+    """Three analyzed pairs: with behaviour log-probabilities, without them, and masked."""
     rng = random.Random(0)
-    pieces = {
-        "chosen": ["1", "7", "-", "3", "=", "1", "4", "\n", "\\boxed{", "1", "4", "}", ""],
-        "rejected": ["<script>", "1</td>", "7", "+", "3", "=", "2", "0", "\n", "\\boxed{", "2", "0", "}", ""],
-    }
-    pairs = []
-    for number in range(2):
-        responses = []
-        for side, tokens in pieces.items():
-            count = len(tokens)
-            behavior = [-rng.random() for _ in tokens] if number == 0 else None
-            scored = {
-                name: {
-                    "logps": [-rng.random() for _ in tokens],
-                    "reward": [rng.gauss(0, 0.5) for _ in tokens],
-                    "long_horizon": None if behavior is None else [rng.gauss(0, 0.3) for _ in tokens],
-                }
-                for name in OBJECTIVES
-            }
-            responses.append(
-                {
-                    "side": side,
-                    "text": "".join(tokens),
-                    "tokens": tokens,
-                    "names": [*tokens[:-1], "<eos>"],
-                    "reference": [-rng.random() for _ in tokens],
-                    "behavior": behavior,
-                    "weights": [place / count for place in range(count)],
-                    "policies": scored,
-                }
-            )
-        prompt = [{"role": "user", "content": HOSTILE}] if number else "Tom has 17 apples. Tom gives 3 to Ann.\n"
-        pairs.append({"pair_id": str(number), "kind": "original", "prompt": prompt, "responses": responses})
+    kinds = [("original", "rejected", True), ("original", "rejected", False), ("masked", "beginning", True)]
+    prompt = "Tom has 17 apples. Tom gives 3 to Ann.\n"
+    pairs = [
+        {
+            "pair_id": str(number),
+            "kind": kind,
+            "prompt": [{"role": "user", "content": HOSTILE}] if number else prompt,
+            "responses": [
+                analyzed("chosen", TOKENS["chosen"], rng, known),
+                analyzed("rejected", TOKENS[other], rng, known),
+            ],
+        }
+        for number, (kind, other, known) in enumerate(kinds)
+    ]
     policies = {name: f"train/{name}" for name in OBJECTIVES}
     return {"units": {}, "beta": 1.0, "reference": "pretrain/base", "policies": policies, "pairs": pairs}
+
+
+def analyzed(side: str, tokens: list[str], rng: random.Random, known: bool = True) -> dict[str, Any]:
+    """A response as `analyze` writes it, with log-probabilities from `rng`."""
+    count = len(tokens)
+    reference, behavior = ([-rng.random() for _ in tokens] for _ in range(2))
+    weights = [sum(1 / (count - t) for t in range(1, s + 1)) for s in range(count)]
+    policies = {}
+    for name in OBJECTIVES:
+        logps = [-rng.random() for _ in tokens]
+        reward = [pi - ref for pi, ref in zip(logps, reference, strict=True)]
+        horizon = [w * (pi - mu) for w, pi, mu in zip(weights, logps, behavior, strict=True)]
+        policies[name] = {
+            "logps": logps,
+            "reward": reward,
+            "long_horizon": horizon if known else None,
+            "regret": [local + far for local, far in zip(reward, horizon, strict=True)] if known else None,
+        }
+    return {
+        "side": side,
+        "text": "".join(tokens),
+        "tokens": tokens,
+        "names": [text or "<eos>" for text in tokens],
+        "reference": reference,
+        "behavior": behavior if known else None,
+        "weights": weights,
+        "policies": policies,
+    }
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +171,7 @@ def build_run(root: Path) -> Path:
         finish(sampled, "evaluate", {"responses": PROBLEMS, "tokens": 5_210, "cut": 0}, 1.5)
     write_json(root / "evaluate" / "results.json", {"rows": [result(*item) for item in shares.items()], "seeds": SEEDS})
     write_json(root / "analyze" / "token_rewards.json", token_rewards())
-    finish(root / "analyze", "analyze", {"pairs": 2}, 0.9)
+    finish(root / "analyze", "analyze", {"pairs": 3}, 0.9)
     write_json(root / "inspect" / "inspect.json", INSPECT)
     return root
 
