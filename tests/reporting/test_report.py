@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_helpers import HOSTILE
 
 from regretless.errors import DataError
 from regretless.reporting.collect import collect
@@ -20,7 +21,6 @@ from regretless.reporting.stage import ReportConfig, run
 from regretless.reporting.views import stage_rows, tables
 
 VOID = {"meta", "input", "br", "link", "img"}
-HOSTILE = '<script>alert("x")</script></td></div>&amp; <b>17</b> {{ 7*7 }}\n]]>\n\\boxed{1}'
 
 
 class Page(HTMLParser):
@@ -214,7 +214,7 @@ def test_report_when_a_recipe_has_dropped_a_stage_then_what_was_set_aside_does_n
     (run_dir / "unused" / "train").mkdir(parents=True)
     (run_dir / "train" / "repo_det").rename(run_dir / "unused" / "train" / "repo_det")
     names = [stage.name for stage in collect(run_dir, examples=0, seed=0).stages]
-    assert "train/dpo" in names and not [name for name in names if "repo_det" in name]
+    assert "train/dpo" in names and not [name for name in names if name.endswith("train/repo_det")]
 
 
 def test_tables_when_entries_are_mappings_then_each_is_a_row_of_one_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,7 +78,7 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
             title = f"{model}: {NAMES[config.measure]} of the {response['side']} response, pair {config.pair}"
             figure = _figure(config, response, values, scale, title)
             for kind in config.formats:
-                path = output / f"pair-{config.pair}-{model}-{response['side']}.{kind}"
+                path = output / f"pair-{config.pair}-{re.sub(r'[^\w.-]', '_', model)}-{response['side']}.{kind}"
                 with atomic_path(path) as temporary:
                     figure.savefig(temporary, format=kind, dpi=config.dpi)
                 written.append(path)
