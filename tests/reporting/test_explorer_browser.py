@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from run_helpers import HOSTILE, OBJECTIVES, TOKENS, analyzed
@@ -37,7 +38,13 @@ DIGITS = 1e-3
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the browser puts what it saves."""
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator[Browser]:
     """Headless Chromium with an empty profile; skipped where there is none, failed with CI set."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     chromedriver = shutil.which("chromedriver")
@@ -51,6 +58,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
     driver = webdriver.Chrome(options=options, service=Service(chromedriver))
     driver.set_script_timeout(60)
     yield driver
@@ -194,7 +202,7 @@ def test_shading_when_objective_and_model_are_chosen_then_it_is_that_of_their_va
         shown = levels(tokens_of(opened, 0, side))
         assert shown == pytest.approx(expected_levels(values, scale), abs=0.51)
         assert any(shown) and len(set(shown)) > 4
-        total = opened.find_element(By.CSS_SELECTOR, f"#token-pairs article:first-child .{side} .head .note:last-child")
+        total = opened.find_element(By.CSS_SELECTOR, f"#token-pairs article:first-child .{side} .head .sum")
         assert nats(total.text.removeprefix("Σ ")) == pytest.approx(sum(values), abs=0.01)
 
 
@@ -255,6 +263,8 @@ def test_keyboard_when_used_then_focus_moves_token_by_token_and_is_read_out(
 ) -> None:
     last = opened.find_elements(By.NAME, "sides")[0]
     last.send_keys(Keys.TAB)
+    assert opened.switch_to.active_element.accessible_name == "Save the chosen response as an SVG file"
+    opened.switch_to.active_element.send_keys(Keys.TAB)
     chosen = tokens_of(opened, 0, "chosen")
     assert opened.switch_to.active_element == chosen[0]
     opened.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.NULL)
@@ -277,7 +287,7 @@ def test_keyboard_when_used_then_focus_moves_token_by_token_and_is_read_out(
     assert opened.find_element(By.ID, "token-card").is_displayed()
     ActionChains(opened).send_keys(Keys.ESCAPE).perform()
     assert not opened.find_element(By.ID, "token-card").is_displayed()
-    ActionChains(opened).send_keys(Keys.TAB).perform()
+    ActionChains(opened).send_keys(Keys.TAB, Keys.TAB).perform()
     assert opened.switch_to.active_element == tokens_of(opened, 0, "rejected")[0]
 
 
@@ -288,10 +298,30 @@ def test_hostile_texts_when_shown_then_they_stay_text(opened: Browser) -> None:
     for token in tokens:
         ActionChains(opened).move_to_element(token).perform()
     assert opened.execute_script("return document.querySelectorAll('img, #tokens b, #tokens i').length") == 0
-    assert opened.execute_script("return [typeof window.broken, document.scripts.length]") == ["undefined", 3]
+    assert opened.execute_script("return [typeof window.broken, document.scripts.length]") == ["undefined", 4]
     prompt = opened.find_element(By.CSS_SELECTOR, "#token-pairs article:nth-child(2) .prompt .text")
     assert prompt.get_attribute("textContent") == f"user{HOSTILE}"
     assert [entry for entry in opened.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_response_when_saved_then_the_picture_has_its_texts_on_their_colors(opened: Browser, downloads: Path) -> None:
+    choose(opened, "measure", "regret")
+    opened.find_element(By.CSS_SELECTOR, ".side.rejected button").click()
+    saved = downloads / "repo-regret-rejected.svg"
+    WebDriverWait(opened, 20).until(lambda _: saved.exists())
+    picture = ElementTree.parse(saved).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    group = picture.find(f"{space}g")
+    assert group is not None
+    texts = [str(text.text) for text in group.findall(f"{space}text")]
+    # A line separator and a new line take no place of their own.
+    kept = "".join(text or "<eos>" for text in TOKENS["rejected"]).translate(dict.fromkeys(map(ord, "\n\u2028")))
+    assert "".join(texts).replace("\u2028", "") == kept
+    fills = {rect.get("fill") for rect in group.findall(f"{space}rect")}
+    assert len(fills) > 4
+    titles = [text.text for text in picture.findall(f"{space}text")]
+    assert titles[0] == "repo against reference: RePO: regret term, rejected response"
+    assert str(titles[2]).endswith(" nats")
 
 
 def test_curves_when_in_focus_then_arrow_keys_read_their_values(opened: Browser, finished_run: Path) -> None:

@@ -87,8 +87,8 @@ def test_report_when_model_text_is_html_then_it_shows_as_text_and_no_script_join
 ) -> None:
     page = report(finished_run, tmp_path, examples=1000)
     (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    # Data that no browser runs, then two scripts that the policy knows by their hashes.
-    assert [script.get("type") for script in page.all("script")] == ["application/json", None, None]
+    # Data that no browser runs, then three scripts that the policy knows by their hashes.
+    assert [script.get("type") for script in page.all("script")] == ["application/json", None, None, None]
     own = [text for inside, text in page.texts if inside == "script"][1:]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in own]
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; script-src " + " ".join(

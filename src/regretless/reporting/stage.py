@@ -49,7 +49,7 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
     data = collect(run_dir, examples=config.examples, seed=config.seed)
     colors = views.colors_of(data)
     rewards = data.token_rewards
-    scripts = ["curves.js"] * bool(data.logs) + ["explorer.js"] * bool(rewards)
+    scripts = ["curves.js"] * bool(data.logs) + ["figure.js", "explorer.js"] * bool(rewards)
     page = (
         _environment()
         .get_template("report.html.jinja")

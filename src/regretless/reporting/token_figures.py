@@ -77,8 +77,9 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
                 )
             title = f"{model}: {NAMES[config.measure]} of the {response['side']} response, pair {config.pair}"
             figure = _figure(config, response, values, scale, title)
+            stem = re.sub(r"[^\w.-]", "_", f"pair-{config.pair}-{model}-{response['side']}")
             for kind in config.formats:
-                path = output / f"pair-{config.pair}-{re.sub(r'[^\w.-]', '_', model)}-{response['side']}.{kind}"
+                path = output / f"{stem}.{kind}"
                 with atomic_path(path) as temporary:
                     figure.savefig(temporary, format=kind, dpi=config.dpi)
                 written.append(path)

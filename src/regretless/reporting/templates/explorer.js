@@ -115,8 +115,12 @@
   function buildResponse(response) {
     const side = make("div", `side ${response.side}`);
     const head = make("div", "head");
-    response.sum = make("span", "note");
-    head.append(make("h4", "", response.side), make("span", "note", `${response.tokens.length} tokens`), response.sum);
+    response.sum = make("span", "note sum");
+    const save = make("button", "", "Save as SVG");
+    save.type = "button";
+    save.setAttribute("aria-label", `Save the ${response.side} response as an SVG file`);
+    save.addEventListener("click", () => saveResponse(response));
+    head.append(make("h4", "", response.side), make("span", "note", `${response.tokens.length} tokens`), response.sum, save);
     response.box = make("div", "shaded", response.tokens.join(""));
     response.box.dir = "auto";
     response.box.setAttribute("role", "group");
@@ -130,6 +134,15 @@
     responses.push(response);
     nearby.observe(response.box);
     return side;
+  }
+
+  function saveResponse(response) {
+    const measure = form.elements.measure.selectedOptions[0].text;
+    const title = `${modelName(state.policy)} against ${modelName(state.against)}: ${measure}, ${response.side} response`;
+    const ends = [".low", ".high"].map((end) => form.querySelector(end).textContent);
+    const name = `${modelName(state.policy)}-${state.measure}-${response.side}.svg`;
+    fill(response);
+    saveFigure(response.box, title, ends, name);
   }
 
   function buildPair(pair, index) {
