@@ -91,7 +91,11 @@
     if (response.spans) return;
     const parts = document.createDocumentFragment();
     response.spans = response.tokens.map((text, i) => {
-      const span = make("span", "", text);
+      const span = make("span");
+      for (const [number, line] of text.split("\n").entries()) {
+        if (number) span.append(make("span", "line-end"), "\n");
+        if (line) span.append(line);
+      }
       span.tabIndex = i === response.place ? 0 : -1;
       span.dataset.i = i;
       parts.append(span);
@@ -128,7 +132,7 @@
     response.box.response = response;
     response.place = 0;
     const special = new Set(response.special);
-    response.kinds = response.tokens.map((text, i) => `t${special.has(i) ? " special" : text.includes("\n") ? " break" : ""}`);
+    response.kinds = response.tokens.map((_, i) => (special.has(i) ? "t special" : "t"));
     side.append(head, response.box);
     if (response.hidden) side.append(make("p", "note", `${response.hidden} more tokens are not shown.`));
     responses.push(response);
@@ -138,7 +142,7 @@
 
   function saveResponse(response) {
     const measure = form.elements.measure.selectedOptions[0].text;
-    const title = `${modelName(state.policy)} against ${modelName(state.against)}: ${measure}, ${response.side} response`;
+    const title = `${modelName(state.policy)} against ${modelName(state.against)} · ${measure} · ${response.side} response`;
     const ends = [".low", ".high"].map((end) => form.querySelector(end).textContent);
     const name = `${modelName(state.policy)}-${state.measure}-${response.side}.svg`;
     fill(response);

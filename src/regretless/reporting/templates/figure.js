@@ -2,6 +2,7 @@
 "use strict";
 const saveFigure = (() => {
   const SVG = "http://www.w3.org/2000/svg";
+  const XML = "http://www.w3.org/XML/1998/namespace";
   const HEAD = 34;
   const FOOT = 48;
   const UNWRITABLE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]/g; // characters that XML cannot hold
@@ -16,25 +17,31 @@ const saveFigure = (() => {
 
   /** Text of a token line by line, with the place of each part on the screen. */
   function* partsOf(span) {
-    const node = span.firstChild;
     const range = document.createRange();
     let part = null;
-    let start = 0;
-    for (const character of node.data) {
-      range.setStart(node, start);
-      range.setEnd(node, (start += character.length));
-      const place = range.getClientRects()[0];
-      if (!place || character === "\n") continue;
-      if (part && Math.abs(place.top - part.top) > 2) {
+    for (const [text, place] of [...span.childNodes].flatMap((node) => placesOf(node, range))) {
+      if (part && Math.abs(place.top - part.top) > 4) {
         yield part;
         part = null;
       }
       part ??= { text: "", left: place.left, right: place.right, top: place.top, bottom: place.bottom };
-      part.text += character;
+      part.text += text;
       part.left = Math.min(part.left, place.left);
       part.right = Math.max(part.right, place.right);
     }
     if (part) yield part;
+  }
+
+  /** Characters of a token's text, or its sign for a line's end, each with its place. */
+  function placesOf(node, range) {
+    if (node.nodeType !== Node.TEXT_NODE) return [["↵", node.getBoundingClientRect()]];
+    let start = 0;
+    return [...node.data].flatMap((character) => {
+      range.setStart(node, start);
+      range.setEnd(node, (start += character.length));
+      const place = range.getClientRects()[0];
+      return place && character !== "\n" ? [[character, place]] : [];
+    });
   }
 
   /** Offer the response in `box` as the file `name`; `ends` are the texts at the ends of the colour scale. */
@@ -52,14 +59,14 @@ const saveFigure = (() => {
     add(svg, "text", { ...small, x: 0, y: 14 - HEAD, "font-size": 14 }, title);
     const letters = getComputedStyle(box);
     const group = add(svg, "g", { "font-family": "monospace", "font-size": letters.fontSize, fill: color("ink") });
-    group.setAttribute("style", "white-space: pre");
     for (const span of box.children) {
       const fill = getComputedStyle(span).backgroundColor;
       for (const part of partsOf(span)) {
         const [x, y] = [part.left - frame.left, part.top - frame.top];
         const size = { width: part.right - part.left, height: part.bottom - part.top };
         add(group, "rect", { x, y, ...size, fill });
-        add(group, "text", { x, y: y + 0.78 * size.height, textLength: size.width }, part.text);
+        const text = add(group, "text", { x, y: y + 0.78 * size.height, textLength: size.width }, part.text);
+        text.setAttributeNS(XML, "xml:space", "preserve");
       }
     }
     const scale = { x: 0, y: height + 14, width: 160, height: 10, fill: "url(#ramp)", stroke: color("line") };
