@@ -327,7 +327,7 @@ def test_response_when_saved_then_the_picture_has_its_texts_on_their_colors(open
 
 def test_curves_when_in_focus_then_arrow_keys_read_their_values(opened: Browser, finished_run: Path) -> None:
     log = json.loads((finished_run / "train" / "repo" / "trainer_state.json").read_text())["log_history"]
-    plot = opened.find_element(By.CSS_SELECTOR, ".curves .plot")
+    plot = opened.find_element(By.CSS_SELECTOR, "#training .plot")
     plot.send_keys(Keys.HOME, Keys.ARROW_RIGHT)
     said = str(plot.get_attribute("aria-valuetext"))
     assert said.startswith(f"step 2, repo: {log[1]['loss']:.4g}") and "dpo: " in said
@@ -389,9 +389,7 @@ def test_explorer_when_there_are_200_responses_of_1000_tokens_then_it_stays_smoo
     frame = browser.execute_async_script(scroll)
     assert frame < 200  # milliseconds, median; about 17
     size = (tmp_path / "report.html").stat().st_size / 1e6
-    print(
-        f"\n{size:.1f} MB: ready after {loaded:.1f} s, shaded anew in {times[1]:.0f} ms, a frame of scrolling {frame:.0f} ms"
-    )
+    print(f"\n{size:.1f} MB: ready in {loaded:.1f} s, shaded in {times[1]:.0f} ms, {frame:.0f} ms a frame of scrolling")
     choose(browser, "pair", "99")
     WebDriverWait(browser, 10).until(lambda _: tokens_of(browser, 99, "rejected"))
     assert len(tokens_of(browser, 99, "rejected")) == 1000

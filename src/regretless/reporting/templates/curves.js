@@ -1,8 +1,12 @@
 // Curves: a chart in focus is a slider over its steps, whose values are read out; boxes of the legend dim a model's lines.
 "use strict";
 (() => {
-  for (const plot of document.querySelectorAll(".curves .plot")) {
-    const steps = [...plot.querySelectorAll(".hit")];
+  for (const chart of document.querySelectorAll("svg:has(.hit)")) {
+    const plot = document.createElement("div");
+    chart.replaceWith(plot);
+    plot.append(chart);
+    plot.className = "plot";
+    const steps = [...chart.querySelectorAll(".hit")];
     const values = steps.map((step) => [...step.querySelectorAll("text")].map((text) => text.textContent).join(", "));
     const move = (place) => {
       steps.forEach((step, index) => step.classList.toggle("on", index === place));
@@ -12,7 +16,7 @@
     const place = () => Number(plot.getAttribute("aria-valuenow")) - 1;
     plot.tabIndex = 0;
     plot.setAttribute("role", "slider");
-    plot.setAttribute("aria-label", plot.querySelector("svg").getAttribute("aria-label"));
+    plot.setAttribute("aria-label", chart.getAttribute("aria-label"));
     plot.setAttribute("aria-valuemin", 1);
     plot.setAttribute("aria-valuemax", steps.length);
     move(steps.length - 1);
@@ -30,7 +34,7 @@
   }
   for (const box of document.querySelectorAll("[data-shows]")) {
     box.addEventListener("change", () => {
-      const lines = document.querySelectorAll(`.curves .${box.dataset.shows}`);
+      const lines = box.closest("section").querySelectorAll(`svg .${box.dataset.shows}`);
       lines.forEach((line) => line.classList.toggle("dimmed", !box.checked));
     });
   }
