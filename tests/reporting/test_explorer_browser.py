@@ -295,8 +295,15 @@ def test_hostile_texts_when_shown_then_they_stay_text(opened: Browser) -> None:
     tokens = tokens_of(opened, 0, "rejected")
     texts = opened.execute_script("return arguments[0].map(token => token.textContent)", tokens)
     assert texts == [text or "<eos>" for text in TOKENS["rejected"]]
-    for token in tokens:
-        ActionChains(opened).move_to_element(token).perform()
+    point = """
+        return arguments[0].map(token => {
+          token.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+          const title = document.querySelector("#token-card bdi");
+          return [title.textContent, title.children.length];
+        });
+    """
+    visible = [text.replace("\n", "↵").replace("\t", "⇥") for text in texts]
+    assert opened.execute_script(point, tokens) == [[text, 0] for text in visible]
     assert opened.execute_script("return document.querySelectorAll('img, #tokens b, #tokens i').length") == 0
     assert opened.execute_script("return [typeof window.broken, document.scripts.length]") == ["undefined", 4]
     prompt = opened.find_element(By.CSS_SELECTOR, "#token-pairs article:nth-child(2) .prompt .text")
