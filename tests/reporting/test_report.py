@@ -127,7 +127,7 @@ def test_report_when_tokens_were_analyzed_then_the_page_holds_their_numbers_and_
     page = report(finished_run, tmp_path, token_pairs=2)
     data = embedded(page)
     content = json.loads((finished_run / "analyze" / "token_rewards.json").read_text())
-    assert [model["name"] for model in data["models"]] == list(content["policies"])
+    assert data["models"] == list(content["policies"])
     assert (len(data["pairs"]), data["hidden"]) == (2, 1)
     for pair, analyzed in zip(data["pairs"], content["pairs"], strict=False):
         for shown, response in zip(pair["responses"], analyzed["responses"], strict=True):

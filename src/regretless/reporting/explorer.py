@@ -13,23 +13,18 @@ LABEL = 60
 """Characters of a prompt in the list of pairs."""
 
 
-def explorer(
-    content: Mapping[str, Any], colors: Mapping[str, int], folder: str, *, pairs: int, tokens: int
-) -> dict[str, Any]:
+def explorer(content: Mapping[str, Any], folder: str, *, pairs: int, tokens: int) -> dict[str, Any]:
     """Data of up to `pairs` pairs and `tokens` tokens of each response.
 
     content: token_rewards.json. Log-probabilities are in nats, one list a model in the order of `models`; the terms of
     reward and regret are left to the page, which also takes them between two trained models. `folder` is cut from
-    the names of models.
+    the reference's name.
     """
     shown = content["pairs"][:pairs]
     return {
         "beta": content["beta"],
         "reference": content["reference"].removeprefix(folder),
-        "models": [
-            {"name": name, "label": label.removeprefix(folder), "color": colors[name]}
-            for name, label in content["policies"].items()
-        ],
+        "models": list(content["policies"]),
         "pairs": [
             {
                 "kind": pair["kind"],

@@ -64,8 +64,7 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             curves=views.curves(data, colors),
             ends=views.curve_ends(data),
             histograms=views.histograms(data),
-            explorer=rewards
-            and explorer(rewards, colors, f"{run_dir}/", pairs=config.token_pairs, tokens=config.tokens),
+            explorer=rewards and explorer(rewards, f"{run_dir}/", pairs=config.token_pairs, tokens=config.tokens),
             beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
             version=__version__,
             style=Markup(_resource("report.css") + _resource("explorer.css")),

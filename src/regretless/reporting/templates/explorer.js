@@ -21,7 +21,7 @@
   };
   const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
   const number = (value) => (value === null ? "unknown" : value.toFixed(3).replace("-", "−"));
-  const modelName = (index) => (index < 0 ? "reference" : data.models[index].name);
+  const modelName = (index) => (index < 0 ? "reference" : data.models[index]);
   const logps = (response, index) => (index < 0 ? response.reference : response.logps[index]);
 
   // --- values -------------------------------------------------------------------------------------------------------
