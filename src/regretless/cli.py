@@ -160,7 +160,7 @@ def report(
     config: Config = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write; RUN_DIR/report unless given.")] = None,
 ) -> None:
-    """One self-contained HTML page about a run."""
+    """One self-contained HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files."""
     if run_dir is not None and "=" in run_dir.name:
         run_dir, settings = None, [str(run_dir), *(settings or [])]
     if run_dir is not None and output is None:

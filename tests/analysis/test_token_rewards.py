@@ -90,7 +90,9 @@ def test_token_rewards_when_written_then_values_are_those_of_the_models_and_sums
         pi[t] - ref[t] + sum(pi[s] - mu[s] for s in range(t + 1, length)) / max(length - t - 1, 1)
         for t in range(length)
     )
-    assert sum(scored["reward"]) + sum(scored["long_horizon"]) == pytest.approx(0.5 * regret, abs=1e-3)
+    assert sum(scored["regret"]) == pytest.approx(0.5 * regret, abs=1e-3)
+    parts = zip(scored["reward"], scored["long_horizon"], strict=True)
+    assert scored["regret"] == pytest.approx([local + horizon for local, horizon in parts], abs=2e-6)
 
 
 def test_token_rewards_when_behavior_is_unknown_then_its_numbers_are_null(
@@ -100,12 +102,21 @@ def test_token_rewards_when_behavior_is_unknown_then_its_numbers_are_null(
     run(TokenRewardsConfig(), tmp_path / "pairs.parquet", model, {"dpo": model}, tmp_path)
     response = json.loads((tmp_path / "token_rewards.json").read_text())["pairs"][0]["responses"][0]
     assert response["behavior"] is None
-    assert response["policies"]["dpo"]["long_horizon"] is None
+    assert response["policies"]["dpo"]["long_horizon"] is response["policies"]["dpo"]["regret"] is None
     assert set(response["policies"]["dpo"]["reward"]) == {0.0}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "masked", "expected"),
+    [
+        (2, 0, ["prompt-2", "same"]),
+        (4, 0, ["masked", "prompt-2", "same", "same"]),
+        (2, 2, ["masked", "masked", "prompt-2", "same"]),
+        (9, 9, ["masked"] * 6 + ["prompt-2", "same", "same"]),
+    ],
+)
 def test_token_rewards_when_pairs_are_chosen_then_originals_of_different_prompts_come_first(
-    tokenizer: PreTrainedTokenizerFast, model: ModelConfig, tmp_path: Path
+    model: ModelConfig, tmp_path: Path, wanted: int, masked: int, expected: list[str]
 ) -> None:
     rows = [
         *(pair(n, kind="masked", rejected=CHOSEN[:5], rejected_complete=False) for n in range(3, 9)),
@@ -113,12 +124,11 @@ def test_token_rewards_when_pairs_are_chosen_then_originals_of_different_prompts
         pair(2),
     ]
     write_records(tmp_path / "pairs.parquet", rows)
-    for wanted, expected in ((2, {"prompt-2", "same"}), (4, {"prompt-2", "same", "masked"})):
-        run(TokenRewardsConfig(pairs=wanted), tmp_path / "pairs.parquet", model, {"dpo": model}, tmp_path)
-        found = json.loads((tmp_path / "token_rewards.json").read_text())["pairs"]
-        prompts = {row.pair_id: row.prompt_id for row in rows}
-        assert len(found) == wanted
-        assert {"masked" if row["kind"] == "masked" else prompts[row["pair_id"]] for row in found} == expected
+    config = TokenRewardsConfig(pairs=wanted, masked=masked)
+    run(config, tmp_path / "pairs.parquet", model, {"dpo": model}, tmp_path)
+    found = json.loads((tmp_path / "token_rewards.json").read_text())["pairs"]
+    prompts = {row.pair_id: row.prompt_id for row in rows}
+    assert sorted("masked" if row["kind"] == "masked" else str(prompts[row["pair_id"]]) for row in found) == expected
 
 
 def test_token_rewards_when_no_pair_is_usable_then_the_error_says_why(

@@ -10,8 +10,10 @@ import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from run_helpers import HOSTILE
 
 from regretless.errors import DataError
 from regretless.reporting.collect import collect
@@ -19,7 +21,6 @@ from regretless.reporting.stage import ReportConfig, run
 from regretless.reporting.views import stage_rows, tables
 
 VOID = {"meta", "input", "br", "link", "img"}
-HOSTILE = '<script>alert("x")</script></td></div>&amp; <b>17</b> {{ 7*7 }}\n]]>\n\\boxed{1}'
 
 
 class Page(HTMLParser):
@@ -59,6 +60,11 @@ def report(run_dir: Path, output: Path, **settings: object) -> Page:
     return Page((output / "report.html").read_text(encoding="utf-8"))
 
 
+def embedded(page: Page) -> Any:
+    """Data of the explorer; the first script of the page."""
+    return json.loads(next(text for inside, text in page.texts if inside == "script"))
+
+
 def test_report_when_a_run_is_finished_then_every_section_shows_its_numbers(finished_run: Path, tmp_path: Path) -> None:
     page = report(finished_run, tmp_path)
     text = page.text()
@@ -81,12 +87,14 @@ def test_report_when_model_text_is_html_then_it_shows_as_text_and_no_script_join
 ) -> None:
     page = report(finished_run, tmp_path, examples=1000)
     (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    assert len(page.all("script")) == 1
-    digest = base64.b64encode(hashlib.sha256(page.text("script").encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in str(policy)
-    assert "default-src 'none'" in str(policy)
-    # Four models' answers to one problem, and the prompt of one analyzed pair.
-    assert page.text("div").count(HOSTILE) == 5
+    # Data that no browser runs, then three scripts that the policy knows by their hashes.
+    assert [script.get("type") for script in page.all("script")] == ["application/json", None, None, None]
+    own = [text for inside, text in page.texts if inside == "script"][1:]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in own]
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; script-src " + " ".join(
+        f"'sha256-{digest}'" for digest in digests
+    )
+    assert page.text("div").count(HOSTILE) == 4  # four models' answers to one problem
     assert "17" not in page.text("b")
 
 
@@ -113,25 +121,26 @@ def test_report_when_read_aloud_then_tables_and_figures_are_named_and_headings_d
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_report_when_tokens_are_shaded_then_they_join_to_the_response_and_carry_their_numbers(
+def test_report_when_tokens_were_analyzed_then_the_page_holds_their_numbers_and_texts_unchanged(
     finished_run: Path, tmp_path: Path
 ) -> None:
-    page = report(finished_run, tmp_path, token_pairs=1)
+    page = report(finished_run, tmp_path, token_pairs=2)
+    data = embedded(page)
     content = json.loads((finished_run / "analyze" / "token_rewards.json").read_text())
-    rejected = content["pairs"][0]["responses"][1]
-    shown = [text for inside, text in page.texts if inside == "span" and text in {*rejected["tokens"], "<eos>"}]
-    assert "".join(shown).count(rejected["text"] + "<eos>") == 3  # once for each model
-
-    spans = [span for span in page.all("span") if str(span.get("class", "")).split(" ")[0] == "t"]
-    count = len(rejected["tokens"])
-    last = spans[-count:]  # the last model's
-    scores = rejected["policies"]["dpo"]
-    for span, value in zip(last, scores["reward"], strict=True):
-        shade = float(str(span["style"]).split(";")[0].removeprefix("--r:"))
-        assert -1 <= shade <= 1 and (shade > 0) == (value > 0)
-        assert f"reward {value:+.3g} nats".replace("-", "−") in str(span["title"])
-    assert [span["tabindex"] for span in last] == ["0", *["-1"] * (count - 1)]
-    assert "behaviour" in str(last[0]["title"]) and "weight" in str(last[0]["title"])
+    assert data["models"] == list(content["policies"])
+    assert (len(data["pairs"]), data["hidden"]) == (2, 1)
+    for pair, analyzed in zip(data["pairs"], content["pairs"], strict=False):
+        for shown, response in zip(pair["responses"], analyzed["responses"], strict=True):
+            assert "".join(shown["tokens"]) == response["text"] + "<eos>"
+            assert shown["special"] == [len(response["tokens"]) - 1]
+            assert shown["reference"] == pytest.approx(response["reference"], abs=1e-4)
+            assert shown["weights"] == pytest.approx(response["weights"], abs=1e-4)
+            assert shown["logps"][2] == pytest.approx(response["policies"]["dpo"]["logps"], abs=1e-4)
+    assert data["pairs"][0]["responses"][0]["behavior"] == pytest.approx(
+        content["pairs"][0]["responses"][0]["behavior"], abs=1e-4
+    )
+    assert data["pairs"][1]["responses"][0]["behavior"] is None
+    assert data["pairs"][1]["prompt"] == [{"role": "user", "content": HOSTILE}]
 
 
 def chat_row(label: str, metric: str, **numbers: object) -> dict[str, object]:
@@ -210,8 +219,9 @@ def test_report_when_a_run_is_long_then_the_page_stays_small(finished_run: Path,
                 if isinstance(value, list):
                     values[key] = value * 200
     (tmp_path / "run" / "analyze" / "token_rewards.json").write_text(json.dumps(tokens))
-    page = report(tmp_path / "run", tmp_path, tokens=100)
-    assert "2,500 more tokens are not shown" in page.text()
+    data = embedded(report(tmp_path / "run", tmp_path, tokens=100))
+    assert [response["hidden"] for response in data["pairs"][0]["responses"]] == [2500, 4900]
+    assert len(data["pairs"][0]["responses"][0]["tokens"]) == 100
     assert (tmp_path / "report.html").stat().st_size < 1_500_000
 
 
@@ -226,6 +236,17 @@ def test_stage_rows_when_an_evaluation_has_many_passes_then_they_are_one_row(fin
     assert evaluate.seconds == pytest.approx(8.0)
     assert sum(row.seconds for row in rows) == pytest.approx(sum(stage.seconds for stage in stages))
     assert all("eval_loss" not in row.counts for row in rows)
+
+
+def test_report_when_a_recipe_has_dropped_a_stage_then_what_was_set_aside_does_not_show(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_run, run_dir)
+    (run_dir / "unused" / "train").mkdir(parents=True)
+    (run_dir / "train" / "repo_det").rename(run_dir / "unused" / "train" / "repo_det")
+    names = [stage.name for stage in collect(run_dir, examples=0, seed=0).stages]
+    assert "train/dpo" in names and not [name for name in names if name.endswith("train/repo_det")]
 
 
 def test_tables_when_entries_are_mappings_then_each_is_a_row_of_one_table() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +33,18 @@ UNITS = {
     "logps": "nats: log-probability of the token under the policy",
     "reward": "nats: beta (logps - reference), the implicit reward, which is also the regret's local term",
     "long_horizon": "nats: beta weights (logps - behavior), the token's part in the regret's long-horizon term",
+    "regret": "nats: reward + long_horizon, the token's full term; null where the behaviour policy is unknown",
 }
-"""Meaning of every number in token_rewards.json. A response's RePO score is the sum of `reward` and `long_horizon`."""
+"""Meaning of every number in token_rewards.json. A response's RePO score (paper's formula) is the sum of `regret`."""
 
 
 class TokenRewardsConfig(Section):
     """Which responses to look into token by token."""
 
     pairs: int = Field(4, ge=1)
-    """Pairs to look into; original ones before masked ones, each of another prompt where there are enough."""
+    """Pairs to look into, each of another prompt where there are enough; masked ones fill up where originals lack."""
+    masked: int = Field(2, ge=0)
+    """Masked pairs to look into beside them, where the data has any."""
     seed: int = 0
     """Seed of their choice."""
     beta: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -94,22 +98,28 @@ def run(
 def _choose(
     config: TokenRewardsConfig, pairs: Sequence[Pair], tokenizer: Tokenizer, refused: list[Refusal]
 ) -> list[tuple[Pair, TokenizedPair]]:
-    """Up to `config.pairs` usable pairs, in random order; the ones that cannot be tokenized are added to `refused`."""
+    """The usable pairs to look into, in random order; the ones that cannot be tokenized are added to `refused`."""
     order = random.Random(config.seed).sample(range(len(pairs)), len(pairs))
-    of_prompt: Counter[str | None] = Counter()
-    turns: dict[int, tuple[bool, int]] = {}
+    of_prompt: Counter[tuple[bool, str | None]] = Counter()
+    turns: dict[int, int] = {}
     for index in order:
-        pair = pairs[index]
-        turns[index] = (pair.kind == "masked", of_prompt[pair.prompt_id])
-        of_prompt[pair.prompt_id] += 1
-    found: list[tuple[Pair, TokenizedPair]] = []
-    for index in sorted(order, key=turns.__getitem__):
-        if len(found) == config.pairs:
-            break
-        tokenized, reasons = tokenize_pairs([pairs[index]], tokenizer, max_length=None, max_prompt_length=None)
-        found += [(pairs[index], tokens) for tokens in tokenized]
+        key = pairs[index].kind == "masked", pairs[index].prompt_id
+        turns[index] = of_prompt[key]
+        of_prompt[key] += 1
+    order.sort(key=turns.__getitem__)
+    usable = _usable((pairs[index] for index in order if pairs[index].kind != "masked"), tokenizer, refused)
+    found = list(itertools.islice(usable, config.pairs))
+    usable = _usable((pairs[index] for index in order if pairs[index].kind == "masked"), tokenizer, refused)
+    return found + list(itertools.islice(usable, config.pairs - len(found) + config.masked))
+
+
+def _usable(
+    pairs: Iterable[Pair], tokenizer: Tokenizer, refused: list[Refusal]
+) -> Iterator[tuple[Pair, TokenizedPair]]:
+    for pair in pairs:
+        tokenized, reasons = tokenize_pairs([pair], tokenizer, max_length=None, max_prompt_length=None)
         refused += reasons
-    return found
+        yield from ((pair, tokens) for tokens in tokenized)
 
 
 def _sides(tokens: TokenizedPair) -> dict[str, tuple[Ids, tuple[float, ...] | None]]:
@@ -136,10 +146,13 @@ def _values(
     scored = {}
     for name, logps in policies.items():
         policy = logps.astype(np.float64)
+        reward = beta * (policy - reference)
+        horizon = None if behavior is None else beta * weights * (policy - np.asarray(behavior))
         scored[name] = {
             "logps": _numbers(policy),
-            "reward": _numbers(beta * (policy - reference)),
-            "long_horizon": None if behavior is None else _numbers(beta * weights * (policy - np.asarray(behavior))),
+            "reward": _numbers(reward),
+            "long_horizon": None if horizon is None else _numbers(horizon),
+            "regret": None if horizon is None else _numbers(reward + horizon),
         }
     return {
         "reference": _numbers(reference.astype(np.float64)),

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from regretless.records import Text, Verdict, read_rows
 from regretless.store import MANIFEST, read_json
+from regretless.units import UNUSED
 
 T = TypeVar("T")
 
@@ -215,7 +216,8 @@ def _stages(run_dir: Path) -> list[Stage]:
     found = []
     for path in run_dir.rglob(MANIFEST):
         name = path.parent.relative_to(run_dir).as_posix()
-        if name == "report":  # an earlier page about the same run
+        # An earlier page about the same run, and what the recipe does not ask for any more.
+        if name == "report" or name.startswith(f"{UNUSED}/"):
             continue
         manifest = read_json(path)
         found.append(

@@ -15,13 +15,13 @@ from pydantic import Field
 
 from regretless import __version__
 from regretless.config import Section
-from regretless.reporting import views
+from regretless.errors import ConfigError
+from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
 from regretless.reporting.collect import collect
+from regretless.reporting.explorer import explorer
+from regretless.reporting.token_figures import FiguresConfig
 from regretless.store import write_text
-
-TEXT_LIMIT = 6000
-"""Characters of a prompt or response that the page shows."""
 
 
 class ReportConfig(Section):
@@ -31,30 +31,31 @@ class ReportConfig(Section):
     """Heading; the name of the run folder unless given."""
     examples: int = Field(1, ge=0)
     """Problems solved and problems broken by training to show, of each benchmark."""
-    token_pairs: int = Field(4, ge=0)
-    """Pairs shown token by token, of those that were analyzed."""
-    tokens: int = Field(400, ge=1)
+    token_pairs: int = Field(100, ge=0)
+    """Pairs in the explorer, of those that were analyzed."""
+    tokens: int = Field(1000, ge=1)
     """Tokens shown of each of their responses."""
     seed: int = 0
     """Seed of the choice of examples."""
+    figures: FiguresConfig | None = None
+    """Draw the responses of one pair as files as well."""
 
 
 def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
-    """Write `output`/report.html about the run in `run_dir`.
+    """Write `output`/report.html about the run in `run_dir`, and `output`/figures if asked for.
 
     A part whose stage did not run says so. Texts of models and data are escaped, and the page's policy lets no script
-    but its own run. Raises DataError when a file of the run is broken.
+    but its own run. Raises DataError when a file of the run is broken, ConfigError for figures that cannot be drawn.
     """
     data = collect(run_dir, examples=config.examples, seed=config.seed)
     colors = views.colors_of(data)
     rewards = data.token_rewards
-    script = _resource("report.js")
+    scripts = ["curves.js"] * bool(data.logs) + ["figure.js", "explorer.js"] * bool(rewards)
     page = (
         _environment()
         .get_template("report.html.jinja")
         .render(
             run=data,
-            folder=f"{run_dir}/",
             title=config.title or data.name,
             colors=colors,
             results=views.results(data, colors),
@@ -66,17 +67,27 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             ends=views.curve_ends(data),
             histograms=views.histograms(data),
             changes=changes(data.comparisons, colors),
-            tokens=rewards and views.token_rewards(rewards, pairs=config.token_pairs, tokens=config.tokens),
+            explorer=rewards and explorer(rewards, f"{run_dir}/", pairs=config.token_pairs, tokens=config.tokens),
             beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
             version=__version__,
-            style=Markup(_resource("report.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            style=Markup(_resource("report.css") + _resource("explorer.css")),
+            scripts=[_script(name) for name in scripts],
         )
     )
     path = output / "report.html"
     write_text(path, page)
-    return {"bytes": path.stat().st_size, "examples": len(data.examples), "objectives": len(data.logs)}
+    summary = {"bytes": path.stat().st_size, "examples": len(data.examples), "objectives": len(data.logs)}
+    if config.figures is None:
+        return summary
+    if not rewards:
+        raise ConfigError("report.figures: this run has no token rewards; add an analyze section to the recipe")
+    return summary | {"figures": len(token_figures.draw(config.figures, rewards, output / "figures"))}
+
+
+def _script(name: str) -> dict[str, Any]:
+    """Text of a script, and the hash by which the page's policy knows it."""
+    text = _resource(name)
+    return {"text": Markup(text), "hash": base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}
 
 
 def _environment() -> jinja2.Environment:
@@ -84,6 +95,8 @@ def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regretless.reporting"), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    # The filter `tojson` escapes what could end a script element.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters |= {
         "percent": lambda share: "–" if share is None else f"{100 * share:.1f}",
         "points": lambda share: "–" if share is None else f"{100 * share:+.1f}".replace("-", "−"),
@@ -91,7 +104,7 @@ def _environment() -> jinja2.Environment:
         "signed": lambda value: "–" if value is None else f"{value:+.2f}".replace("-", "−"),
         "duration": lambda seconds: f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds",
         "words": views.words,
-        "cut": _cut,
+        "cut": views.cut,
         "settings": lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True),
     }
     return environment
@@ -99,7 +112,3 @@ def _environment() -> jinja2.Environment:
 
 def _resource(name: str) -> str:
     return resources.files("regretless.reporting").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"

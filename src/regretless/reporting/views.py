@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +13,10 @@ from regretless.reporting.figures import Interval, Series, histogram, interval_c
 
 COLORS = 7
 """Colour classes for trained models; class 0 is the base model's."""
+
+
+TEXT_LIMIT = 6000
+"""Characters of a prompt or response that the page shows."""
 
 
 class Curve(NamedTuple):
@@ -237,75 +241,6 @@ def words(key: str) -> str:
     return key.removeprefix(f"nats_per_token{SEPARATOR}").replace("_", " ")
 
 
-def token_rewards(content: Mapping[str, Any], *, pairs: int, tokens: int) -> dict[str, Any]:
-    """Shaded tokens of up to `pairs` pairs and `tokens` tokens a response.
-
-    A token's shade is its value over the scale, which is common to all models and responses, so that shades compare.
-    """
-    shown = content["pairs"][:pairs]
-    scored = [scores for pair in shown for response in pair["responses"] for scores in response["policies"].values()]
-    scales = {
-        "r": _scale(value for scores in scored for value in scores["reward"][:tokens]),
-        "h": _scale(value for scores in scored for value in (scores["long_horizon"] or ())[:tokens]),
-    }
-    views = [
-        {
-            "kind": pair["kind"],
-            "prompt": pair["prompt"],
-            "responses": [_response(response, tokens, scales) for response in pair["responses"]],
-        }
-        for pair in shown
-    ]
-    return {"scales": scales, "pairs": views}
-
-
-def _scale(values: Iterable[float]) -> float:
-    """Value of the full shade: the 98th percentile of the sizes, so that single extremes do not bleach all others."""
-    sizes = sorted(abs(value) for value in values)
-    return (sizes[int(0.98 * (len(sizes) - 1))] if sizes else 0.0) or 1.0
-
-
-def _response(response: Mapping[str, Any], limit: int, scales: Mapping[str, float]) -> dict[str, Any]:
-    count = len(response["tokens"])
-    policies = []
-    for number, (name, scores) in enumerate(response["policies"].items(), 1):
-        horizon = scores["long_horizon"]
-        policies.append(
-            {
-                "number": number,
-                "name": name,
-                "reward": _signed(sum(scores["reward"])),
-                "long_horizon": None if horizon is None else _signed(sum(horizon)),
-                "tokens": [_token(response, scores, place, scales) for place in range(min(count, limit))],
-            }
-        )
-    return {"side": response["side"], "count": count, "hidden": max(0, count - limit), "policies": policies}
-
-
-def _token(
-    response: Mapping[str, Any], scores: Mapping[str, Any], place: int, scales: Mapping[str, float]
-) -> dict[str, Any]:
-    text = response["tokens"][place]
-    reward, behavior = scores["reward"][place], response["behavior"]
-    horizon = None if scores["long_horizon"] is None else scores["long_horizon"][place]
-    logps = f"policy {_signed(scores['logps'][place])}, reference {_signed(response['reference'][place])}"
-    numbers = [f"reward {_signed(reward)} nats"]
-    if horizon is not None:
-        numbers.append(f"long-horizon {_signed(horizon)} nats (weight {response['weights'][place]:.3g})")
-        logps += f", behaviour {_signed(behavior[place])}"
-    return {
-        "text": text or response["names"][place],
-        # A special token, or a part of a character, has no text of its own: its name stands for it.
-        "kind": " special" if not text else " break" if "\n" in text else "",
-        "r": _shade(reward, scales["r"]),
-        "h": _shade(horizon or 0.0, scales["h"]),
-        "numbers": " · ".join([*numbers, f"log-probability: {logps} nats"]),
-    }
-
-
-def _shade(value: float, scale: float) -> str:
-    return f"{max(-1.0, min(1.0, value / scale)):.2g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−")
+def cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """The text, or its beginning and how much is left out."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"

@@ -1,0 +1,327 @@
+// The regret explorer: responses as text, each token shaded by its reward or its term of the regret.
+// Texts come from models and data: they enter the page as text nodes only, never as markup.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("token-data").textContent);
+  const root = document.getElementById("tokens");
+  const form = root.querySelector("form");
+  const card = document.getElementById("token-card");
+  const news = document.getElementById("token-news");
+  const LEVELS = 8; // steps of the colour scale on each side of zero
+  const SAMPLE = 20000; // values that the scale is taken from
+  const state = {};
+  const responses = []; // of all pairs, in the page's order
+  let scale = 1;
+
+  const make = (tag, className, text) => {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  };
+  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
+  const number = (value) => (value === null ? "unknown" : value.toFixed(3).replace("-", "−"));
+  const modelName = (index) => (index < 0 ? "reference" : data.models[index]);
+  const logps = (response, index) => (index < 0 ? response.reference : response.logps[index]);
+
+  // --- values -------------------------------------------------------------------------------------------------------
+
+  /** Numbers of token i (nats): log-probabilities, weight and terms; null where the behaviour policy is unknown. */
+  function termsOf(response, i, policy = state.policy) {
+    const pi = logps(response, policy)[i];
+    const rho = logps(response, state.against)[i];
+    const mu = response.behavior && response.behavior[i];
+    const weight = response.weights[i];
+    const reward = data.beta * (pi - rho);
+    const horizon = mu === null ? null : data.beta * weight * (pi - mu);
+    const regret = horizon === null ? null : reward + horizon;
+    return { pi, rho, mu, weight, reward, horizon, regret, det: reward + data.beta * weight * pi };
+  }
+
+  /** Values of all tokens under the chosen objective, or null where they are unknown. */
+  function valuesOf(response, policy = state.policy) {
+    const values = response.tokens.map((_, i) => termsOf(response, i, policy)[state.measure]);
+    return values.includes(null) ? null : values;
+  }
+
+  const rootMeanSquare = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / values.length);
+
+  /** Value of the full shade: the 98th percentile of the sizes under all models, so that extremes do not bleach the rest. */
+  function fullShade() {
+    if (state.scale === "normalized") return 2;
+    const total = responses.reduce((sum, response) => sum + response.tokens.length, 0) * data.models.length;
+    const every = Math.ceil(total / SAMPLE);
+    const sizes = [];
+    let seen = 0;
+    for (const response of responses) {
+      for (const policy of data.models.keys()) {
+        for (let i = 0; i < response.tokens.length; i++) {
+          if (seen++ % every) continue;
+          const value = termsOf(response, i, policy)[state.measure];
+          if (value !== null) sizes.push(Math.abs(value));
+        }
+      }
+    }
+    sizes.sort((a, b) => a - b);
+    return sizes[Math.floor(0.98 * (sizes.length - 1))] || 1;
+  }
+
+  // --- responses ----------------------------------------------------------------------------------------------------
+
+  /** Class of a token with this value: p1…p8 above zero, n1…n8 below, none about zero and where it is unknown. */
+  function shadeOf(value) {
+    const level = Math.round(LEVELS * Math.max(-1, Math.min(1, value / scale)));
+    return level ? ` ${level > 0 ? "p" : "n"} k${Math.abs(level)}` : "";
+  }
+
+  function shade(response) {
+    const values = valuesOf(response);
+    const unit = values && state.scale === "normalized" ? rootMeanSquare(values) || 1 : 1;
+    response.values = values && values.map((value) => value / unit);
+    const sum = values && values.reduce((total, value) => total + value, 0);
+    response.sum.textContent = values ? `Σ ${signed(sum)} nats` : "behaviour policy unknown: no such term";
+    if (!response.spans) return;
+    for (const [i, span] of response.spans.entries()) {
+      span.className = response.kinds[i] + (values ? shadeOf(response.values[i]) : "");
+    }
+  }
+
+  /** Give a response that comes near the window its tokens as elements; until then it is one plain text. */
+  function fill(response) {
+    if (response.spans) return;
+    const parts = document.createDocumentFragment();
+    response.spans = response.tokens.map((text, i) => {
+      const span = make("span");
+      for (const [number, line] of text.split("\n").entries()) {
+        if (number) span.append(make("span", "line-end"), "\n");
+        if (line) span.append(line);
+      }
+      span.tabIndex = i === response.place ? 0 : -1;
+      span.dataset.i = i;
+      parts.append(span);
+      return span;
+    });
+    shade(response);
+    response.box.replaceChildren(parts);
+  }
+
+  function empty(response) {
+    if (!response.spans || response.box.contains(document.activeElement)) return;
+    response.spans = null;
+    response.box.textContent = response.tokens.join("");
+  }
+
+  const nearby = new IntersectionObserver(
+    (entries) => entries.forEach(({ target, isIntersecting }) => (isIntersecting ? fill : empty)(target.response)),
+    { rootMargin: "1000px 0px" },
+  );
+
+  function buildResponse(response) {
+    const side = make("div", `side ${response.side}`);
+    const head = make("div", "head");
+    response.sum = make("span", "note sum");
+    const save = make("button", "", "Save as SVG");
+    save.type = "button";
+    save.setAttribute("aria-label", `Save the ${response.side} response as an SVG file`);
+    save.addEventListener("click", () => saveResponse(response));
+    head.append(make("h4", "", response.side), make("span", "note", `${response.tokens.length} tokens`), response.sum, save);
+    response.box = make("div", "shaded", response.tokens.join(""));
+    response.box.dir = "auto";
+    response.box.setAttribute("role", "group");
+    response.box.setAttribute("aria-label", `${response.side} response: move between tokens with the arrow keys`);
+    response.box.response = response;
+    response.place = 0;
+    const special = new Set(response.special);
+    response.kinds = response.tokens.map((_, i) => (special.has(i) ? "t special" : "t"));
+    side.append(head, response.box);
+    if (response.hidden) side.append(make("p", "note", `${response.hidden} more tokens are not shown.`));
+    responses.push(response);
+    nearby.observe(response.box);
+    return side;
+  }
+
+  function saveResponse(response) {
+    const measure = form.elements.measure.selectedOptions[0].text;
+    const title = `${modelName(state.policy)} against ${modelName(state.against)} · ${measure} · ${response.side} response`;
+    const ends = [".low", ".high"].map((end) => form.querySelector(end).textContent);
+    const name = `${modelName(state.policy)}-${state.measure}-${response.side}.svg`;
+    fill(response);
+    saveFigure(response.box, title, ends, name);
+  }
+
+  function buildPair(pair, index) {
+    const article = make("article");
+    const title = make("h3", "", `Pair ${index + 1} `);
+    title.tabIndex = -1;
+    title.append(make("span", "muted", `· ${pair.kind}`));
+    const prompt = make("div", "prompt");
+    for (const message of pair.prompt) {
+      const block = make("div", "text");
+      block.dir = "auto";
+      if (message.role) block.append(make("span", "role", message.role));
+      block.append(message.content);
+      prompt.append(block);
+    }
+    const sides = make("div", "sides");
+    sides.append(...pair.responses.map(buildResponse));
+    article.append(title, prompt, sides);
+    return article;
+  }
+
+  // --- one token's numbers ------------------------------------------------------------------------------------------
+
+  function rowsOf(response, i) {
+    const terms = termsOf(response, i);
+    const beta = data.beta === 1 ? "" : `${data.beta} `;
+    const unknown = "unknown";
+    const nats = (value) => (value === null ? unknown : `${signed(value)} nats`);
+    const rows = [
+      ["log π", modelName(state.policy), `${number(terms.pi)} nats`],
+      ["log ρ", modelName(state.against), `${number(terms.rho)} nats`],
+    ];
+    if (state.against >= 0) rows.push(["", "reference", `${number(response.reference[i])} nats`]);
+    rows.push(
+      ["log μ", "behaviour", terms.mu === null ? unknown : `${number(terms.mu)} nats`],
+      ["w", "weight", terms.weight.toFixed(3)],
+      [`${beta}log π/ρ`, "reward (local term)", nats(terms.reward), "reward"],
+      [`${beta}w log π/μ`, "long-horizon term", nats(terms.horizon), "horizon"],
+      ["sum", "regret term", nats(terms.regret), "regret"],
+    );
+    if (state.measure === "det") rows.push([`${beta}[log π/ρ + w log π]`, "RePO_det term", nats(terms.det), "det"]);
+    if (state.scale === "normalized" && response.values) {
+      rows.push(["", "shaded value", `${signed(response.values[i])} × RMS`]);
+    }
+    return rows;
+  }
+
+  const titleOf = (response, i) => `token ${i + 1} of ${response.tokens.length}`;
+
+  function show(span) {
+    const response = span.parentElement.response;
+    const i = Number(span.dataset.i);
+    const title = make("p");
+    const text = make("bdi", "", response.tokens[i].replaceAll("\n", "↵").replaceAll("\t", "⇥"));
+    title.append(text, make("span", "note", titleOf(response, i)));
+    const table = make("table");
+    for (const [formula, name, value, measure] of rowsOf(response, i)) {
+      const row = table.insertRow();
+      if (measure === state.measure) row.className = "current";
+      const head = make("th", "", name);
+      head.scope = "row";
+      row.append(head, make("td", "formula", formula), make("td", "number", value));
+    }
+    card.replaceChildren(title, table);
+    card.hidden = false;
+    const token = span.getClientRects()[0] || span.getBoundingClientRect();
+    const below = token.bottom + card.offsetHeight + 16 < innerHeight;
+    card.style.left = `${Math.max(8, Math.min(token.left, innerWidth - card.offsetWidth - 24))}px`;
+    card.style.top = `${below ? token.bottom + 8 : Math.max(8, token.top - card.offsetHeight - 8)}px`;
+  }
+
+  function announce(span) {
+    const response = span.parentElement.response;
+    const i = Number(span.dataset.i);
+    const numbers = rowsOf(response, i).map(([, name, value]) => `${name} ${value}`);
+    news.textContent = `“${response.tokens[i].replaceAll("\n", "new line")}”, ${titleOf(response, i)}: ${numbers.join(", ")}`;
+  }
+
+  const hide = () => (card.hidden = true);
+
+  /** The card goes with the token in focus, not with one that the pointer has left by scrolling. */
+  function follow() {
+    const span = document.activeElement.closest(".t");
+    const place = span && span.getBoundingClientRect();
+    place && place.bottom > 0 && place.top < innerHeight && !card.hidden ? show(span) : hide();
+  }
+
+  // --- keyboard -----------------------------------------------------------------------------------------------------
+
+  /** Token above or below token i on the screen; i itself on the first or last line. */
+  function onNextLine(spans, i, step) {
+    const from = spans[i];
+    let line = null;
+    let best = i;
+    for (let j = i + step; spans[j]; j += step) {
+      const top = spans[j].offsetTop;
+      if (top === from.offsetTop) continue;
+      if (line !== null && top !== line) break;
+      line = top;
+      const distance = Math.abs(spans[j].offsetLeft - from.offsetLeft);
+      if (best === i || distance < Math.abs(spans[best].offsetLeft - from.offsetLeft)) best = j;
+    }
+    return best;
+  }
+
+  function move(event) {
+    const span = event.target.closest(".t");
+    if (event.key === "Escape") hide();
+    if (!span || event.ctrlKey || event.metaKey || event.altKey) return;
+    const response = span.parentElement.response;
+    const i = Number(span.dataset.i);
+    const last = response.spans.length - 1;
+    const targets = {
+      ArrowLeft: () => Math.max(0, i - 1),
+      ArrowRight: () => Math.min(last, i + 1),
+      ArrowUp: () => onNextLine(response.spans, i, -1),
+      ArrowDown: () => onNextLine(response.spans, i, 1),
+      Home: () => 0,
+      End: () => last,
+    };
+    if (!targets[event.key]) return;
+    event.preventDefault();
+    response.spans[targets[event.key]()].focus();
+  }
+
+  function enter(event) {
+    const span = event.target.closest(".t");
+    if (!span) return;
+    const response = span.parentElement.response;
+    response.spans[response.place].tabIndex = -1;
+    response.place = Number(span.dataset.i);
+    span.tabIndex = 0;
+    show(span);
+    announce(span);
+  }
+
+  // --- controls -----------------------------------------------------------------------------------------------------
+
+  function update() {
+    const values = new FormData(form);
+    Object.assign(state, {
+      policy: Number(values.get("policy")),
+      against: Number(values.get("against")),
+      measure: values.get("measure"),
+      scale: values.get("scale"),
+    });
+    root.dataset.sides = values.get("sides");
+    hide();
+    scale = fullShade();
+    const unit = state.scale === "normalized" ? "× RMS" : "nats";
+    const end = scale.toPrecision(2);
+    form.querySelector(".low").textContent = `−${end}`;
+    form.querySelector(".high").textContent = `+${end} ${unit}`;
+    responses.forEach(shade);
+  }
+
+  function goTo(index) {
+    const article = pairs.children[index];
+    article.scrollIntoView({ behavior: "instant" });
+    article.querySelector("h3").focus({ preventScroll: true });
+  }
+
+  const pairs = document.getElementById("token-pairs");
+  pairs.append(...data.pairs.map(buildPair));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("change", ({ target }) => (target.name === "pair" ? goTo(Number(target.value)) : update()));
+  pairs.addEventListener("mouseover", ({ target }) => {
+    const span = target.closest(".t");
+    span ? show(span) : hide();
+  });
+  pairs.addEventListener("mouseleave", hide);
+  pairs.addEventListener("focusin", enter);
+  pairs.addEventListener("focusout", hide);
+  root.addEventListener("keydown", move);
+  addEventListener("scroll", follow, { passive: true });
+  update();
+  root.dataset.ready = "yes";
+})();

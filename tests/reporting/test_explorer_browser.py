@@ -1,0 +1,404 @@
+"""The page in a real browser: headless Chromium, driven over WebDriver, on the file as a user opens it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from run_helpers import HOSTILE, OBJECTIVES, TOKENS, analyzed
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from regretless.reporting.stage import ReportConfig, run
+from regretless.store import write_json
+
+pytestmark = pytest.mark.slow
+
+Browser = webdriver.Chrome
+ARGUMENTS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1280,1000"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+DIGITS = 1e-3
+"""The card has three decimals, of numbers that the page holds with four."""
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the browser puts what it saves."""
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator[Browser]:
+    """Headless Chromium with an empty profile; skipped where there is none, failed with CI set."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    chromedriver = shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        message = "no chromium and chromedriver on the PATH (Debian: apt-get install chromium chromium-driver)"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def content(finished_run: Path) -> dict[str, Any]:
+    """What the analysis wrote."""
+    return dict(json.loads((finished_run / "analyze" / "token_rewards.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def page(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Address of the report."""
+    folder = tmp_path_factory.mktemp("page")
+    run(ReportConfig(), finished_run, folder)
+    return (folder / "report.html").as_uri()
+
+
+@pytest.fixture
+def opened(browser: Browser, page: str) -> Browser:
+    """The browser with the page just loaded and the first pair in view."""
+    open_page(browser, page)
+    return browser
+
+
+def open_page(browser: Browser, address: str) -> None:
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)  # what earlier pages said
+    browser.get(address)
+    browser.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
+    browser.execute_script("document.querySelector('form.controls').scrollIntoView()")
+    WebDriverWait(browser, 30).until(lambda _: browser.find_elements(By.CSS_SELECTOR, "#token-pairs .t"))
+
+
+def tokens_of(browser: Browser, pair: int, side: str) -> list[WebElement]:
+    return browser.find_elements(By.CSS_SELECTOR, f"#token-pairs article:nth-child({pair + 1}) .{side} .t")
+
+
+def choose(browser: Browser, name: str, value: str) -> None:
+    """Set a control of the explorer as a user does."""
+    elements = browser.find_elements(By.NAME, name)
+    if elements[0].tag_name == "select":
+        Select(elements[0]).select_by_value(value)
+    else:
+        next(element for element in elements if element.get_attribute("value") == value).click()
+
+
+def card(browser: Browser) -> dict[str, str]:
+    """Rows of the card of one token: name to number."""
+    rows = browser.find_elements(By.CSS_SELECTOR, "#token-card tr")
+    return {
+        row.find_element(By.TAG_NAME, "th").text: row.find_element(By.CSS_SELECTOR, "td:last-child").text
+        for row in rows
+    }
+
+
+def nats(text: str) -> float:
+    return float(text.split(maxsplit=1)[0].replace("−", "-"))
+
+
+def levels(tokens: list[WebElement]) -> list[int]:
+    """Steps of the colour scale, −8…8, that tokens are shaded with."""
+    found = []
+    for token in tokens:
+        classes = str(token.get_attribute("class")).split()
+        size = next((int(name[1:]) for name in classes if name[0] == "k"), 0)
+        found.append(-size if "n" in classes else size)
+    return found
+
+
+def expected_levels(values: list[float], scale: float) -> list[float]:
+    return [8 * max(-1, min(1, value / scale)) for value in values]
+
+
+def all_values(content: dict[str, Any], measure: str) -> list[float]:
+    scored = [
+        scores[measure]
+        for pair in content["pairs"]
+        for response in pair["responses"]
+        for scores in response["policies"].values()
+    ]
+    return [value for values in scored if values is not None for value in values]
+
+
+def full_shade(values: list[float]) -> float:
+    sizes = sorted(abs(value) for value in values)
+    return sizes[math.floor(0.98 * (len(sizes) - 1))]
+
+
+def test_page_when_opened_then_nothing_fails_and_nothing_is_fetched(browser: Browser, page: str) -> None:
+    open_page(browser, page)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    ]
+    assert requests == [page]
+
+
+def test_token_when_pointed_at_then_its_numbers_are_those_of_the_analysis(
+    opened: Browser, content: dict[str, Any]
+) -> None:
+    response, place = content["pairs"][0]["responses"][1], 4
+    scores = response["policies"]["repo"]
+    ActionChains(opened).move_to_element(tokens_of(opened, 0, "rejected")[place]).perform()
+    shown = card(opened)
+    assert {name: nats(text) for name, text in shown.items()} == pytest.approx(
+        {
+            "repo": scores["logps"][place],
+            "reference": response["reference"][place],
+            "behaviour": response["behavior"][place],
+            "weight": response["weights"][place],
+            "reward (local term)": scores["reward"][place],
+            "long-horizon term": scores["long_horizon"][place],
+            "regret term": scores["regret"][place],
+        },
+        abs=DIGITS,
+    )
+    assert all(text.endswith(" nats") for name, text in shown.items() if name != "weight")
+    title = opened.find_element(By.CSS_SELECTOR, "#token-card p").text.split("\n")
+    assert title == [response["tokens"][place], f"token {place + 1} of {len(response['tokens'])}"]
+    ActionChains(opened).move_to_element(opened.find_element(By.NAME, "policy")).perform()
+    assert not opened.find_element(By.ID, "token-card").is_displayed()
+
+
+@pytest.mark.parametrize(
+    ("option", "measure"), [("reward", "reward"), ("regret", "regret"), ("horizon", "long_horizon")]
+)
+@pytest.mark.parametrize("policy", ["repo", "dpo"])
+def test_shading_when_objective_and_model_are_chosen_then_it_is_that_of_their_values(
+    opened: Browser, content: dict[str, Any], option: str, measure: str, policy: str
+) -> None:
+    choose(opened, "measure", option)
+    choose(opened, "policy", str(OBJECTIVES.index(policy)))
+    scale = full_shade(all_values(content, measure))
+    assert opened.find_element(By.CSS_SELECTOR, ".scale .high").text == f"+{float(f'{scale:.2g}'):g} nats"
+    for side, response in zip(("chosen", "rejected"), content["pairs"][0]["responses"], strict=True):
+        values = response["policies"][policy][measure]
+        shown = levels(tokens_of(opened, 0, side))
+        assert shown == pytest.approx(expected_levels(values, scale), abs=0.51)
+        assert any(shown) and len(set(shown)) > 4
+        total = opened.find_element(By.CSS_SELECTOR, f"#token-pairs article:first-child .{side} .head .sum")
+        assert nats(total.text.removeprefix("Σ ")) == pytest.approx(sum(values), abs=0.01)
+
+
+def test_shading_when_normalized_then_values_are_in_units_of_the_response(
+    opened: Browser, content: dict[str, Any]
+) -> None:
+    choose(opened, "scale", "normalized")
+    values = content["pairs"][0]["responses"][0]["policies"]["repo"]["reward"]
+    unit = math.sqrt(sum(value**2 for value in values) / len(values))
+    tokens = tokens_of(opened, 0, "chosen")
+    assert levels(tokens) == pytest.approx(expected_levels([value / unit for value in values], 2), abs=0.51)
+    assert opened.find_element(By.CSS_SELECTOR, ".scale .high").text == "+2.0 × RMS"
+    ActionChains(opened).move_to_element(tokens[3]).perform()
+    assert nats(card(opened)["shaded value"]) == pytest.approx(values[3] / unit, abs=2 * DIGITS)
+
+
+def test_shading_when_compared_with_another_model_then_the_reward_is_between_the_two(
+    opened: Browser, content: dict[str, Any]
+) -> None:
+    choose(opened, "against", str(OBJECTIVES.index("dpo")))
+    scores = content["pairs"][0]["responses"][0]["policies"]
+    ActionChains(opened).move_to_element(tokens_of(opened, 0, "chosen")[2]).perform()
+    shown = card(opened)
+    between = scores["repo"]["logps"][2] - scores["dpo"]["logps"][2]
+    assert nats(shown["reward (local term)"]) == pytest.approx(between, abs=DIGITS)
+    assert {"repo", "dpo", "reference", "behaviour"} <= set(shown)
+    choose(opened, "policy", str(OBJECTIVES.index("dpo")))
+    assert not any(levels(tokens_of(opened, 0, "chosen")))
+
+
+def test_repo_det_when_chosen_then_the_behaviour_policy_is_left_out(opened: Browser, content: dict[str, Any]) -> None:
+    choose(opened, "measure", "det")
+    response = content["pairs"][1]["responses"][0]  # its behaviour policy is unknown
+    scores, weight = response["policies"]["repo"], response["weights"]
+    ActionChains(opened).move_to_element(tokens_of(opened, 1, "chosen")[5]).perform()
+    assert nats(card(opened)["RePO_det term"]) == pytest.approx(
+        scores["reward"][5] + weight[5] * scores["logps"][5], abs=2 * DIGITS
+    )
+    assert card(opened)["regret term"] == card(opened)["behaviour"] == "unknown"
+    choose(opened, "measure", "regret")
+    assert not any(levels(tokens_of(opened, 1, "chosen")))
+    assert any(levels(tokens_of(opened, 0, "chosen")))
+
+
+def test_sides_when_one_is_chosen_then_the_other_is_hidden(opened: Browser) -> None:
+    places = {
+        side: opened.find_element(By.CSS_SELECTOR, f"article:first-child .side.{side}")
+        for side in ("chosen", "rejected")
+    }
+    assert places["chosen"].location["y"] == places["rejected"].location["y"]  # side by side
+    for side in ("rejected", "chosen"):
+        choose(opened, "sides", side)
+        assert [name for name, place in places.items() if place.is_displayed()] == [side]
+
+
+def test_keyboard_when_used_then_focus_moves_token_by_token_and_is_read_out(
+    opened: Browser, content: dict[str, Any]
+) -> None:
+    last = opened.find_elements(By.NAME, "sides")[0]
+    last.send_keys(Keys.TAB)
+    assert opened.switch_to.active_element.accessible_name == "Save the chosen response as an SVG file"
+    opened.switch_to.active_element.send_keys(Keys.TAB)
+    chosen = tokens_of(opened, 0, "chosen")
+    assert opened.switch_to.active_element == chosen[0]
+    opened.switch_to.active_element.send_keys(Keys.ARROW_RIGHT, Keys.NULL)
+    ActionChains(opened).send_keys(Keys.ARROW_RIGHT).perform()
+    assert opened.switch_to.active_element == chosen[2]
+    assert [token.get_attribute("tabindex") for token in chosen] == ["-1", "-1", "0", *["-1"] * (len(chosen) - 3)]
+    response = content["pairs"][0]["responses"][0]
+    news = opened.find_element(By.ID, "token-news")
+    assert news.get_attribute("aria-live") == "polite"
+    reward = f"{response['policies']['repo']['reward'][2]:+.3f}".replace("-", "−")
+    said = str(news.get_attribute("textContent"))
+    assert said.startswith("“-”, token 3 of 13: ") and f"reward (local term) {reward} nats" in said
+    assert opened.execute_script("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+    ActionChains(opened).send_keys(Keys.ARROW_DOWN).perform()
+    below = opened.switch_to.active_element
+    assert below.location["y"] > chosen[2].location["y"] and below == chosen[8]
+    ActionChains(opened).send_keys(Keys.END).perform()
+    assert opened.switch_to.active_element == chosen[-1] and chosen[-1].text == "<eos>"
+    assert opened.find_element(By.ID, "token-card").is_displayed()
+    ActionChains(opened).send_keys(Keys.ESCAPE).perform()
+    assert not opened.find_element(By.ID, "token-card").is_displayed()
+    ActionChains(opened).send_keys(Keys.TAB, Keys.TAB).perform()
+    assert opened.switch_to.active_element == tokens_of(opened, 0, "rejected")[0]
+
+
+def test_hostile_texts_when_shown_then_they_stay_text(opened: Browser) -> None:
+    tokens = tokens_of(opened, 0, "rejected")
+    texts = opened.execute_script("return arguments[0].map(token => token.textContent)", tokens)
+    assert texts == [text or "<eos>" for text in TOKENS["rejected"]]
+    point = """
+        return arguments[0].map(token => {
+          token.dispatchEvent(new MouseEvent("mouseover", { bubbles: true }));
+          const title = document.querySelector("#token-card bdi");
+          return [title.textContent, title.children.length];
+        });
+    """
+    visible = [text.replace("\n", "↵").replace("\t", "⇥") for text in texts]
+    assert opened.execute_script(point, tokens) == [[text, 0] for text in visible]
+    assert opened.execute_script("return document.querySelectorAll('img, #tokens b, #tokens i').length") == 0
+    assert opened.execute_script("return [typeof window.broken, document.scripts.length]") == ["undefined", 4]
+    prompt = opened.find_element(By.CSS_SELECTOR, "#token-pairs article:nth-child(2) .prompt .text")
+    assert prompt.get_attribute("textContent") == f"user{HOSTILE}"
+    assert [entry for entry in opened.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_response_when_saved_then_the_picture_has_its_texts_on_their_colors(opened: Browser, downloads: Path) -> None:
+    choose(opened, "measure", "regret")
+    opened.find_element(By.CSS_SELECTOR, ".side.rejected button").click()
+    saved = downloads / "repo-regret-rejected.svg"
+    WebDriverWait(opened, 20).until(lambda _: saved.exists())
+    picture = ElementTree.parse(saved).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    group = picture.find(f"{space}g")
+    assert group is not None
+    texts = [str(text.text) for text in group.findall(f"{space}text")]
+    kept = "".join(text or "<eos>" for text in TOKENS["rejected"]).replace("\n", "↵")
+    assert "".join(texts).replace("\u2028", "") == kept.replace("\u2028", "")
+    preserved = {text.get("{http://www.w3.org/XML/1998/namespace}space") for text in group.findall(f"{space}text")}
+    assert preserved == {"preserve"}  # a token's leading space has its place
+    fills = {rect.get("fill") for rect in group.findall(f"{space}rect")}
+    assert len(fills) > 4
+    titles = [text.text for text in picture.findall(f"{space}text")]
+    assert titles[0] == "repo against reference · RePO: regret term · rejected response"
+    assert str(titles[2]).endswith(" nats")
+
+
+def test_curves_when_in_focus_then_arrow_keys_read_their_values(opened: Browser, finished_run: Path) -> None:
+    log = json.loads((finished_run / "train" / "repo" / "trainer_state.json").read_text())["log_history"]
+    plot = opened.find_element(By.CSS_SELECTOR, "#training .plot")
+    plot.send_keys(Keys.HOME, Keys.ARROW_RIGHT)
+    said = str(plot.get_attribute("aria-valuetext"))
+    assert said.startswith(f"step 2, repo: {log[1]['loss']:.4g}") and "dpo: " in said
+    (tip,) = [tip for tip in plot.find_elements(By.CSS_SELECTOR, ".tip") if tip.is_displayed()]
+    assert "step 2" in tip.text
+    box = opened.find_element(By.CSS_SELECTOR, "[data-shows=c1]")
+    box.click()
+    assert plot.find_element(By.CSS_SELECTOR, ".line.c1").value_of_css_property("opacity") == "0.12"
+    assert plot.find_element(By.CSS_SELECTOR, ".line.c2").value_of_css_property("opacity") == "1"
+
+
+def test_explorer_when_there_are_200_responses_of_1000_tokens_then_it_stays_smooth(
+    browser: Browser, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    texts = [rng.choice([" the", " games", "\n", "4", " \\times", ".", "="]) for _ in range(1000)]
+    pairs = [
+        {
+            "pair_id": str(n),
+            "kind": "original",
+            "prompt": "q",
+            "responses": [analyzed(side, texts, rng) for side in ("chosen", "rejected")],
+        }
+        for n in range(100)
+    ]
+    policies = {name: name for name in OBJECTIVES}
+    write_json(
+        tmp_path / "run" / "analyze" / "token_rewards.json",
+        {"units": {}, "beta": 1.0, "reference": "base", "policies": policies, "pairs": pairs},
+    )
+    run(ReportConfig(), tmp_path / "run", tmp_path)
+    started = time.monotonic()
+    open_page(browser, (tmp_path / "report.html").as_uri())
+    loaded = time.monotonic() - started
+    assert loaded < 20  # seconds; about 1 on an idle machine
+    assert browser.execute_script("return document.querySelectorAll('#token-pairs article').length") == 100
+
+    switch = """
+        const [value, done] = arguments, started = performance.now();
+        const control = document.querySelector("[name=measure]");
+        control.value = value;
+        control.dispatchEvent(new Event("change", { bubbles: true }));
+        requestAnimationFrame(() => setTimeout(() => done(performance.now() - started)));
+    """
+    times = sorted(browser.execute_async_script(switch, value) for value in ("regret", "det", "reward"))
+    assert times[1] < 1000  # milliseconds; about 50
+
+    scroll = """
+        const done = arguments[0], gaps = [];
+        let last = performance.now();
+        const frame = () => {
+          gaps.push(performance.now() - last);
+          last = performance.now();
+          scrollBy(0, 200);
+          gaps.length < 100 ? requestAnimationFrame(frame) : done(gaps.sort((a, b) => a - b)[50]);
+        };
+        requestAnimationFrame(frame);
+    """
+    frame = browser.execute_async_script(scroll)
+    assert frame < 200  # milliseconds, median; about 17
+    size = (tmp_path / "report.html").stat().st_size / 1e6
+    print(f"\n{size:.1f} MB: ready in {loaded:.1f} s, shaded in {times[1]:.0f} ms, {frame:.0f} ms a frame of scrolling")
+    choose(browser, "pair", "99")
+    WebDriverWait(browser, 10).until(lambda _: tokens_of(browser, 99, "rejected"))
+    assert len(tokens_of(browser, 99, "rejected")) == 1000
+    # Only what is near the window has an element for each token.
+    assert browser.execute_script("return document.querySelectorAll('#token-pairs .t').length") < 20_000
