@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from regretless.world.tokenizer import build_tokenizer
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> subprocess.Popen[bytes]:
+def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A training process, in tmp_path/out, that is on its way: two log lines are written, and most are to come."""
     build_tokenizer().save_pretrained(tmp_path / "model")
     architecture = smoke_architecture("qwen3", len(build_tokenizer()))
@@ -40,11 +41,13 @@ def started(tmp_path: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [*command, "--output", "out", *settings, "learning_rate=1e-3"], cwd=tmp_path, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600  # on a busy machine it takes long to start
     while not ((log := read(tmp_path / "out" / FILE)) and len(log.lines) >= 2):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    return process
+    yield process
+    process.kill()
+    process.wait()
 
 
 def frame(folder: Path) -> str:
@@ -84,7 +87,7 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     log = read(tmp_path / "out" / FILE)
     assert log is not None and (log.state, log.step) == ("ended", 300)
     assert "step 300 of 300" in watched.file.getvalue()
-    assert started.wait(60) == 0
+    assert started.wait(600) == 0
     history = [line for line in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in line]
     assert [line["loss"] for line in log.lines] == [line["loss"] for line in history]
     assert len(history) == 30

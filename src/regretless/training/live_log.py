@@ -22,7 +22,7 @@ class LiveLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin the log, with the lines of the part of a resumed training that is done."""
+        """Begin the log, with the lines from before the checkpoint that training goes on from."""
         if state.is_world_process_zero:
             self._folder, self._step = Path(args.output_dir), state.global_step
             objective = getattr(args, "objective", "")
@@ -36,7 +36,7 @@ class LiveLog(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add what the Trainer logs of a training step."""
+        """Add a line of training; evaluations and the final summary have none."""
         self._step = state.global_step
         if self._folder is not None and logs is not None and "loss" in logs:
             training_log.add(self._folder, "log", {**logs, "step": state.global_step})
