@@ -161,6 +161,7 @@ def _mt_bench() -> dict[str, Any]:
     return {"benchmark": "mt_bench", "max_new_tokens": 8, "attempts": 1, **files}
 
 
+@pytest.mark.slow
 def test_run_when_killed_while_judging_then_only_what_was_under_way_is_asked_again(tmp_path: Path) -> None:
     asked: Counter[str] = Counter()
 
