@@ -149,7 +149,7 @@ def analyze(
     output: Folder = None,
     settings: Settings = None,
 ) -> None:
-    """Token-level rewards and regret terms of a few responses under trained models."""
+    """Token-level rewards of a few responses under trained models."""
     _stage("analyze", config, output, settings, pairs=pairs, model=model, policy=policy or None)
 
 
