@@ -14,6 +14,7 @@ import torch
 from accelerate.utils import gather_object
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import EvalLoopOutput
@@ -166,17 +167,26 @@ class PreferenceTrainer(Trainer):
             values = score_responses(
                 model, [items[index] for index in mine], max_tokens=self._microbatch_tokens, description="reference"
             )
-        return values if len(mine) == len(items) else list(gather_object(values))
+        return self._of_all(values)
 
     def _share(self, count: int) -> range:
         """This process's part of `count` things to score; all of them where the model is sharded over processes."""
         # Sharded models need equally many forward passes on every process.
-        sharded = self.is_fsdp_enabled and self.model_wrapped is not self.model
-        return (
-            range(count)
-            if sharded
-            else split_evenly(count, self.accelerator.num_processes)[self.accelerator.process_index]
-        )
+        return split_evenly(count, self._sharers)[self.accelerator.process_index % self._sharers]
+
+    def _of_all(self, values: list[Any]) -> list[Any]:
+        """What the processes have each found for their part of something shared out, in order."""
+        return values if self._sharers == 1 else list(gather_object(values))
+
+    @property
+    def _sharers(self) -> int:
+        """Processes that share out what is to be scored."""
+        return 1 if self._is_sharded else self.accelerator.num_processes
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether the weights lie spread over the processes by now; FSDP2 changes the model itself, FSDP1 wraps it."""
+        return self.is_fsdp_enabled and (self.model_wrapped is not self.model or isinstance(self.model, FSDPModule))
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -307,6 +317,22 @@ class PreferenceTrainer(Trainer):
             "Check these rows' log-probabilities, or lower learning_rate"
         )
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model or adapter for `from_pretrained`, and the tokenizer; every process has to call it.
+
+        Checkpoints of sharded models stay sharded where the configuration says so; what a user saves is whole.
+        """
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is None or _internal_call:
+            super().save_model(output_dir, _internal_call)
+            return
+        kind = plugin.state_dict_type
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+        try:
+            super().save_model(output_dir, _internal_call)
+        finally:
+            plugin.set_state_dict_type(kind)
+
     # --- evaluation and logging --------------------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[TrainingPair]:
@@ -320,9 +346,7 @@ class PreferenceTrainer(Trainer):
         mine = self._share(len(data))
         size = self.args.per_device_eval_batch_size
         # As many batches on every process, the last ones empty: what processes do together has to match.
-        most = math.ceil(
-            math.ceil(len(data) / (1 if len(mine) == len(data) else self.accelerator.num_processes)) / size
-        )
+        most = math.ceil(math.ceil(len(data) / self._sharers) / size)
         batches = [list(mine[number * size : (number + 1) * size]) for number in range(most)]
         return DataLoader(data, batch_sampler=batches, collate_fn=list)
 
@@ -352,8 +376,7 @@ class PreferenceTrainer(Trainer):
                     if output.rewards is not None:
                         rewards.append(output.rewards[batch.pairs].float().cpu())
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
-        if len(self._share(len(data))) < len(data):
-            rewards = gather_object(rewards)
+        rewards = self._of_all(rewards)
         predictions = torch.cat(rewards).numpy() if rewards else None
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         return EvalLoopOutput(predictions, None, named, len(data))
