@@ -4,9 +4,9 @@
     python benchmarks/streaming.py --pairs 2000 4000    # smaller ones
 
 Each size runs in processes of its own, without a model: the pairs are synthetic (as `regretless pair` writes them, with
-token ids and log-probabilities, two of each prompt), and their reference log-probabilities are made up. Measured are reading and
-tokenizing (once), the reference pass (once, less the model), one epoch of steps with their values, and going on in the
-middle of an epoch in a new process. Peak memory is the process's resident set, in which the Python packages count.
+token ids and log-probabilities, two of each prompt), and their reference log-probabilities are made up. Measured are
+reading and tokenizing (once), the reference pass (once, less the model), an epoch of steps with their values, and going
+on in the middle of an epoch in a new process. Peak memory is the process's resident set, Python packages included.
 """
 
 from __future__ import annotations
