@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from regretless.records import Pair, Refusal, read_rows, text_key, write_refusal
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 SHOWN, REPORTED = 3, 20
+CHUNK = 512
+"""Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
 
 
 def read_pairs(
@@ -37,7 +40,7 @@ def read_pairs(
     `check_some_left`.
     """
     keys = Keys(prompt_key, chosen_key, rejected_key, need_rejected)
-    return _parse(_rows(str(source), split, subset), keys, str(source))
+    return _parse(_numbered(open_source(source, split, subset)), keys, str(source))
 
 
 def parse_pairs(
@@ -48,6 +51,15 @@ def parse_pairs(
     `source` names the rows in messages, with their 1-based number.
     """
     return _parse(enumerate(rows, 1), Keys(None, "chosen", "rejected", need_rejected), source)
+
+
+def pair_chunks(
+    rows: Path | Iterable[Any], *, source: str, need_rejected: bool = True
+) -> Iterator[tuple[list[Pair], list[Refusal]]]:
+    """`parse_pairs` of a file or of rows, in order and `CHUNK` rows at a time: what does not fit into memory."""
+    keys, numbered = Keys(None, "chosen", "rejected", need_rejected), _numbered(rows)
+    while chunk := list(islice(numbered, CHUNK)):
+        yield _parse(chunk, keys, source)
 
 
 def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[list[Pair], list[Refusal]]:
@@ -65,32 +77,46 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
     return kept, refused
 
 
-def check_some_left(kept: Sequence[object], refused: Sequence[Refusal], source: str | Path) -> None:
-    """Raise DataError with the first reasons when no row of `source` is left."""
+def check_some_left(
+    kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
+) -> None:
+    """Raise DataError with the first reasons when no row of `source` is left; `count`: of all that were refused."""
     if not kept:
+        count = len(refused) if count is None else count
         shown = "".join(f"\n  - {refusal}" for refusal in refused[:SHOWN])
-        more = f"\n  - and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
-        raise DataError(f"{source}: no usable row is left ({len(refused)} refused){shown}{more}")
+        more = f"\n  - and {count - SHOWN} more" if count > SHOWN else ""
+        raise DataError(f"{source}: no usable row is left ({count} refused){shown}{more}")
 
 
 def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
     """Write refused rows to the JSONL file `path` and say the first of them on the terminal."""
     write_refusals(path, refused)
-    for refusal in refused[:REPORTED]:
+    say_refusals(refused[:REPORTED], len(refused), path)
+
+
+def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
+    """Say the first refused rows on the terminal, and where the rest of `count` is written."""
+    for refusal in first:
         console.print(f"refused {refusal}", style="yellow", markup=False, soft_wrap=True)
-    if len(refused) > REPORTED:
-        console.print(
-            f"refused {len(refused) - REPORTED} more: see {path}", style="yellow", markup=False, soft_wrap=True
-        )
+    if count > len(first):
+        console.print(f"refused {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
 
 
-def _rows(source: str, split: str, subset: str | None) -> Iterator[tuple[int, Any]]:
+def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:
+    """The file that a source names; else the data set (`datasets`) in a folder or on the hub.
+
+    Raises DataError when there is neither.
+    """
     path = Path(source)
     if path.is_file() or path.suffix in FILE_SUFFIXES:
-        return read_rows(path)
-    if not path.is_dir() and source.startswith(("/", ".", "~")):
+        return path
+    if not path.is_dir() and str(source).startswith(("/", ".", "~")):
         raise DataError(f"{source}: no such file or folder")
-    return enumerate(_load_dataset(path, source, split, subset), 1)
+    return _load_dataset(path, str(source), split, subset)
+
+
+def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    return read_rows(rows) if isinstance(rows, Path) else enumerate(rows, 1)
 
 
 def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:

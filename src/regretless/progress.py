@@ -34,9 +34,9 @@ class _Note(ProgressColumn):
 
 @contextlib.contextmanager
 def bar(
-    description: str, total: int, done: int = 0, note: Callable[[], str] | None = None
+    description: str, total: int | None, done: int = 0, note: Callable[[], str] | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """A progress bar of `total` items; the value of the block advances it by a number of items.
+    """A progress bar of `total` items (None: nobody knows); the value of the block advances it by a number of items.
 
     note: gives the text shown behind the bar, asked anew at every refresh.
     """

@@ -178,8 +178,12 @@ def _column_type(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write one JSON object a line, atomically."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
-        for row in rows:
-            handle.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        handle.writelines(json_line(row) for row in rows)
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """One line of a JSONL file."""
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
@@ -191,7 +195,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
         raise DataError(f"{path}: no such file")
     if path.suffix == ".parquet":
         number = 0
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=1024):
+        # Buffered: without it a whole row group's columns are read at once. In this thread: what Arrow's own threads allot
+        # and this one frees is not used again.
+        for batch in pq.ParquetFile(path, buffer_size=1 << 20).iter_batches(batch_size=512, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
                 yield number, row

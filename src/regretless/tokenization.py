@@ -70,6 +70,7 @@ def tokenize_pairs(
     max_prompt_length: int | None,
     truncation: Truncation = "refuse",
     need_logps: bool = True,
+    first: int = 1,
 ) -> tuple[list[TokenizedPair], list[Refusal]]:
     """Pairs as token ids of the policy's tokenizer, and the rows that cannot be used, each with its reason.
 
@@ -81,6 +82,7 @@ def tokenize_pairs(
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
     truncation: a longer response is refused, or cut at its end (`keep_start`; it then has no end token).
     need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of refusing them.
+    first: number of the first pair, for messages about pairs that do not know where they were read.
 
     Raises ConfigError when the tokenizer cannot be used with these prompts at all.
     """
@@ -88,7 +90,7 @@ def tokenize_pairs(
     encoder.prepare(pairs)
     kept: list[TokenizedPair] = []
     refused: list[Refusal] = []
-    for number, pair in enumerate(pairs, 1):
+    for number, pair in enumerate(pairs, first):
         origin = pair.origin or f"pairs:{number}"
         try:
             kept.append(encoder.tokenize(pair, origin))

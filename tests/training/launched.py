@@ -1,23 +1,41 @@
-"""What the distributed test launches: trains the given pairs and saves weights and log. Not a test by itself."""
+"""What the distributed tests launch: trains the given pairs and saves weights and log. Not a test by itself."""
 
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from regretless import PreferenceConfig, PreferenceTrainer
 
 
+def let_cpus_shard() -> None:
+    """Take CPU processes for GPUs where accelerate asks which may shard: it knows FSDP for accelerators only."""
+    original = PartialState.__init__
+
+    def init(self: PartialState, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type = DistributedType.MULTI_GPU
+
+    PartialState.__init__ = init  # type: ignore[method-assign]
+
+
 def main() -> None:
-    """Train as the task file says; process 0 writes `weights.pt` and `log.json` beside it."""
+    """Train as the task file says; process 0 writes the weights and `log.json` beside it."""
     folder = Path(sys.argv[1])
     task = pickle.loads((folder / "task.pickle").read_bytes())
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        let_cpus_shard()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **task["model"]))
     torch.manual_seed(1)
@@ -30,7 +48,7 @@ def main() -> None:
         processing_class=task["tokenizer"],
         peft_config=lora,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=task.get("resume"))
     trainer.save_model(str(folder / "final"))
     if trainer.is_world_process_zero():
         (folder / "log.json").write_text(json.dumps(trainer.state.log_history))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import merge_fsdp_weights
+from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from regretless.tokenization import TokenizedPair
 
+PROJECT = Path(__file__).resolve().parents[2]
+CONFIGURATIONS = PROJECT / "examples" / "accelerate"
 MODEL = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -28,18 +36,43 @@ MODEL = {
     "initializer_range": 0.2,
     "tie_word_embeddings": False,
 }
+ARGUMENTS: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "optim": "sgd",
+    "num_train_epochs": 1,
+    "logging_steps": 2,
+    "eval_strategy": "epoch",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "max_tokens_per_microbatch": 50,
+    "max_grad_norm": 1e9,
+}
+ALONE: list[str] = []
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
 
-def train(folder: Path, processes: int, **task: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and log of a run on this many processes."""
-    folder.mkdir()
-    (folder / "task.pickle").write_bytes(pickle.dumps({"model": MODEL, **task}))
-    script = str(Path(__file__).with_name("launched.py"))
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"] if processes > 1 else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, *launcher, script, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+def accelerate(configuration: str) -> list[str]:
+    """The documented command on two processes without GPUs; 32 bits, for weights are compared."""
+    file = str(CONFIGURATIONS / configuration)
+    flags = ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0"]
+    return ["-m", "accelerate.commands.launch", "--config_file", file, *flags]
+
+
+def launch(command: list[str]) -> None:
+    """Run a Python command to its end. Fails with what it said."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=500, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def train(folder: Path, launcher: list[str], **task: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and log of a run."""
+    folder.mkdir(exist_ok=True)
+    (folder / "task.pickle").write_bytes(pickle.dumps({"model": MODEL, **task}))
+    launch([*launcher, str(Path(__file__).with_name("launched.py")), str(folder)])
     weights = {
         name: value for file in (folder / "final").glob("*.safetensors") for name, value in load_file(file).items()
     }
@@ -47,44 +80,129 @@ def train(folder: Path, processes: int, **task: Any) -> tuple[dict[str, torch.Te
     return weights, json.loads((folder / "log.json").read_text())
 
 
+def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Weights equal to rounding."""
+    assert weights.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("objective", "lora"), [("repo", True), ("kto", False)])
+@pytest.mark.parametrize(
+    ("launcher", "objective", "lora"),
+    [
+        (TORCHRUN, "kto", False),
+        (accelerate("ddp.yaml"), "repo", True),
+        (accelerate("fsdp2.yaml"), "repo", False),
+        (accelerate("fsdp2.yaml"), "kto", True),
+        (accelerate("fsdp2.yaml"), "tdpo", True),
+    ],
+    ids=["torchrun-kto", "ddp-repo-lora", "fsdp2-repo", "fsdp2-kto-lora", "fsdp2-tdpo-lora"],
+)
 def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are_those_of_one(
+    launcher: list[str],
     objective: str,
     lora: bool,
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerFast,
     pairs: list[TokenizedPair],
 ) -> None:
-    arguments: dict[str, Any] = {
-        "objective": objective,
-        "learning_rate": 1e-2,
-        "optim": "sgd",
-        "num_train_epochs": 1,
-        "logging_steps": 2,
-        "eval_strategy": "epoch",
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "max_tokens_per_microbatch": 50,
-        "max_grad_norm": 1e9,
-    }
     # 39 pairs, 19 a step: the last step has a single pair, which one of two processes goes without.
     data = pairs[:39]
     common = {"pairs": data, "tokenizer": tokenizer, "lora": lora}
+    arguments = ARGUMENTS | {"objective": objective}
     assert len(data) == 39
     one, one_log = train(
         tmp_path / "one",
-        1,
+        ALONE,
         **common,
         arguments={**arguments, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 19},
     )
-    two, two_log = train(tmp_path / "two", 2, **common, arguments={**arguments, "per_device_train_batch_size": 19})
-    assert one.keys() == two.keys()
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+    two, two_log = train(
+        tmp_path / "two", launcher, **common, arguments={**arguments, "per_device_train_batch_size": 19}
+    )
+    assert_equal(two, one)
     for key in ("loss", "rewards/margins", "eval_loss", "eval_rewards/accuracies"):
         mine = [entry[key] for entry in one_log if key in entry]
         assert mine, key
         assert [entry[key] for entry in two_log if key in entry] == pytest.approx(mine, rel=1e-4, abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_sharded_checkpoint_when_loaded_then_training_goes_on_from_it_and_one_process_reads_it(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
+) -> None:
+    arguments = ARGUMENTS | {
+        "objective": "dpo",
+        "optim": "adamw_torch",
+        "per_device_train_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False, "arguments": arguments}
+    whole, log = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task)
+    assert log[-1]["step"] == 5
+    last, middle = (tmp_path / "run" / "out" / f"checkpoint-{step}" for step in (5, 2))
+    merge_fsdp_weights(str(last / "pytorch_model_fsdp_0"), str(tmp_path / "merged"))
+    assert_equal(load_file(tmp_path / "merged" / "model.safetensors"), whole)
+    again, _ = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=str(middle))
+    assert_equal(again, whole)
+
+
+@pytest.mark.slow
+def test_train_verb_when_two_processes_hold_out_pairs_then_scores_and_adapter_are_those_of_one(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    make_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = ["w4", "w5", "w6", "w8", "w9"]
+    sides = [" ".join(side) for side in itertools.product(words, repeat=3)]
+    rows = [
+        {
+            "pair_id": f"p{number}",
+            "prompt": sides[number // 2],
+            "chosen": f"{sides[-number]} w4",
+            "rejected": sides[number],
+        }
+        for number in range(1, 41)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(name: str, launcher: list[str], batch: int) -> Path:
+        command = [
+            "-m",
+            "regretless",
+            "train",
+            "--pairs",
+            str(tmp_path / "pairs.jsonl"),
+            "--output",
+            str(tmp_path / name),
+        ]
+        settings = ["objective=dpo", "eval_pairs=9", f"per_device_train_batch_size={batch}", "optim=sgd", "max_steps=2"]
+        launch([*launcher, *command, "--model", str(tmp_path / "model"), *settings, "lora.dropout=0", "lora.r=4"])
+        return tmp_path / name
+
+    one, two = run("one", ALONE, 8), run("two", TORCHRUN, 4)
+    scores = [[json.loads(line) for line in (run / "pair_scores.jsonl").open()] for run in (one, two)]
+    assert len(scores[0]) in (9, 10)  # whole prompts
+    assert [row["pair_id"] for row in scores[0]] == [row["pair_id"] for row in scores[1]]
+    for mine, other in zip(*scores, strict=True):
+        assert other["chosen_reward"] == pytest.approx(mine["chosen_reward"], rel=1e-4, abs=1e-7)
+        assert other["rejected_reward"] == pytest.approx(mine["rejected_reward"], rel=1e-4, abs=1e-7)
+    assert_equal(load_file(two / "adapter_model.safetensors"), load_file(one / "adapter_model.safetensors"))
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGURATIONS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_accelerate_configuration_when_parsed_then_it_launches_what_its_name_says(file: Path) -> None:
+    settings = yaml.safe_load(file.read_text(encoding="utf-8"))
+    machines = 2 if file.stem.endswith("-nodes") else 1
+    assert (settings["num_machines"], settings["num_processes"]) == (machines, 8 * machines)
+    arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    environment = prepare_multi_gpu_env(arguments)
+    assert (arguments.num_machines, arguments.multi_gpu) == (machines, file.stem.startswith("ddp"))
+    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    if file.stem.startswith("fsdp2"):
+        assert environment["ACCELERATE_USE_FSDP"] == "true"
+        assert environment["FSDP_VERSION"] == "2"
+        assert environment["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"

@@ -110,7 +110,7 @@ def test_training_step_when_compared_with_plain_computation_then_loss_and_lora_g
         if parameter.requires_grad:
             parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=numbers))
     trainer.prepare_reference()
-    batch = trainer.train_dataset.pairs
+    batch = list(trainer.train_dataset)
     loss = trainer.training_step(model, batch)
     grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.requires_grad}
     model.zero_grad()
@@ -143,7 +143,7 @@ def test_full_training_when_reference_is_the_start_then_gradients_agree_and_only
     assert (trainer.reference.frozen is None) == (objective == "repo")
     for parameter in trainer.model.parameters():
         parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    loss = trainer.training_step(trainer.model, trainer.train_dataset.pairs)
+    loss = trainer.training_step(trainer.model, list(trainer.train_dataset))
     grads = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
     trainer.model.zero_grad()
 
@@ -417,7 +417,7 @@ def test_ref_model_when_given_then_rewards_are_measured_against_it(
     other = make_model(seed=1)
     trainer = make_trainer(objective=objective, ref_model=other)
     trainer.prepare_reference()
-    loss = trainer.training_step(trainer.model, trainer.train_dataset.pairs)
+    loss = trainer.training_step(trainer.model, list(trainer.train_dataset))
 
     def reference(prompt: tuple[int, ...], ids: tuple[int, ...]) -> Tensor:
         with torch.no_grad():

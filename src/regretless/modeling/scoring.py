@@ -35,7 +35,7 @@ def score_responses(
     model.eval()
     shown = bar(description, len(keyed)) if description else contextlib.nullcontext(lambda _: None)
     try:
-        with torch.inference_mode(), grouped(model), shown as advance:
+        with torch.no_grad(), grouped(model), shown as advance:
             for rows in fill_rows([[keyed[index]] for index in order], max_tokens):
                 chosen = [order[row] for row in rows]
                 layout, places = lay_out([keyed[index] for index in chosen])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 25}
@@ -30,15 +32,30 @@ class Head:
     softcap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(M, V) logits of (M, D) hidden states, in float32 or better."""
-        logits: Tensor = self.module(hidden)
+        """(M, V) logits of (M, D) hidden states, in float32 or better; inside `within` under sharding."""
+        # A sharded head has been gathered by `within`, and its hooks must not run for every chunk.
+        sharded = isinstance(self.module, FSDPModule)
+        logits: Tensor = type(self.module).forward(self.module, hidden) if sharded else self.module(hidden)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def within(self, work: Callable[[Tensor], TokenScores], hidden: Tensor) -> TokenScores:
+        """`work(hidden)` inside one call of the module: sharding gathers its weights around it, not chunk by chunk."""
+        if not isinstance(self.module, FSDPModule):
+            return work(hidden)
+        # The instance attribute shadows the class's method, as in `modeling.forward.grouped`.
+        self.module.__dict__["forward"] = work
+        try:
+            scores: TokenScores = self.module(hidden)
+        finally:
+            del self.module.__dict__["forward"]
+        return scores
 
     @property
     def is_frozen_linear(self) -> bool:
         """Whether this is a plain linear layer without trainable parameters."""
-        return type(self.module) is nn.Linear and not any(p.requires_grad for p in self.module.parameters())
+        plain = type(self.module) is nn.Linear or type(self.module).__bases__ == (FSDPModule, nn.Linear)
+        return plain and not any(p.requires_grad for p in self.module.parameters())
 
 
 class ReferenceHead(NamedTuple):
@@ -50,6 +67,10 @@ class ReferenceHead(NamedTuple):
 
 def token_scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None = None) -> TokenScores:
     """Scores of `targets` (M,) given the hidden states (M, D) that predict them."""
+    return head.within(lambda gathered: _scores(gathered, head, targets, reference), hidden)
+
+
+def _scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None) -> TokenScores:
     if head.is_frozen_linear:
         if not torch.is_grad_enabled() or not hidden.requires_grad:
             logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, with_gradient=False)

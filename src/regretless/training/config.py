@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from transformers import TrainingArguments
 from transformers.integrations import is_tensorboard_available
 
 from regretless.errors import reject
+from regretless.units import processes
 
 
 @dataclass
@@ -46,6 +48,9 @@ class PreferenceConfig(TrainingArguments):
         default=True,
         metadata={"help": "Keep a prompt's pairs in one step, so that what they share is computed once."},
     )
+    pairs_cache_dir: str | None = field(
+        default=None, metadata={"help": "Folder of tokenized pairs, read from there step by step; None: in output_dir."}
+    )
     reference_cache_dir: str | None = field(
         default=None, metadata={"help": "Folder of cached reference log-probabilities; None: inside output_dir."}
     )
@@ -55,6 +60,9 @@ class PreferenceConfig(TrainingArguments):
     remove_unused_columns: bool = field(default=False, metadata={"help": "Kept False: rows are read as a whole."})
 
     def __post_init__(self) -> None:
+        # accelerate takes several processes without an accelerator for one each, unless it is told.
+        if processes() > 1 and not torch.accelerator.is_available():
+            self.use_cpu = True
         super().__post_init__()
         problems = []
         if self.truncation not in ("refuse", "keep_start"):

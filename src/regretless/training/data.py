@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import xxhash
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from regretless.errors import DataError
 from regretless.modeling.layout import Tokens
 from regretless.tokenization import TokenizedPair
+from regretless.training.table import PairTable
 
 
 @dataclass(frozen=True)
@@ -32,45 +36,89 @@ class TrainingPair:
 
 
 class PairDataset(Dataset[TrainingPair]):
-    """Tokenized pairs, and which of them share a prompt."""
+    """Tokenized pairs of a table, or some of them, and which of them share a prompt; read when asked for."""
 
-    def __init__(self, pairs: Sequence[TokenizedPair], *, mismatched: bool) -> None:
-        """`mismatched`: give every pair the chosen response of the next pair with another prompt (KTO's zero point).
+    def __init__(
+        self,
+        pairs: PairTable | Iterable[TokenizedPair],
+        *,
+        mismatched: bool,
+        numbers: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`numbers`: those of the table's pairs that count, in order; all of them unless given.
 
-        It is fixed per data set, not drawn per batch, so that its reference log-probabilities can be computed once and
-        the estimate works for any batch size. Raises DataError when that is wanted and all prompts are equal.
+        `mismatched`: give every pair the chosen response of a pair with the next prompt (KTO's zero point). It is fixed
+        per data set, not drawn per batch, so that its reference log-probabilities can be computed once and the estimate
+        works for any batch size. Raises DataError when that is wanted and all prompts are equal.
         """
-        groups: dict[Tokens, list[int]] = {}
-        for index, pair in enumerate(pairs):
-            groups.setdefault(pair.prompt_ids, []).append(index)
-        self.groups = list(groups.values())
-        if not mismatched:
-            self.pairs = [TrainingPair(pair) for pair in pairs]
-            return
-        if len(self.groups) < 2:
+        self.table = pairs if isinstance(pairs, PairTable) else PairTable.temporary(pairs)
+        self.numbers = np.arange(len(self.table)) if numbers is None else numbers
+        self.tokens = self.table.tokens[self.numbers]
+        """(pairs,) tokens of prompt and responses together."""
+        self.groups = Groups(self.table.prompts[self.numbers])
+        self._mismatched = self._with_next_prompt() if mismatched else None
+
+    def _with_next_prompt(self) -> NDArray[np.int64]:
+        """For each pair one of another prompt: of the next group, the pair of the same rank, from the start again."""
+        groups = self.groups
+        if len(groups) < 2:
             raise DataError(
                 "kto with reference_point=mismatched pairs prompts with answers to other prompts, and these data have "
                 "one prompt only; use reference_point=paired"
             )
-        self.pairs = [TrainingPair(pair) for pair in pairs]
-        for position, group in enumerate(self.groups):
-            others = self.groups[(position + 1) % len(self.groups)]
-            for rank, index in enumerate(group):
-                other = pairs[others[rank % len(others)]]
-                self.pairs[index] = TrainingPair(pairs[index], other.chosen_ids)
+        sizes = np.diff(groups.bounds)
+        rank = np.arange(len(self)) - np.repeat(groups.bounds[:-1], sizes)
+        others = rank % np.repeat(np.roll(sizes, -1), sizes) + np.repeat(np.roll(groups.bounds[:-1], -1), sizes)
+        found = np.empty(len(self), np.int64)
+        found[groups.members] = groups.members[others]
+        return found
+
+    @property
+    def key(self) -> str | None:
+        """Identity of the pairs, where their table is kept under one."""
+        if self.table.key is None:
+            return None
+        chosen = xxhash.xxh3_128_hexdigest(self.numbers.tobytes())
+        return f"{self.table.key}-{chosen[:16]}" + ("-mismatched" if self._mismatched is not None else "")
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.numbers)
 
     def __getitem__(self, index: int) -> TrainingPair:
-        return self.pairs[index]
+        pair = self.table[int(self.numbers[index])]
+        if self._mismatched is None:
+            return TrainingPair(pair)
+        return TrainingPair(pair, self.table[int(self.numbers[self._mismatched[index]])].chosen_ids)
+
+
+class Groups:
+    """Indices that share a prompt, in the order in which the prompts first appear; they need not be neighbours."""
+
+    def __init__(self, prompts: NDArray[np.uint64]) -> None:
+        """`prompts`: hash of each index's prompt."""
+        _, first, inverse = np.unique(prompts, return_index=True, return_inverse=True)
+        group = np.argsort(np.argsort(first))[inverse]
+        self.members: NDArray[np.int64] = np.argsort(group, kind="stable")
+        """The indices, group by group."""
+        self.bounds: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(first)))])
+        """(groups + 1,) where each group begins among the members."""
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def in_order(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Members of the groups that `order` lists, group after group."""
+        sizes = np.diff(self.bounds)[order]
+        ends = np.cumsum(sizes)
+        return self.members[np.repeat(self.bounds[order] - ends + sizes, sizes) + np.arange(sizes.sum())]
 
 
 class StepSampler(Sampler[list[int]]):
     """Indices of the pairs of each optimizer step for one process.
 
     A step takes exactly `pairs_per_step * processes` pairs (the last one of an epoch what is left). The order depends
-    on seed and epoch alone: not on the number of processes, nor on where a resumed run starts.
+    on seed and epoch alone: not on the number of processes, nor on where a resumed run starts. Going on in the middle
+    of an epoch passes over numbers and reads nothing.
     """
 
     def __init__(
@@ -89,15 +137,23 @@ class StepSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         numbers = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+        groups = self.dataset.groups
         if self.grouped:
-            order = torch.randperm(len(self.dataset.groups), generator=numbers).tolist()
-            indices = [index for group in order for index in self.dataset.groups[group]]
+            indices = groups.in_order(torch.randperm(len(groups), generator=numbers).numpy())
         else:
-            indices = torch.randperm(len(self.dataset), generator=numbers).tolist()
+            indices = torch.randperm(len(self.dataset), generator=numbers).numpy()
         size = self.pairs_per_step * self.processes
         for start in range(0, len(indices), size):
             step = indices[start : start + size]
-            yield [step[index] for index in split_evenly(len(step), self.processes)[self.rank]]
+            bounds = _balanced(self.dataset.tokens[step], self.processes)
+            yield step[bounds[self.rank] : bounds[self.rank + 1]].tolist()
+
+
+def _balanced(tokens: NDArray[np.int32], parts: int) -> list[int]:
+    """Bounds that cut consecutive pairs into parts of about equally many tokens, for processes wait for each other."""
+    ends = np.cumsum(tokens, dtype=np.int64)
+    inner = np.searchsorted(ends - tokens / 2, ends[-1] * np.arange(1, parts) / parts)
+    return [0, *inner.tolist(), len(tokens)]
 
 
 def split_evenly(count: int, parts: int) -> list[range]:

@@ -1,61 +1,177 @@
-"""What a user hands to the trainer, as tokenized pairs; unusable rows are said, counted and left out."""
+"""What a user hands to the trainer, as a table of tokenized pairs; unusable rows are said, counted and left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from regretless.errors import DataError
 from regretless.objectives import Objective
-from regretless.preferences import check_some_left, parse_pairs, read_pairs, report_refusals
-from regretless.records import Pair, Refusal
+from regretless.preferences import CHUNK, REPORTED, check_some_left, open_source, pair_chunks, say_refusals
+from regretless.progress import bar
+from regretless.records import Pair, Refusal, json_line
+from regretless.store import atomic_path, fingerprint, path_fingerprint, versions
 from regretless.tokenization import TokenizedPair, missing_logps, tokenize_pairs
 from regretless.training.config import PreferenceConfig
+from regretless.training.table import PairTable
+
+REFUSED = "refused.jsonl"
+"""Beside a table that is complete: the rows that are not in it."""
 
 
-def tokenized_pairs(
+def pair_table(
     rows: str | Path | Iterable[Any],
     tokenizer: PreTrainedTokenizerBase,
     args: PreferenceConfig,
     objective: Objective,
     name: str,
-) -> list[TokenizedPair]:
-    """Pairs of a file, a hub id, a data set or rows, ready for training with `objective`.
+) -> PairTable:
+    """Pairs of a file, a hub id, a data set or rows, ready for training with `objective`; never all of them in memory.
 
+    The table of a file or a `datasets.Dataset` is kept in `pairs_cache_dir` under a hash of its content, the tokenizer
+    and the settings, so that a later run reads no row again. Of several processes the first makes it for all.
     Rows that cannot be used are said on the terminal and written to `refused-<name>.jsonl` in the output folder.
     Raises DataError when no row is left, or when the method needs behaviour log-probabilities that the rows lack.
     """
-    need_rejected, need_logps = "rejected" in objective.needs, "behavior" in objective.needs
-    refused: list[Refusal] = []
-    if isinstance(rows, str | Path):
-        pairs, refused = read_pairs(rows, need_rejected=need_rejected)
+    opened = open_source(rows) if isinstance(rows, str | Path) else rows
+    source = str(rows) if isinstance(rows, str | Path) else name
+    reading = _Reading(tokenizer, args, objective, name)
+    content = path_fingerprint(opened) if isinstance(opened, Path) else getattr(opened, "_fingerprint", None)
+    if content is None:
+        table = reading.make(PairTable.temporary, opened, source)
+        reading.report()
+        return table
+    key = fingerprint([content, source, reading.settings(), versions()])
+    folder = Path(args.pairs_cache_dir or Path(args.output_dir) / "pairs") / key
+    complete = folder / REFUSED
+    with args.main_process_first(local=args.save_on_each_node, desc="reading of the pairs"):
+        if not complete.exists():
+            reading.make(lambda pairs: PairTable.write(pairs, folder), opened, source)
+            _copy(reading.refused, complete)
+    if args.should_save:
+        _copy(complete, reading.refused)
+        reading.report()
+    return PairTable.open(folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_path(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+class _Reading:
+    """One pass over rows: what is usable comes out, what is not is written down."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
+    ) -> None:
+        self.tokenizer, self.args, self.objective, self.name = tokenizer, args, objective, name
+        self.need_rejected, self.need_logps = "rejected" in objective.needs, "behavior" in objective.needs
+        self.refused = Path(args.output_dir) / f"refused-{name}.jsonl"
+
+    def settings(self) -> list[Any]:
+        """All that the tokens of a pair depend on, beside the rows."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return [
+            self.tokenizer.get_vocab() if backend is None else backend.to_str(),
+            self.tokenizer.chat_template,
+            self.tokenizer.special_tokens_map,
+            [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
+            [self.need_rejected, self.need_logps],
+        ]
+
+    def make(
+        self, write: Callable[[Iterator[TokenizedPair]], PairTable], rows: Path | Iterable[Any], source: str
+    ) -> PairTable:
+        """The table that `write` makes of the usable rows; the others are written to `refused`.
+
+        Raises DataError when no row is left, or when they lack what the method needs.
+        """
+        problem: DataError | None = None
+        with atomic_path(self.refused) as temporary, temporary.open("w", encoding="utf-8") as handle:
+            try:
+                table = write(self.pairs(rows, source, handle))
+            except DataError as error:
+                problem = error
+        if problem is None:
+            return table
+        self.report()
+        raise problem
+
+    def report(self) -> None:
+        """Say what was refused; where that is nothing, no file is left."""
+        with self.refused.open(encoding="utf-8") as lines:
+            first = [Refusal(**json.loads(line)) for line in islice(lines, REPORTED)]
+            count = len(first) + sum(1 for _ in lines)
+        if count:
+            say_refusals(first, count, self.refused)
+        else:
+            self.refused.unlink()
+
+    def pairs(self, rows: Path | Iterable[Any], source: str, refusals: TextIO) -> Iterator[TokenizedPair]:
+        """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
+        kept, first_refused, refused_count, done = 0, list[Refusal](), 0, 0
+        lacking: dict[str, int] = {}
+        with bar(f"tokenize {self.name}", _length(rows)) as advance:
+            for chunk, refused in _chunks(rows, source, self.need_rejected):
+                if chunk and isinstance(chunk[0], TokenizedPair):
+                    tokenized: list[TokenizedPair] = chunk
+                else:
+                    tokenized, untokenized = tokenize_pairs(
+                        chunk,
+                        self.tokenizer,
+                        max_length=self.args.max_length,
+                        max_prompt_length=self.args.max_prompt_length,
+                        truncation=self.args.truncation,
+                        need_logps=self.need_logps,
+                        first=done + 1,
+                    )
+                    refused = sorted(refused + untokenized, key=lambda refusal: refusal.line)
+                refusals.writelines(json_line(asdict(refusal)) for refusal in refused)
+                first_refused += refused[: REPORTED - len(first_refused)]
+                refused_count += len(refused)
+                if self.need_logps:
+                    for reason, count in missing_logps(tokenized).items():
+                        lacking[reason] = lacking.get(reason, 0) + count
+                kept += len(tokenized)
+                done += len(chunk)
+                advance(len(tokenized) + len(refused))
+                yield from tokenized
+        check_some_left(range(kept), first_refused, self.name, refused_count)
+        if lacking:
+            listed = "; ".join(f"{reason} ({count})" for reason, count in lacking.items())
+            raise DataError(
+                f"{self.name}: {self.objective.name} needs the behaviour policy's token log-probabilities, and "
+                f"{sum(lacking.values())} of {kept} pairs have none: {listed}. Expected chosen_token_ids, "
+                "chosen_logps, rejected_token_ids and rejected_logps made with the policy's tokenizer. Sample with "
+                "`regretless sample`, which records them, or train with repo_det, which needs none"
+            )
+
+
+def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Iterator[tuple[list[Any], list[Refusal]]]:
+    """Pairs of any form and the rows refused, some hundred at a time."""
+    if isinstance(rows, Path):
+        yield from pair_chunks(rows, source=source, need_rejected=need_rejected)
+        return
+    rest = iter(rows)
+    first = list(islice(rest, 1))
+    rows = chain(first, rest)
+    if first and isinstance(first[0], TokenizedPair | Pair):
+        while chunk := list(islice(rows, CHUNK)):
+            yield chunk, []
     else:
-        given: list[Any] = list(rows)
-        if given and isinstance(given[0], TokenizedPair):
-            return given
-        are_pairs = bool(given) and isinstance(given[0], Pair)
-        pairs, refused = (given, []) if are_pairs else parse_pairs(given, source=name, need_rejected=need_rejected)
-    tokenized, untokenized = tokenize_pairs(
-        pairs,
-        tokenizer,
-        max_length=args.max_length,
-        max_prompt_length=args.max_prompt_length,
-        truncation=args.truncation,
-        need_logps=need_logps,
-    )
-    refused += untokenized
-    if refused:
-        report_refusals(refused, Path(args.output_dir) / f"refused-{name}.jsonl")
-    check_some_left(tokenized, refused, name)
-    if need_logps and (reasons := missing_logps(tokenized)):
-        listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.items())
-        raise DataError(
-            f"{name}: {objective.name} needs the behaviour policy's token log-probabilities, and "
-            f"{sum(reasons.values())} of {len(tokenized)} pairs have none: {listed}. Expected chosen_token_ids, "
-            "chosen_logps, rejected_token_ids and rejected_logps made with the policy's tokenizer. Sample with "
-            "`regretless sample`, which records them, or train with repo_det, which needs none"
-        )
-    return tokenized
+        yield from pair_chunks(rows, source=source, need_rejected=need_rejected)
+
+
+def _length(rows: Path | Iterable[Any]) -> int | None:
+    if isinstance(rows, Path):
+        return pq.read_metadata(rows).num_rows if rows.suffix == ".parquet" and rows.is_file() else None
+    return len(rows) if isinstance(rows, Sized) else None

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,17 +18,20 @@ import xxhash
 from numpy.typing import NDArray
 from torch import nn
 
-from regretless.errors import ConfigError
+from regretless.errors import ConfigError, DataError
 from regretless.modeling.forward import causal_model, grouped, head_of, reference_head
 from regretless.modeling.layout import Layout, Tokens
 from regretless.modeling.token_logps import ReferenceHead
-from regretless.store import atomic_path, fingerprint
+from regretless.store import atomic_path, fingerprint, write_text
 
 Item = tuple[Tokens, Tokens]
 Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]
 
 PART = 4096
 """Responses computed between two writes: what a kill can lose."""
+OPEN_PARTS = 64
+PLACE = np.dtype([("high", "u8"), ("low", "u8"), ("start", "i8"), ("length", "i4"), ("part", "i4")])
+"""Hash of an item, and where its values stand."""
 
 
 class ReferenceModel:
@@ -97,52 +104,108 @@ VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "_attn_impleme
 class ReferenceLogps:
     """Log-probabilities (nats) of (prompt, response) token pairs under one fixed reference model.
 
-    On disk they lie under the reference's key (weights, configuration, precision) and, inside, under the token ids
-    themselves: other data, another tokenizer or truncation make other ids, so nothing stale can be read.
+    They lie on disk under the reference's key (weights, configuration, precision) and, inside, under the token ids
+    themselves: other data, another tokenizer or truncation make other ids, so nothing stale can be read. In memory is
+    where each stands: 32 bytes a response.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._values: dict[bytes, NDArray[np.float32]] = {}
-        for part in sorted(folder.glob("part-*.npz")) if folder else []:
-            self._read(part)
+        self._parts: list[Path] = []
+        self._places = np.empty(0, PLACE)
+        self._open = lru_cache(maxsize=OPEN_PARTS)(lambda part: self._parts[part].open("rb"))
+        self._merge([self._read(part) for part in sorted(folder.glob("part-*.npy"))])
 
     def __getitem__(self, item: Item) -> NDArray[np.float32]:
-        return self._values[_item_key(item)]
+        place = self._find(_item_key(item))
+        if place is None:
+            raise KeyError(f"no reference log-probabilities for a response of {len(item[1])} tokens")
+        size = 4 * int(place["length"])
+        data = os.pread(self._open(int(place["part"])).fileno(), size, int(place["start"]))
+        return np.frombuffer(data, np.float32).copy()
 
-    def missing(self, items: Iterable[Item]) -> list[Item]:
-        """Distinct items without a value, in order."""
-        return [item for item in dict.fromkeys(items) if _item_key(item) not in self._values]
+    def missing(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Items without a value, in order."""
+        return (item for item in items if self._find(_item_key(item)) is None)
 
-    def compute(self, items: Iterable[Item], score: Scorer, *, write: bool = True) -> int:
-        """Compute what is missing, part by part; returns how many items that were."""
-        # Responses of one prompt belong into one part: they are computed together.
-        missing = sorted(self.missing(items))
-        for start in range(0, len(missing), PART):
-            part = missing[start : start + PART]
-            keys, values = [_item_key(item) for item in part], score(part)
-            self._values.update(zip(keys, values, strict=True))
-            if self.folder and write:
-                self._write(keys, values)
-        return len(missing)
+    def compute(
+        self, items: Iterable[Item], score: Scorer, *, writes: bool = True, wait: Callable[[], None] = lambda: None
+    ) -> int:
+        """Compute what is missing, part by part; returns how many items that were.
 
-    def _write(self, keys: list[bytes], values: list[NDArray[np.float32]]) -> None:
-        assert self.folder is not None
-        name = hashlib.sha256(b"".join(keys)).hexdigest()[:16]
-        with atomic_path(self.folder / f"part-{name}.npz") as temporary, temporary.open("wb") as handle:
-            lengths = np.array([len(value) for value in values], np.int64)
-            np.savez(
-                handle, keys=np.frombuffer(b"".join(keys), np.uint8), lengths=lengths, logps=np.concatenate(values)
-            )
+        Equal prompts should come together: they share a computation. Of several processes one `writes`, and all `wait`
+        for it. Raises DataError when a process does not see what another one wrote.
+        """
+        found, waiting = [], self.missing(items)
+        known: set[Item] = set()
+        while part := list(islice(_distinct(waiting, known), PART)):
+            known = set(part)
+            keys = np.array([_item_key(item) for item in part], np.uint64)
+            values = score(part)
+            path = self.folder / f"part-{hashlib.sha256(keys.tobytes()).hexdigest()[:16]}.npy"
+            if writes:
+                _write_part(path, keys, values)
+            wait()
+            if not path.exists():
+                raise DataError(
+                    f"{path}: written by the first process and not there for this one; use a folder that all of them "
+                    "share (reference_cache_dir), or set save_on_each_node"
+                )
+            found.append(self._read(path))
+        self._merge(found)
+        return sum(map(len, found))
 
-    def _read(self, part: Path) -> None:
-        with np.load(part) as stored:
-            keys = stored["keys"].tobytes()
-            pieces = np.split(stored["logps"], np.cumsum(stored["lengths"])[:-1])
-        self._values.update({keys[16 * row : 16 * row + 16]: piece for row, piece in enumerate(pieces)})
+    def covers(self, data: str) -> bool:
+        """Whether `mark` said that nothing is missing for these data: then they need not be read."""
+        return (self.folder / f"{data}.complete").exists()
+
+    def mark(self, data: str) -> None:
+        """Write down that nothing is missing for data of this key."""
+        write_text(self.folder / f"{data}.complete", "")
+
+    def _find(self, key: tuple[int, int]) -> Any:
+        high, low = np.uint64(key[0]), key[1]
+        row = int(np.searchsorted(self._places["high"], high))
+        while row < len(self._places) and self._places["high"][row] == high:
+            if self._places["low"][row] == low:
+                return self._places[row]
+            row += 1
+        return None
+
+    def _merge(self, parts: list[NDArray[Any]]) -> None:
+        places = np.concatenate([self._places, *parts])
+        self._places = places[np.argsort(places["high"], kind="stable")]
+
+    def _read(self, part: Path) -> NDArray[Any]:
+        """Where the values of a part stand; the part becomes one that is known."""
+        with part.open("rb") as handle:
+            keys, lengths = np.load(handle), np.load(handle)
+            start = handle.tell()
+        places = np.empty(len(keys), PLACE)
+        places["high"], places["low"], places["length"] = keys[:, 0], keys[:, 1], lengths
+        places["part"] = len(self._parts)
+        places["start"] = start + 4 * (np.cumsum(lengths) - lengths)
+        self._parts.append(part)
+        return places
 
 
-def _item_key(item: Item) -> bytes:
+def _distinct(items: Iterable[Item], known: set[Item]) -> Iterator[Item]:
+    seen = set(known)
+    for item in items:
+        if item not in seen:
+            seen.add(item)
+            yield item
+
+
+def _write_part(path: Path, keys: NDArray[np.uint64], values: Sequence[NDArray[np.float32]]) -> None:
+    """Keys and lengths as arrays, then all values, of which single ones are read."""
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        np.save(handle, keys)
+        np.save(handle, np.array([len(value) for value in values], np.int64))
+        handle.write(np.concatenate(values).astype(np.float32).tobytes())
+
+
+def _item_key(item: Item) -> tuple[int, int]:
     prompt, response = item
-    digest = xxhash.xxh3_128(np.array([len(prompt), *prompt, *response], np.int64).tobytes())
-    return bytes(digest.digest())
+    digest = xxhash.xxh3_128_intdigest(np.array([len(prompt), *prompt, *response], np.int64).tobytes())
+    return digest >> 64, digest & ((1 << 64) - 1)

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from peft import LoraConfig
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -21,10 +23,11 @@ from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names
 from regretless.progress import bar
 from regretless.records import write_jsonl
-from regretless.tokenization import TokenizedPair
 from regretless.training.checkpoints import last_complete_checkpoint
 from regretless.training.config import PreferenceConfig
-from regretless.training.reading import tokenized_pairs
+from regretless.training.data import Groups, PairDataset
+from regretless.training.reading import pair_table
+from regretless.training.table import PairTable
 from regretless.training.trainer import PreferenceTrainer
 
 
@@ -167,15 +170,20 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
         **({"report_to": "none"} | arguments),
     )
     tokenizer = load_tokenizer(model)
-    tokenized = tokenized_pairs(pairs, tokenizer, args, build(objective, **hyperparameters), "pairs")
-    train, held_out = _hold_out(tokenized, config.eval_pairs, args.seed)
+    method = build(objective, **hyperparameters)
+    table = pair_table(pairs, tokenizer, args, method, "pairs")
+    train, held_out = (
+        PairDataset(table, mismatched="z_ref" in method.needs, numbers=numbers) if len(numbers) else None
+        for numbers in _hold_out(table, config.eval_pairs, args.seed)
+    )
+    assert train is not None
 
     torch.manual_seed(args.seed)  # the adapter's initial weights are drawn below
     trainer = PreferenceTrainer(
         load_model(model, for_training=True),
         args,
         train_dataset=train,
-        eval_dataset=held_out or None,
+        eval_dataset=held_out,
         processing_class=tokenizer,
         peft_config=_lora(config.lora),
     )
@@ -186,11 +194,11 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
         result = trainer.train(resume_from_checkpoint=checkpoint)
     summary: dict[str, Any] = {
         "pairs": len(train),
-        "held_out_pairs": len(held_out),
+        "held_out_pairs": len(held_out or ()),
         "steps": result.global_step,
         "loss": result.training_loss,
     }
-    if held_out:
+    if held_out is not None:
         summary |= _evaluate(trainer, held_out, output)
     _publish(trainer, output)
     return summary
@@ -208,34 +216,35 @@ def _lora(settings: LoraSettings | None) -> LoraConfig | None:
     )
 
 
-def _hold_out(pairs: list[TokenizedPair], count: int, seed: int) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
-    """Whole prompts at random until `count` pairs are held out: a prompt is never on both sides."""
+def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the pairs to train on and of those held out: whole prompts at random until it is `count` pairs."""
+    numbers = np.arange(len(table))
     if not count:
-        return pairs, []
-    prompts = sorted({pair.prompt_ids for pair in pairs})
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
-    sizes: dict[tuple[int, ...], int] = {}
-    for pair in pairs:
-        sizes[pair.prompt_ids] = sizes.get(pair.prompt_ids, 0) + 1
-    held, total = set(), 0
-    for index in order[: len(order) // 2]:
-        if total >= count:
-            break
-        held.add(prompts[index])
-        total += sizes[prompts[index]]
-    return [p for p in pairs if p.prompt_ids not in held], [p for p in pairs if p.prompt_ids in held]
+        return numbers, numbers[:0]
+    groups = Groups(table.prompts)
+    # In the order of their tokens, so that the order of the rows changes nothing: big-endian bytes sort as numbers do.
+    prompts = [np.array(table[int(first)].prompt_ids, ">i4").tobytes() for first in groups.members[groups.bounds[:-1]]]
+    by_tokens = np.array(sorted(range(len(groups)), key=prompts.__getitem__), np.int64)
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed)).numpy()
+    some = by_tokens[order[: len(groups) // 2]]
+    before = np.cumsum(np.diff(groups.bounds)[some]) - np.diff(groups.bounds)[some]
+    held = np.zeros(len(table), bool)
+    held[groups.in_order(some[before < count])] = True
+    return numbers[~held], numbers[held]
 
 
-def _evaluate(trainer: PreferenceTrainer, held_out: list[TokenizedPair], output: Path) -> dict[str, float]:
+def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -> dict[str, float]:
     loader = trainer.get_eval_dataloader()
     result = trainer.evaluation_loop(loader, "held-out pairs")
-    if result.predictions is not None:
+    if result.predictions is not None and trainer.is_world_process_zero():
         write_jsonl(
             output / "pair_scores.jsonl",
-            [
-                {"pair_id": pair.pair_id, "chosen_reward": float(chosen), "rejected_reward": float(rejected)}
-                for pair, (chosen, rejected) in zip(held_out, result.predictions, strict=True)
-            ],
+            (
+                {"pair_id": item.pair.pair_id, "chosen_reward": float(chosen), "rejected_reward": float(rejected)}
+                for item, (chosen, rejected) in zip(
+                    map(held_out.__getitem__, range(len(held_out))), result.predictions, strict=True
+                )
+            ),
         )
     return dict(result.metrics or {})
 

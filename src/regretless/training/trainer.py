@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from accelerate.utils import gather_object
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import EvalLoopOutput
@@ -28,8 +30,12 @@ from regretless.training.config import PreferenceConfig
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.live_log import LiveLog
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
-from regretless.training.reading import tokenized_pairs
+from regretless.training.packing import pack_rows
+from regretless.training.reading import pair_table
 from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
+
+Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
+"""Pairs' items and a budget of tokens to rows of pairs."""
 
 
 class PreferenceTrainer(Trainer):
@@ -88,8 +94,8 @@ class PreferenceTrainer(Trainer):
         def dataset(rows: Any, name: str) -> PairDataset | None:
             if rows is None or isinstance(rows, PairDataset):
                 return rows
-            pairs = tokenized_pairs(rows, processing_class, args, self.objective, name)
-            return PairDataset(pairs, mismatched="z_ref" in self.objective.needs)
+            table = pair_table(rows, processing_class, args, self.objective, name)
+            return PairDataset(table, mismatched="z_ref" in self.objective.needs)
 
         if isinstance(eval_dataset, Mapping):
             evaluation: Any = {name: dataset(rows, name) for name, rows in eval_dataset.items()}
@@ -127,17 +133,34 @@ class PreferenceTrainer(Trainer):
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
             root = Path(self.args.reference_cache_dir or Path(self.args.output_dir) / "reference")
             self._reference_logps = ReferenceLogps(root / key)
-        missing = self._reference_logps.missing(item for data in datasets for item in self._reference_items(data))
-        if missing and self.state.global_step > 0 and self.reference.is_start_of_training:
+        for data in datasets:
+            self._prepare_reference(self._reference_logps, data)
+
+    def _prepare_reference(self, values: ReferenceLogps, data: PairDataset) -> None:
+        # What is complete is not read again: a resumed run starts where it was.
+        key = data.key and f"{data.key}{'' if self._needs_rejected else '-chosen'}"
+        if key is not None and values.covers(key):
+            return
+        gone = self.state.global_step > 0 and self.reference.is_start_of_training
+        if gone and next(values.missing(self._reference_items(data)), None) is not None:
             raise ConfigError(
                 "the reference is the model as it was before training, and these data came after it: give them to the "
                 "trainer at construction, or pass ref_model"
             )
-        self._reference_logps.compute(missing, self._score_reference, write=self.accelerator.is_main_process)
+        writes = self.args.should_save
+        values.compute(
+            self._reference_items(data), self._score_reference, writes=writes, wait=self.accelerator.wait_for_everyone
+        )
+        if key is not None and writes:
+            values.mark(key)
+        self.accelerator.wait_for_everyone()
 
-    def _reference_items(self, data: PairDataset) -> list[Item]:
-        items = [item for pair in data.pairs for item in pair.items(rejected=self._needs_rejected)]
-        return items + [(pair.pair.prompt_ids, pair.mismatched) for pair in data.pairs if pair.mismatched]
+    def _reference_items(self, data: PairDataset) -> Iterator[Item]:
+        for index in data.groups.members.tolist():
+            pair = data[index]
+            yield from pair.items(rejected=self._needs_rejected)
+            if pair.mismatched:
+                yield pair.pair.prompt_ids, pair.mismatched
 
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
         """Reference log-probabilities of items, shared out among the processes."""
@@ -147,17 +170,26 @@ class PreferenceTrainer(Trainer):
             values = score_responses(
                 model, [items[index] for index in mine], max_tokens=self._microbatch_tokens, description="reference"
             )
-        return values if len(mine) == len(items) else list(gather_object(values))
+        return self._of_all(values)
 
     def _share(self, count: int) -> range:
         """This process's part of `count` things to score; all of them where the model is sharded over processes."""
         # Sharded models need equally many forward passes on every process.
-        sharded = self.is_fsdp_enabled and self.model_wrapped is not self.model
-        return (
-            range(count)
-            if sharded
-            else split_evenly(count, self.accelerator.num_processes)[self.accelerator.process_index]
-        )
+        return split_evenly(count, self._sharers)[self.accelerator.process_index % self._sharers]
+
+    def _of_all(self, values: list[Any]) -> list[Any]:
+        """What the processes have each found for their part of something shared out, in order."""
+        return values if self._sharers == 1 else list(gather_object(values))
+
+    @property
+    def _sharers(self) -> int:
+        """Processes that share out what is to be scored."""
+        return 1 if self._is_sharded else self.accelerator.num_processes
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether the weights lie spread over the processes by now; FSDP2 changes the model itself, FSDP1 wraps it."""
+        return self.is_fsdp_enabled and (self.model_wrapped is not self.model or isinstance(self.model, FSDPModule))
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +223,7 @@ class PreferenceTrainer(Trainer):
         """Gradients of one optimizer step; returns the mean loss over the step's pairs."""
         model.train()
         self._speed.start()
-        z_ref = self._zero_point(inputs)
+        z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
         work = self._weighted_microbatches(inputs)
         self._speed.add(sum(batch.layout.tokens for batch, weight in work if weight))
         loss_sum = torch.zeros((), device=self.args.device)
@@ -214,7 +246,7 @@ class PreferenceTrainer(Trainer):
         fewer micro-batches than another, computes something again with weight 0.
         """
         processes = self.accelerator.num_processes
-        batches = self._microbatches(pairs or [self.train_dataset[0]])
+        batches = self._microbatches(pairs or [self.train_dataset[0]], pack_rows)
         total, most = len(pairs), len(batches)
         if processes > 1:
             counts = torch.tensor([[total, most]], device=self.args.device)
@@ -245,8 +277,8 @@ class PreferenceTrainer(Trainer):
             self._means["train" if model.training else "eval"].add(metrics)
         return (output.loss, output) if return_outputs else output.loss
 
-    def _microbatches(self, pairs: Sequence[TrainingPair]) -> list[PairBatch]:
-        rows = fill_rows([pair.items(rejected=self._needs_rejected) for pair in pairs], self._microbatch_tokens)
+    def _microbatches(self, pairs: Sequence[TrainingPair], pack: Packing = fill_rows) -> list[PairBatch]:
+        rows = pack([pair.items(rejected=self._needs_rejected) for pair in pairs], self._microbatch_tokens)
         lookup = None if self._reference_logps is None else self._reference_logps.__getitem__
         return [
             build_batch(
@@ -255,26 +287,26 @@ class PreferenceTrainer(Trainer):
             for row in rows
         ]
 
-    def _zero_point(self, pairs: Sequence[TrainingPair]) -> Tensor | None:
+    def _zero_point(self, pairs: Sequence[TrainingPair], *, counts: bool) -> Tensor | None:
         """KTO's z, without gradient: mean log-ratio (nats, at least 0) over all of the step's pairs, on all processes.
 
-        Of mismatched prompts and responses, or of the pairs' own; None for a method without a reference point.
+        Of mismatched prompts and responses, or of the pairs' own; None for a method without a reference point. What a
+        process without pairs gives does not count.
         """
         point = getattr(self.objective, "reference_point", None)
         if point is None:
             return None
         assert self._reference_logps is not None
-        known = pairs or [self.train_dataset[0]]
         if point == "mismatched":
-            items = [(pair.pair.prompt_ids, pair.mismatched) for pair in known if pair.mismatched]
+            items = [(pair.pair.prompt_ids, pair.mismatched) for pair in pairs if pair.mismatched]
         else:
-            items = [item for pair in known for item in pair.items(rejected=self._needs_rejected)]
+            items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
         # Sharded models need equally many forward passes on every process: one.
         budget = sys.maxsize if self.is_fsdp_enabled else self._microbatch_tokens
         with self.accelerator.autocast():
             policy = score_responses(self.accelerator.unwrap_model(self.model), items, max_tokens=budget)
         ratios = [float((mine - self._reference_logps[item]).sum()) for mine, item in zip(policy, items, strict=True)]
-        sums = torch.tensor([sum(ratios), len(ratios)] if pairs else [0.0, 0.0], device=self.args.device)
+        sums = torch.tensor([sum(ratios), len(ratios)] if counts else [0.0, 0.0], device=self.args.device)
         total, count = self.accelerator.reduce(sums, reduction="sum")
         return (total / count).clamp(min=0)
 
@@ -291,6 +323,22 @@ class PreferenceTrainer(Trainer):
             "Check these rows' log-probabilities, or lower learning_rate"
         )
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model or adapter for `from_pretrained`, and the tokenizer; every process has to call it.
+
+        Checkpoints of sharded models stay sharded where the configuration says so; what a user saves is whole.
+        """
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is None or _internal_call:
+            super().save_model(output_dir, _internal_call)
+            return
+        kind = plugin.state_dict_type
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+        try:
+            super().save_model(output_dir, _internal_call)
+        finally:
+            plugin.set_state_dict_type(kind)
+
     # --- evaluation and logging --------------------------------------------------------------------------------------
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[TrainingPair]:
@@ -299,11 +347,13 @@ class PreferenceTrainer(Trainer):
         if data is None:
             raise ConfigError("eval_dataset: required to evaluate")
         if not isinstance(data, PairDataset):
-            pairs = tokenized_pairs(data, self.processing_class, self.args, self.objective, "eval_dataset")
-            data = PairDataset(pairs, mismatched="z_ref" in self.objective.needs)
+            table = pair_table(data, self.processing_class, self.args, self.objective, "eval_dataset")
+            data = PairDataset(table, mismatched="z_ref" in self.objective.needs)
         mine = self._share(len(data))
         size = self.args.per_device_eval_batch_size
-        batches = [list(mine[start : start + size]) for start in range(0, len(mine), size)]
+        # As many batches on every process, the last ones empty: what processes do together has to match.
+        most = math.ceil(math.ceil(len(data) / self._sharers) / size)
+        batches = [list(mine[number * size : (number + 1) * size]) for number in range(most)]
         return DataLoader(data, batch_sampler=batches, collate_fn=list)
 
     def evaluation_loop(
@@ -314,23 +364,28 @@ class PreferenceTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Mean loss and metrics over the pairs; `predictions` are each pair's (chosen, rejected) rewards."""
-        assert isinstance(dataloader.dataset, PairDataset)
-        self.prepare_reference(dataloader.dataset)
+        """Mean loss and metrics over the pairs of all processes.
+
+        `predictions`, in order, are each pair's (chosen, rejected) rewards: those of all processes on every one.
+        """
+        data = dataloader.dataset
+        assert isinstance(data, PairDataset)
+        self.prepare_reference(data)
         model = self.accelerator.unwrap_model(self.model).eval()
         loss_means, rewards = RunningMeans(), []
         with torch.no_grad(), grouped(model), self.reference.grouped():
             for pairs in dataloader:
-                z_ref = self._zero_point(pairs)
-                for batch in self._microbatches(pairs):
+                z_ref = self._zero_point(pairs or [data[0]], counts=bool(pairs))
+                for batch in self._microbatches(pairs) if pairs else []:
                     loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
                     loss_means.add({"loss": loss.repeat(len(batch.pairs))})
                     if output.rewards is not None:
                         rewards.append(output.rewards[batch.pairs].float().cpu())
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
+        rewards = self._of_all(rewards)
         predictions = torch.cat(rewards).numpy() if rewards else None
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        return EvalLoopOutput(predictions, None, named, len(dataloader.dataset))
+        return EvalLoopOutput(predictions, None, named, len(data))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of the training metrics since the last training log line."""

@@ -1,0 +1,32 @@
+"""An optimizer step's pairs into as few rows as their lengths allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from regretless.modeling.layout import Tokens, token_count
+from regretless.modeling.scoring import fill_rows
+
+
+def pack_rows(units: Sequence[Sequence[tuple[Tokens, Tokens]]], max_tokens: int) -> list[list[int]]:
+    """Split units (the responses of one pair each) into rows of at most `max_tokens` distinct tokens.
+
+    Neighbouring units of one prompt stay together where they fit into a row. The longest go first, each into the first
+    row that has room; what is larger than a row by itself gets a row of its own. Returns the units' indices by row.
+    """
+    pieces: list[tuple[int, list[int]]] = []
+    for _, run in groupby(range(len(units)), key=lambda index: units[index][0][0]):
+        together = list(run)
+        for row in fill_rows([units[index] for index in together], max_tokens):
+            piece = [together[place] for place in row]
+            pieces.append((token_count([item for index in piece for item in units[index]]), piece))
+    rows: list[tuple[int, list[int]]] = []
+    for size, piece in sorted(pieces, key=lambda entry: -entry[0]):
+        fitting = next((number for number, (used, _) in enumerate(rows) if used + size <= max_tokens), None)
+        if fitting is None:
+            rows.append((size, piece))
+        else:
+            used, row = rows[fitting]
+            rows[fitting] = (used + size, row + piece)
+    return [row for _, row in rows]

@@ -1,0 +1,208 @@
+"""Pairs and reference values that stay on disk: same order, same weights, and nothing is read twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from regretless.modeling.layout import token_count
+from regretless.modeling.scoring import fill_rows
+from regretless.records import Pair, read_rows, write_records
+from regretless.tokenization import TokenizedPair
+from regretless.training import reading
+from regretless.training.data import PairDataset, StepSampler
+from regretless.training.packing import pack_rows
+from regretless.training.reference import ReferenceLogps
+from regretless.training.table import PairTable
+from regretless.training.trainer import PreferenceTrainer
+
+Make = Callable[..., PreferenceTrainer]
+WORDS = ["w4", "w5", "w6", "w8", "w9"]
+"""Words that the tokenizer does not take apart: w1 to w3 are special, in w10 too."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """30 pairs, three of each of 10 prompts, which do not stand together; one more row is refused."""
+    numbers = np.random.default_rng(0)
+
+    def words(count: int) -> str:
+        return " ".join(numbers.choice(WORDS, count))
+
+    prompts = [f"{first} {second}" for first in WORDS[:2] for second in WORDS]
+    rows = [
+        Pair(prompt=prompts[number % 10], chosen=words(3 + number % 4), rejected=words(7), pair_id=f"p{number}")
+        for number in range(30)
+    ]
+    rows.insert(4, dataclasses.replace(rows[4], chosen="w9", rejected="w9"))
+    write_records(tmp_path / "pairs.parquet", rows)
+    return tmp_path / "pairs.parquet"
+
+
+def trained(trainer: PreferenceTrainer, **options: Any) -> dict[str, torch.Tensor]:
+    trainer.train(**options)
+    return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+
+
+class _StopAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = state.global_step >= self.step
+
+
+def test_file_when_resumed_in_mid_epoch_then_weights_are_those_of_rows_in_memory_and_only_the_rest_is_read(
+    file: Path, make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"objective": "dpo", "num_train_epochs": 2, "dropout": 0.1}
+    rows = [row for _, row in read_rows(file)]
+    memory = trained(make_trainer(data=rows, output_dir=str(tmp_path / "memory"), **options))
+
+    options |= {"data": str(file), "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "disk")}
+    stopped = make_trainer(**options)
+    stopped.add_callback(_StopAt(8))  # six steps an epoch
+    stopped.train()
+
+    read: list[int] = []
+    original = PairTable.__getitem__
+
+    def counting(self: PairTable, number: int) -> TokenizedPair:
+        read.append(number)
+        return original(self, number)
+
+    monkeypatch.setattr(PairTable, "__getitem__", counting)
+    monkeypatch.setattr(reading, "tokenize_pairs", None)
+    resumed = make_trainer(**options)
+    weights = trained(resumed, resume_from_checkpoint=True)
+    sampler = StepSampler(resumed.train_dataset, 5, seed=resumed.args.seed, grouped=True)
+    sampler.set_epoch(1)
+    assert read == list(itertools.chain(*itertools.islice(sampler, 2, None)))
+    for name, weight in weights.items():
+        assert torch.equal(weight, memory[name]), name
+    refused = [json.loads(line) for line in (tmp_path / "disk" / "refused-train_dataset.jsonl").open()]
+    assert [(row["line"], row["row"]["pair_id"]) for row in refused] == [(5, "p4")]
+
+
+def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[TokenizedPair], tmp_path: Path) -> None:
+    single = np.float32(-0.1).item()
+    odd = [
+        dataclasses.replace(pairs[0], chosen_logps=None, source="naïve:1", logps_dropped="chosen: “other” vocabulary"),
+        dataclasses.replace(pairs[1], rejected_ids=None, rejected_logps=None, chosen_logps=None),
+        dataclasses.replace(pairs[2], rejected_logps=(single,) * len(pairs[2].rejected_ids or ())),
+    ]
+    exact = [
+        dataclasses.replace(
+            pair, **{side: values and tuple(np.float32(values).tolist()) for side, values in sides(pair).items()}
+        )
+        for pair in [*odd, *pairs]
+    ]
+    table = PairTable.write(iter(exact), tmp_path / "table")
+    assert list(table) == list(PairTable.temporary(exact)) == exact
+    assert PairTable.open(tmp_path / "table")[2] == exact[2]
+    with pytest.raises(IndexError, match="expected 0 to"):
+        table[len(exact)]
+
+
+def sides(pair: TokenizedPair) -> dict[str, tuple[float, ...] | None]:
+    return {"chosen_logps": pair.chosen_logps, "rejected_logps": pair.rejected_logps}
+
+
+def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again(
+    file: Path, make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    original = reading.tokenize_pairs
+
+    def counting(*args: Any, **options: Any) -> Any:
+        made.append("chunk")
+        return original(*args, **options)
+
+    monkeypatch.setattr(reading, "tokenize_pairs", counting)
+
+    def makes(**options: Any) -> bool:
+        made.clear()
+        trainer = make_trainer(data=str(file), objective="dpo", pairs_cache_dir=str(tmp_path / "kept"), **options)
+        assert len(trainer.train_dataset) == 30
+        return bool(made)
+
+    assert makes()
+    assert not makes(learning_rate=0.5, seed=4)
+    assert makes(max_length=12)
+    assert not makes(max_length=12)
+    # The file that is written last marks a table as complete.
+    for complete in (tmp_path / "kept").glob("*/refused.jsonl"):
+        complete.unlink()
+    assert makes()
+
+
+def test_steps_when_pairs_of_a_prompt_are_scattered_then_they_come_together_in_an_order_of_the_seed(
+    file: Path, make_trainer: Make
+) -> None:
+    data = make_trainer(data=str(file), objective="dpo").train_dataset
+
+    def order(seed: int, epoch: int = 0, processes: int = 1) -> list[int]:
+        samplers = [
+            StepSampler(data, 6 // processes, seed=seed, grouped=True, rank=rank, processes=processes)
+            for rank in range(processes)
+        ]
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        return [index for step in zip(*samplers, strict=True) for part in step for index in part]
+
+    prompts = [data[index].pair.prompt_ids for index in order(0)]
+    assert [len(list(run)) for _, run in itertools.groupby(prompts)] == [3] * 10
+    assert order(0) == order(0, processes=2) == order(0, processes=3) != order(1)
+    assert sorted(order(0, epoch=1)) == list(range(30))
+    assert order(0, epoch=1) != order(0)
+
+
+def test_processes_when_lengths_differ_then_they_get_about_equally_many_tokens(pairs: list[TokenizedPair]) -> None:
+    long = dataclasses.replace(pairs[0], chosen_ids=(9,) * 200)
+    data = PairDataset([long, *pairs[1:20]], mismatched=False)
+    parts = [next(iter(StepSampler(data, 10, seed=3, grouped=True, rank=rank, processes=2))) for rank in range(2)]
+    tokens = [int(data.tokens[part].sum()) for part in parts]
+    assert sorted(parts[0] + parts[1]) == list(range(20))
+    assert abs(tokens[0] - tokens[1]) <= int(data.tokens.max())
+    assert len(parts[0]) != len(parts[1])
+
+
+def test_rows_when_packed_by_length_then_they_are_fuller_and_prompts_stay_whole(pairs: list[TokenizedPair]) -> None:
+    units = [[(p.prompt_ids, p.chosen_ids), (p.prompt_ids, p.rejected_ids or ())] for p in pairs]
+    rows = pack_rows(units, 56)
+    assert sorted(index for row in rows for index in row) == list(range(len(units)))
+    assert all(token_count([item for index in row for item in units[index]]) <= 56 for row in rows)
+    assert len(rows) < len(fill_rows(units, 56))
+    homes: dict[tuple[int, ...], set[int]] = {}
+    for number, row in enumerate(rows):
+        for index in row:
+            homes.setdefault(pairs[index].prompt_ids, set()).add(number)
+    assert all(len(home) == 1 for home in homes.values())
+
+
+def test_reference_values_when_in_many_parts_then_each_is_read_back_and_none_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regretless.training.reference.PART", 7)
+    monkeypatch.setattr("regretless.training.reference.OPEN_PARTS", 2)
+    numbers = np.random.default_rng(0)
+    items = [((1, number), tuple(numbers.integers(50, size=1 + number % 5).tolist())) for number in range(40)]
+    values = {item: numbers.normal(size=len(item[1])).astype(np.float32) for item in items}
+    kept = ReferenceLogps(tmp_path)
+    assert kept.compute(iter(items[:25] * 2), lambda part: [values[item] for item in part]) >= 25
+    assert kept.compute(items, lambda part: [values[item] for item in part]) == 15
+    for known in (kept, ReferenceLogps(tmp_path)):
+        assert not list(known.missing(items))
+        for item in items:
+            assert np.array_equal(known[item], values[item])
+        with pytest.raises(KeyError, match="no reference log-probabilities"):
+            known[(9, 9), (1,)]
