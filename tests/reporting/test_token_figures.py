@@ -29,6 +29,9 @@ from regretless.reporting.token_figures import (
     wrap,
 )
 
+# The made-up texts have characters that matplotlib's font lacks.
+pytestmark = pytest.mark.filterwarnings("ignore:Glyph")
+
 
 @pytest.fixture(scope="module")
 def content(finished_run: Path) -> dict[str, Any]:
