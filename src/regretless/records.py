@@ -195,8 +195,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
         raise DataError(f"{path}: no such file")
     if path.suffix == ".parquet":
         number = 0
-        # Buffered: without it a whole row group's columns are read at once. In this thread: what Arrow's own threads allot
-        # and this one frees is not used again.
+        # Buffered: without it a whole row group's columns are read at once. In this thread: memory that Arrow's own
+        # threads take and this one gives back was seen to pile up.
         for batch in pq.ParquetFile(path, buffer_size=1 << 20).iter_batches(batch_size=512, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
