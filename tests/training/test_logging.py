@@ -74,7 +74,7 @@ def test_speed_when_taken_then_it_is_tokens_over_seconds_since_the_last_line() -
 def test_speed_when_a_step_is_taken_then_the_tokens_that_the_model_reads_are_counted(make_trainer: Make) -> None:
     trainer = make_trainer(objective="dpo", max_tokens_per_microbatch=10_000)
     trainer.prepare_reference()
-    batch = trainer.train_dataset.pairs[:8]
+    batch = [trainer.train_dataset[number] for number in range(8)]
     trainer.training_step(trainer.model, batch)
     responses = {item for pair in batch for item in pair.items(rejected=True)}
     # A response's last token is predicted and not read; a masked response is the beginning of another.
