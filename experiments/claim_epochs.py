@@ -1,7 +1,7 @@
-"""Three epochs and more: who collapses.
+"""Three epochs and more: who collapses, and at which scale.
 
-The learning rate stays constant after the warm-up, so that the checkpoint after an epoch is what training for that long
-would have given. Every method runs at its chosen settings, and DPO and RePO also where the grid is hottest.
+All methods train at the higher learning rate of the search, which stays constant after the warm-up, so that the
+checkpoint after an epoch is what training for that long would have given.
 
     python experiments/claim_epochs.py
 """
@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from trials import (
     BETAS,
-    METHODS,
     RATES,
     TEST,
     Trial,
     Unfinished,
-    cell_text,
     claim_options,
     difference,
     experiment,
@@ -23,33 +21,29 @@ from trials import (
     mean_and_interval,
 )
 
-EPOCHS = (1, 3, 6)
+EPOCHS = (1, 3, 5)
 LONG = {
+    "learning_rate": max(RATES),
     "num_train_epochs": EPOCHS[-1],
     "lr_scheduler_type": "constant_with_warmup",
-    "warmup_steps": 10,
+    "warmup_steps": 5,
     "save_strategy": "epoch",
 }
-HOT = {"learning_rate": max(RATES)}
+SMALL, LARGE = BETAS
+TRIALS = {
+    **{f"{name}, β {beta:g}": Trial(name, {**LONG, "beta": beta}) for beta in BETAS for name in ("dpo", "repo")},
+    "sft": Trial("sft", LONG),
+    f"repo_det, β {SMALL:g}": Trial("repo_det", {**LONG, "beta": SMALL}),
+    f"repo, β {SMALL:g}, λ 0.5": Trial("repo", {**LONG, "beta": SMALL, "rejected_weight": 0.5}),
+}
 
 
 def main() -> None:
     """Run and print a Markdown table."""
     found = experiment(claim_options(__doc__.splitlines()[0]))
-    trials = {
-        f"{label}, {cell_text(trial)}": trial.but(**LONG)
-        for label, trial in {
-            **found.chosen(METHODS),
-            "repo, λ 0.5": Trial("repo", {**HOT, "beta": min(BETAS), "rejected_weight": 0.5}),
-        }.items()
-    }
-    for beta in BETAS:
-        for name in ("dpo", "repo", "repo_det"):
-            trial = Trial(name, {**HOT, "beta": beta})
-            trials.setdefault(f"{name}, {cell_text(trial)}", trial.but(**LONG))
     base = found.accuracies(None, TEST)
     rows = []
-    for label, trial in trials.items():
+    for label, trial in TRIALS.items():
         try:
             values = {epoch: found.accuracies(trial, TEST, epoch) for epoch in EPOCHS}
         except Unfinished:
