@@ -1,7 +1,7 @@
 """Three epochs and more: who collapses, and at which scale.
 
-All methods train at the higher learning rate of the search, which stays constant after the warm-up, so that the
-checkpoint after an epoch is what training for that long would have given.
+DPO and RePO train at the learning rate that the search gave both (with β = 1), supervised training at its own. The rate
+stays constant after the warm-up, so that the checkpoint after an epoch is what training for that long would have given.
 
     python experiments/claim_epochs.py
 """
@@ -21,20 +21,18 @@ from trials import (
     mean_and_interval,
 )
 
-EPOCHS = (1, 3, 5)
+EPOCHS = (1, 3, 4)
 LONG = {
-    "learning_rate": max(RATES),
+    "learning_rate": min(RATES),
     "num_train_epochs": EPOCHS[-1],
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 5,
     "save_strategy": "epoch",
 }
-SMALL, LARGE = BETAS
 TRIALS = {
     **{f"{name}, β {beta:g}": Trial(name, {**LONG, "beta": beta}) for beta in BETAS for name in ("dpo", "repo")},
-    "sft": Trial("sft", LONG),
-    f"repo_det, β {SMALL:g}": Trial("repo_det", {**LONG, "beta": SMALL}),
-    f"repo, β {SMALL:g}, λ 0.5": Trial("repo", {**LONG, "beta": SMALL, "rejected_weight": 0.5}),
+    f"repo, β {min(BETAS):g}, λ 0.5": Trial("repo", {**LONG, "beta": min(BETAS), "rejected_weight": 0.5}),
+    "sft": Trial("sft", {**LONG, "learning_rate": max(RATES)}),
 }
 
 

@@ -1,11 +1,14 @@
 """Does RePO's behaviour label help? The right log-probabilities, none (RePO_det), and those of other policies.
 
+Wrong labels train at the settings that were chosen with the right ones. A label meets the policy's gradient only
+through the margin of its pair, which a wrong one shifts by a constant.
+
 python experiments/claim_labels.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +20,15 @@ from trials import (
     LONGER,
     METHODS,
     TEST,
-    Method,
+    TITLES,
     PairData,
-    Unfinished,
     World,
-    cell_text,
     claim_options,
-    difference,
+    comparison,
     experiment,
     markdown,
     mean_and_interval,
     pair_logps,
-    spread,
-    tuning_table,
 )
 
 from regretless.models import ModelConfig
@@ -61,55 +60,40 @@ def labelled(name: str, labeller: Callable[[World], ModelConfig]) -> PairData:
     return PairData(f"labelled-{name}", {"policy": name}, make)
 
 
-LABELS = {
-    "of the writer (RePO)": METHODS["repo"],
-    "none (RePO_det)": METHODS["repo_det"],
-    "wrong: of the base model": Method("repo", pairs=labelled("base", lambda world: world.model(BASE))),
-    "wrong: of an untrained model": Method("repo", pairs=labelled("untrained", untrained)),
-    "DPO, for comparison": METHODS["dpo"],
+CHOSEN = {"of the writer (RePO)": "repo", "none (RePO_det)": "repo_det", "none (DPO)": "dpo"}
+WRONG = {
+    "wrong: of the base model": labelled("base", lambda world: world.model(BASE)),
+    "wrong: of an untrained model": labelled("untrained", untrained),
 }
-RIGHT = next(iter(LABELS))
+RIGHT = next(iter(CHOSEN))
 
 
 def main() -> None:
     """Run and print Markdown tables."""
     found = experiment(claim_options(__doc__.splitlines()[0]))
-    chosen = found.chosen(LABELS)
-    seeds = " / ".join(str(world.seed) for world in found.worlds)
-    header = ["labels", "chosen", f"seeds {seeds}", "mean [95 % t-interval]", "sd", "paired − right labels"]
+    methods = found.chosen({label: METHODS[name] for label, name in CHOSEN.items()})
+    trials = {**methods, **{label: methods[RIGHT].but(pairs=pairs) for label, pairs in WRONG.items()}}
     for problems in (TEST, LONGER):
-        right = found.accuracies(chosen[RIGHT], problems)
-        rows = []
-        for label, trial in chosen.items():
-            try:
-                values = found.accuracies(trial, problems)
-            except Unfinished:
-                continue
-            rows.append([label, cell_text(trial), *spread(values), difference(values, right) if label != RIGHT else ""])
-        print(f"\nGreedy Pass@1, %, {problems} problems; * where the interval of a difference leaves out 0.\n")
-        print(markdown(header, rows))
+        print(f"\n{TITLES[problems]}.\n")
+        print(comparison(found, trials, problems, against={RIGHT: "right labels"}))
     print("\nWhat the labels are: mean log-probability of a token, nats.\n")
     print(markdown(["labels", "mean over seeds [95 % t-interval]"], label_rows(found.worlds)))
-    print(f"\nChoice of settings, mean over seeds {', '.join(str(world.seed) for world in found.tuning)}.\n")
-    print(tuning_table(found, LABELS))
 
 
-def label_rows(worlds: list[World]) -> list[list[str]]:
+def label_rows(worlds: Sequence[World]) -> list[list[str]]:
     """Mean label of each kind, over the tokens of all pairs."""
     rows = []
-    for label, method in LABELS.items():
-        if method.objective != "repo":
-            continue
-        means = []
-        for world in worlds:
-            file = world.path / "pairs" / method.pairs.name / "pairs.parquet" if method.pairs else world.pairs
-            if not file.is_file():
-                break
-            pairs, _ = read_pairs(file)
-            means.append(float(np.mean([v for pair in pairs for v in [*pair.chosen_logps, *pair.rejected_logps]])))
-        else:
-            rows.append([label, mean_and_interval(means, scale=1, digits=3)])
+    for label, data in {RIGHT: None, **WRONG}.items():
+        files = [world.path / "pairs" / data.name / "pairs.parquet" if data else world.pairs for world in worlds]
+        if all(file.is_file() for file in files):
+            rows.append([label, mean_and_interval([mean_label(file) for file in files], scale=1, digits=3)])
     return rows
+
+
+def mean_label(file: Path) -> float:
+    """Mean behaviour log-probability (nats) over the tokens of both responses of all pairs."""
+    pairs, _ = read_pairs(file)
+    return float(np.mean([value for pair in pairs for value in (*pair.chosen_logps, *pair.rejected_logps)]))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@ The masks are scaled to the world's responses (the paper: 16 to 80 tokens): ever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trials import (
     BEHAVIOR,
-    LONGER,
     METHODS,
     TEST,
+    TITLES,
     Experiment,
     PairData,
     Trial,
@@ -75,9 +76,8 @@ def main() -> None:
         for name, trial in chosen.items()
         for label, data in VARIANTS.items()
     }
-    for problems in (TEST, LONGER):
-        print(f"\nGreedy Pass@1, %, {problems} problems; * where the interval of a difference leaves out 0.\n")
-        print(markdown(*accuracy_rows(found, trials, problems)))
+    print(f"\n{TITLES[TEST]}; * where the interval of a difference leaves out 0.\n")
+    print(markdown(*accuracy_rows(found, trials)))
     print("\nScore distance, nats²: mean squared difference of token log-probabilities on the original pairs.\n")
     print(
         markdown(
@@ -88,24 +88,35 @@ def main() -> None:
 
 
 def accuracy_rows(
-    found: Experiment, trials: dict[tuple[str, str], Trial], problems: str
+    found: Experiment, trials: Mapping[tuple[str, str], Trial]
 ) -> tuple[list[str], list[Sequence[object]]]:
     """Header and rows of the table of accuracies."""
+    accuracies: dict[tuple[str, str], list[float]] = {}
+    for key, trial in trials.items():
+        with contextlib.suppress(Unfinished):
+            accuracies[key] = found.accuracies(trial, TEST)
+    gains = {
+        (name, label): [value - without for value, without in zip(values, accuracies[name, "none"], strict=True)]
+        for (name, label), values in accuracies.items()
+    }
+    rows: list[Sequence[object]] = []
+    for (name, label), values in accuracies.items():
+        row = [
+            name,
+            label,
+            *spread(values),
+            "" if label == "none" else mean_and_interval(gains[name, label], sign=True),
+        ]
+        if name == "repo" and ("dpo", label) in accuracies:
+            row.append(difference(values, accuracies["dpo", label]))
+            row.append("" if label == "none" else difference(gains[name, label], gains["dpo", label]))
+        rows.append([*row, *[""] * (8 - len(row))])
     seeds = " / ".join(str(world.seed) for world in found.worlds)
     header = ["method", "masked pairs", f"seeds {seeds}", "mean [95 % t-interval]", "sd", "paired − none"]
-    rows: list[Sequence[object]] = []
-    for (name, label), trial in trials.items():
-        try:
-            values = found.accuracies(trial, problems)
-            without = found.accuracies(trials[name, "none"], problems)
-            extra = [difference(values, found.accuracies(trials["dpo", label], problems))] if name == "repo" else [""]
-        except Unfinished:
-            continue
-        rows.append([name, label, *spread(values), "" if label == "none" else difference(values, without), *extra])
-    return [*header, "RePO − DPO, same pairs"], rows
+    return [*header, "paired − DPO, same pairs", "gain from masks − DPO's gain"], rows
 
 
-def distance_rows(found: Experiment, trials: dict[tuple[str, str], Trial]) -> list[Sequence[object]]:
+def distance_rows(found: Experiment, trials: Mapping[tuple[str, str], Trial]) -> list[Sequence[object]]:
     """Rows of the table of score distances."""
     rows: list[Sequence[object]] = []
     for (name, label), trial in trials.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +31,15 @@ from regretless.units import RunFolder
 HERE = Path(__file__).parent
 BASE, BEHAVIOR = "base", "behavior"
 PAIRS_STAGES = ("world", "pretrain", "sample", "verify", "pair")
-VALIDATION, TEST, LONGER, LONGEST = "validation", "test", "longer", "longest"
+VALIDATION, TEST, LONGER = "validation", "test", "longer"
 PAIRED_STEPS = 4
 """Most steps of a problem in the pairs that trials train on. The base model was pretrained on longer ones as well."""
 VALIDATION_SHARE = 0.4
 """Part of the held-out problems of so many steps that settings are chosen on; the others are the test."""
-MOST_LONGEST = 200
-"""Problems that are longer than those of pretraining: nearly all are failed, so a few are enough."""
+TITLES = {
+    TEST: f"In-domain: greedy Pass@1, %, held-out problems of 2 to {PAIRED_STEPS} steps, as in the pairs",
+    LONGER: "Out-of-domain: greedy Pass@1, %, held-out problems of 5 and 6 steps, in pretraining but not in the pairs",
+}
 SCORED_PAIRS = 400
 """Pairs whose tokens are scored for the distance between two models."""
 
@@ -126,22 +129,22 @@ class World:
         """Make models, pairs and problem sets.
 
         validation, test: held-out problems as short as those of the pairs; longer: the others, whose length the base
-        model has met and the pairs have not; longest: a step more than even pretraining had.
+        model has met and the pairs have not.
         """
         if self.show:
             return
         self.make()
         folder = RunFolder(self.path)
         world, pair = self.path / "world", self.path / "pair"
-        inputs = {name: world / f"{name}.jsonl" for name in ("prompts", "test", "longer-test")}
+        inputs = {name: world / f"{name}.jsonl" for name in ("prompts", "test")}
         inputs["pairs"] = pair / "pairs.parquet"
 
         def split(output: Path) -> dict[str, Any]:
-            prompts, held_out, longest = ([row for _, row in read_rows(inputs[name])] for name in list(inputs)[:3])
+            prompts, held_out = ([row for _, row in read_rows(inputs[name])] for name in ("prompts", "test"))
             short = [row for row in held_out if row["steps"] <= PAIRED_STEPS]
             cut = round(VALIDATION_SHARE * len(short))
             longer = [row for row in held_out if row["steps"] > PAIRED_STEPS]
-            sets = {VALIDATION: short[:cut], TEST: short[cut:], LONGER: longer, LONGEST: longest[:MOST_LONGEST]}
+            sets = {VALIDATION: short[:cut], TEST: short[cut:], LONGER: longer}
             for name, problems in sets.items():
                 write_jsonl(output / f"{name}.jsonl", problems)
             known = {row["prompt_id"] for row in prompts if row["steps"] <= PAIRED_STEPS}
@@ -151,8 +154,7 @@ class World:
             return {name: len(problems) for name, problems in sets.items()} | {"pairs": len(kept)}
 
         with folder.locked():
-            settings = {"steps": PAIRED_STEPS, "validation": VALIDATION_SHARE, "longest": MOST_LONGEST}
-            folder.do("problems", settings, split, inputs)
+            folder.do("problems", {"steps": PAIRED_STEPS, "validation": VALIDATION_SHARE}, split, inputs)
 
     def accuracy(self, trial: Trial | None, problems: str, epoch: int | None = None) -> float:
         """Greedy Pass@1, 0 to 1, of a trial's model (None: the base model) on one of the problem sets.
@@ -378,6 +380,27 @@ def spread(values: Sequence[float]) -> list[str]:
     """Cells of one row: each seed, the mean with its interval, and the standard deviation, in percent."""
     each = " / ".join(f"{100 * value:.1f}" for value in values)
     return [each, mean_and_interval(values), f"{100 * over_seeds(values).sd:.1f}"]
+
+
+def comparison(found: Experiment, trials: Mapping[str, Trial | None], problems: str, against: Mapping[str, str]) -> str:
+    """Table of trials (None: the base model) by label: accuracy in each world, mean, sd, and paired differences.
+
+    against: labels of the trials that the others are compared with, and what a column's head calls them. An asterisk
+    marks a difference whose interval leaves out 0. Unfinished trials are left out.
+    """
+    accuracies: dict[str, list[float]] = {}
+    for label, trial in trials.items():
+        with contextlib.suppress(Unfinished):
+            accuracies[label] = found.accuracies(trial, problems)
+    others = {label: name for label, name in against.items() if label in accuracies}
+    seeds = " / ".join(str(world.seed) for world in found.worlds)
+    header = ["", "settings", f"seeds {seeds}", "mean [95 % t-interval]", "sd"]
+    rows = []
+    for label, values in accuracies.items():
+        trial = trials[label]
+        differences = ["" if label == other else difference(values, accuracies[other]) for other in others]
+        rows.append([label, cell_text(trial) if trial else "", *spread(values), *differences])
+    return markdown([*header, *(f"paired − {name}" for name in others.values())], rows)
 
 
 def cell_text(trial: Trial) -> str:

@@ -23,7 +23,6 @@ TINY = (
     "world.largest_amount=1",
     "world.prompts=40",
     "world.test=20",
-    "world.longer_test=4",
     *(f"world.policies.{name}.demonstrations=400" for name in (BASE, BEHAVIOR)),
     *(f"pretrain.{name}.max_steps=40" for name in (BASE, BEHAVIOR)),
 )
@@ -45,7 +44,7 @@ def test_score_distance_is_the_mean_square_over_tokens_in_nats() -> None:
 
 
 def test_search_when_methods_are_compared_then_each_has_as_many_different_settings() -> None:
-    for methods in (METHODS, claim_labels.LABELS, claim_weights.VARIANTS):
+    for methods in (METHODS, claim_weights.CHOSEN):
         names = [[cell.name for cell in method.cells] for method in methods.values()]
         assert {len(set(cells)) for cells in names} == {4}
 
@@ -73,8 +72,8 @@ def test_repo_without_weights_is_dpo_and_its_scale_is_met_at_twice_beta() -> Non
     assert build("repo", beta=0.7, discount=0.0)(logps, pairs).loss.item() == pytest.approx(dpo.item(), abs=1e-6)
     weights = build("repo").token_weights(logps.mask)
     assert (1 + weights).mean().item() == pytest.approx((2 * 9 - 1) / 9)
-    fixed = claim_weights.matched(Trial("repo", {"beta": 0.5, "learning_rate": 1e-4}))
-    assert [trial.settings["beta"] for trial in fixed.values()] == [0.5, 0.5, 1.0]
+    dpo_trials = list(claim_weights.ablations(Trial("repo", {"beta": 0.5, "learning_rate": 1e-4})).values())[:2]
+    assert [(trial.objective, trial.settings["beta"]) for trial in dpo_trials] == [("dpo", 0.5), ("dpo", 1.0)]
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +99,7 @@ def test_labels_when_scored_by_the_writer_are_the_recorded_ones_and_by_others_ar
     recorded = np.concatenate([np.array([*pair.chosen_logps, *pair.rejected_logps]) for pair in pairs])
     rescored = np.concatenate(trials.pair_logps(world.model(BEHAVIOR), world.pairs))
     assert np.abs(recorded - rescored).max() < 1e-4
-    wrong = claim_labels.LABELS["wrong: of the base model"].pairs
-    assert wrong is not None
+    wrong = claim_labels.WRONG["wrong: of the base model"]
     relabelled, _ = read_pairs(world._pairs_of(Trial("repo", {}, wrong)))
     assert [pair.chosen for pair in relabelled] == [pair.chosen for pair in pairs]
     assert (
@@ -115,7 +113,8 @@ def test_labels_when_scored_by_the_writer_are_the_recorded_ones_and_by_others_ar
 def test_trial_when_trained_prefers_the_chosen_more_and_is_not_trained_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = Trial("dpo", {"beta": 0.1, "learning_rate": 1e-3}).but(pairs=claim_masks.masked("all", alone=True))
+    trial = Trial("dpo", {"beta": 0.1, "learning_rate": 1e-3, "num_train_epochs": 5})
+    trial = trial.but(pairs=claim_masks.masked("all", alone=True))
     shown = World(world.recipe, world.seed, world.folder, world.overrides, show=True)
     with pytest.raises(Unfinished):
         shown.accuracy(trial, TEST)
