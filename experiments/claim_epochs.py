@@ -12,6 +12,7 @@ from trials import (
     BETAS,
     RATES,
     TEST,
+    TITLES,
     Trial,
     Unfinished,
     claim_options,
@@ -64,8 +65,7 @@ def main() -> None:
         "seeds below the base",
         *(f"paired {epoch} − {EPOCHS[0]}" for epoch in EPOCHS[1:]),
     ]
-    print(f"\nGreedy Pass@1, %, test problems; base {mean_and_interval(base)}; * where the interval of a difference")
-    print("leaves out 0.\n")
+    print(f"\n{TITLES[TEST]}; base {mean_and_interval(base)}; * where a difference's interval leaves out 0.\n")
     print(markdown(header, rows))
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     methods = found.chosen({label: METHODS[name] for label, name in CHOSEN.items()})
     trials = {**methods, **{label: methods[RIGHT].but(pairs=pairs) for label, pairs in WRONG.items()}}
     for problems in (TEST, LONGER):
-        print(f"\n{TITLES[problems]}.\n")
+        print(f"\n{TITLES[problems]}; * where a difference's interval leaves out 0.\n")
         print(comparison(found, trials, problems, against={RIGHT: "right labels"}))
     print("\nWhat the labels are: mean log-probability of a token, nats.\n")
     print(markdown(["labels", "mean over seeds [95 % t-interval]"], label_rows(found.worlds)))

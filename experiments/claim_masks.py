@@ -1,6 +1,7 @@
 """The paper's Figure 4 and Table 4 in the embedded world: masked pairs from none to all, DPO against RePO.
 
-The masks are scaled to the world's responses (the paper: 16 to 80 tokens): every one removes at least the answer.
+Settings are those chosen without masked pairs. DPO runs at twice RePO's β as well, where its scale is RePO's. The masks
+are scaled to the world's responses (the paper: 16 to 80 tokens): every one removes at least the answer.
 
     python experiments/claim_masks.py
 """
@@ -69,14 +70,16 @@ def main() -> None:
     """Run and print Markdown tables of accuracy and of the score distance."""
     found = experiment(claim_options(__doc__.splitlines()[0]))
     chosen = found.chosen({name: METHODS[name] for name in SHOWN})
-    for name, trial in chosen.items():
-        print(f"{name}: {cell_text(trial)}, chosen without masked pairs")
+    matched = Trial("dpo", {**chosen["repo"].settings, "beta": 2 * chosen["repo"].settings["beta"]})
+    methods = {**chosen, "dpo at RePO's scale": matched}
+    for name, trial in methods.items():
+        print(f"{name}: {cell_text(trial)}")
     trials = {
         (name, label): trial if data is None else trial.but(pairs=data)
-        for name, trial in chosen.items()
+        for name, trial in methods.items()
         for label, data in VARIANTS.items()
     }
-    print(f"\n{TITLES[TEST]}; * where the interval of a difference leaves out 0.\n")
+    print(f"\n{TITLES[TEST]}; * where a difference's interval leaves out 0.\n")
     print(markdown(*accuracy_rows(found, trials)))
     print("\nScore distance, nats²: mean squared difference of token log-probabilities on the original pairs.\n")
     print(
@@ -107,12 +110,20 @@ def accuracy_rows(
             *spread(values),
             "" if label == "none" else mean_and_interval(gains[name, label], sign=True),
         ]
-        if name == "repo" and ("dpo", label) in accuracies:
+        if name != "dpo" and ("dpo", label) in accuracies:
             row.append(difference(values, accuracies["dpo", label]))
             row.append("" if label == "none" else difference(gains[name, label], gains["dpo", label]))
-        rows.append([*row, *[""] * (8 - len(row))])
+        rows.append([*row, *[""] * (9 - len(row))])
     seeds = " / ".join(str(world.seed) for world in found.worlds)
-    header = ["method", "masked pairs", f"seeds {seeds}", "mean [95 % t-interval]", "sd", "paired − none"]
+    header = [
+        "method",
+        "masked pairs",
+        "pairs in all",
+        f"seeds {seeds}",
+        "mean [95 % t-interval]",
+        "sd",
+        "paired − none",
+    ]
     return [*header, "paired − DPO, same pairs", "gain from masks − DPO's gain"], rows
 
 

@@ -13,9 +13,9 @@ def main() -> None:
     found = experiment(claim_options(__doc__.splitlines()[0]))
     trials = {"base": None, **found.chosen(METHODS)}
     for problems in (TEST, LONGER):
-        print(f"\n{TITLES[problems]}.\n")
+        print(f"\n{TITLES[problems]}; * where a difference's interval leaves out 0.\n")
         print(comparison(found, trials, problems, against={"base": "base", "dpo": "DPO", "sft": "SFT"}))
-    print(f"\nChoice of settings, mean over seeds {', '.join(str(world.seed) for world in found.tuning)}.\n")
+    print(f"\nChoice of settings: validation accuracy, seeds {[world.seed for world in found.tuning]}.\n")
     print(tuning_table(found, METHODS))
 
 

@@ -51,9 +51,9 @@ def main() -> None:
     chosen = found.chosen(CHOSEN)
     trials = {REPO: chosen[REPO], **ablations(chosen[REPO]), **chosen}
     for problems in (TEST, LONGER):
-        print(f"\n{TITLES[problems]}.\n")
+        print(f"\n{TITLES[problems]}; * where a difference's interval leaves out 0.\n")
         print(comparison(found, trials, problems, against={REPO: "RePO"}))
-    print(f"\nChoice of settings, mean over seeds {', '.join(str(world.seed) for world in found.tuning)}.\n")
+    print(f"\nChoice of settings: validation accuracy, seeds {[world.seed for world in found.tuning]}.\n")
     print(tuning_table(found, CHOSEN))
 
 

@@ -179,6 +179,10 @@ class World:
         _known[result] = float(read_json(result)["pass_at_1"])
         return _known[result]
 
+    def pair_count(self, trial: Trial) -> int:
+        """How many pairs a finished trial trained on."""
+        return int(read_json(self.path / "trials" / trial.name / "train" / MANIFEST)["summary"]["pairs"])
+
     def token_logps(self, trial: Trial | None) -> NDArray[np.float64]:
         """Log-probabilities (nats) of all tokens of both responses of the first pairs, under a model (None: the base).
 
