@@ -30,9 +30,12 @@ LONG = {
     "warmup_steps": 5,
     "save_strategy": "epoch",
 }
+GENTLE = {**LONG, "beta": min(BETAS), "rejected_weight": 0.5}
+"""The smaller β, with the rejected score weighed less. Without RePO's weights (`discount=0`) it is DPO with a λ."""
 TRIALS = {
     **{f"{name}, β {beta:g}": Trial(name, {**LONG, "beta": beta}) for beta in BETAS for name in ("dpo", "repo")},
-    f"repo, β {min(BETAS):g}, λ 0.5": Trial("repo", {**LONG, "beta": min(BETAS), "rejected_weight": 0.5}),
+    f"dpo, β {min(BETAS):g}, λ 0.5": Trial("repo", {**GENTLE, "discount": 0.0}),
+    f"repo, β {min(BETAS):g}, λ 0.5": Trial("repo", GENTLE),
     "sft": Trial("sft", {**LONG, "learning_rate": max(RATES)}),
 }
 
@@ -42,13 +45,15 @@ def main() -> None:
     found = experiment(claim_options(__doc__.splitlines()[0]))
     base = found.accuracies(None, TEST)
     rows = []
+    after: dict[str, list[float]] = {}
     for label, trial in TRIALS.items():
         try:
             values = {epoch: found.accuracies(trial, TEST, epoch) for epoch in EPOCHS}
         except Unfinished:
             print(f"(not finished: {label})")
             continue
-        last = values[EPOCHS[-1]]
+        last = after[label] = values[EPOCHS[-1]]
+        dpo = after.get(label.replace("repo", "dpo")) if label.startswith("repo") else None
         rows.append(
             [
                 label,
@@ -56,6 +61,7 @@ def main() -> None:
                 f"{100 * min(last):.1f}",
                 f"{sum(one < other for one, other in zip(last, base, strict=True))} of {len(base)}",
                 *(difference(values[epoch], values[EPOCHS[0]]) for epoch in EPOCHS[1:]),
+                difference(last, dpo) if dpo else "",
             ]
         )
     header = [
@@ -64,6 +70,7 @@ def main() -> None:
         f"worst seed after {EPOCHS[-1]}",
         "seeds below the base",
         *(f"paired {epoch} − {EPOCHS[0]}" for epoch in EPOCHS[1:]),
+        f"paired − DPO with the same settings, after {EPOCHS[-1]}",
     ]
     print(f"\n{TITLES[TEST]}; base {mean_and_interval(base)}; * where a difference's interval leaves out 0.\n")
     print(markdown(header, rows))

@@ -102,18 +102,22 @@ def accuracy_rows(
         (name, label): [value - without for value, without in zip(values, accuracies[name, "none"], strict=True)]
         for (name, label), values in accuracies.items()
     }
+    base = found.accuracies(None, TEST)
     rows: list[Sequence[object]] = []
     for (name, label), values in accuracies.items():
+        count = sum(world.pair_count(trials[name, label]) for world in found.worlds) / len(found.worlds)
         row = [
             name,
             label,
+            f"{count:.0f}",
             *spread(values),
-            "" if label == "none" else mean_and_interval(gains[name, label], sign=True),
+            difference(values, base),
+            "" if label == "none" else difference(values, accuracies[name, "none"]),
         ]
         if name != "dpo" and ("dpo", label) in accuracies:
             row.append(difference(values, accuracies["dpo", label]))
             row.append("" if label == "none" else difference(gains[name, label], gains["dpo", label]))
-        rows.append([*row, *[""] * (9 - len(row))])
+        rows.append([*row, *[""] * (10 - len(row))])
     seeds = " / ".join(str(world.seed) for world in found.worlds)
     header = [
         "method",
