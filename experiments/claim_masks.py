@@ -42,6 +42,7 @@ LENGTHS = (6, 12, 18, 24)
 SHARES = (0.35, "all")
 """Masked pairs, as a share of the number of original pairs; all: one for every distinct chosen response."""
 SHOWN = ("dpo", "repo")
+MATCHED = "dpo at RePO's scale"
 
 
 def masked(count: float | str, *, alone: bool = False) -> PairData:
@@ -71,7 +72,7 @@ def main() -> None:
     found = experiment(claim_options(__doc__.splitlines()[0]))
     chosen = found.chosen({name: METHODS[name] for name in SHOWN})
     matched = Trial("dpo", {**chosen["repo"].settings, "beta": 2 * chosen["repo"].settings["beta"]})
-    methods = {**chosen, "dpo at RePO's scale": matched}
+    methods = {**chosen, MATCHED: matched}
     for name, trial in methods.items():
         print(f"{name}: {cell_text(trial)}")
     trials = {
@@ -114,21 +115,15 @@ def accuracy_rows(
             difference(values, base),
             "" if label == "none" else difference(values, accuracies[name, "none"]),
         ]
-        if name != "dpo" and ("dpo", label) in accuracies:
-            row.append(difference(values, accuracies["dpo", label]))
-            row.append("" if label == "none" else difference(gains[name, label], gains["dpo", label]))
-        rows.append([*row, *[""] * (10 - len(row))])
+        if name == "repo":
+            row.append(difference(values, accuracies["dpo", label]) if ("dpo", label) in accuracies else "")
+            known = [(other, label) for other in ("dpo", MATCHED) if label != "none" and (other, label) in gains]
+            row += [difference(gains[name, label], gains[key]) for key in known]
+        rows.append([*row, *[""] * (11 - len(row))])
     seeds = " / ".join(str(world.seed) for world in found.worlds)
-    header = [
-        "method",
-        "masked pairs",
-        "pairs in all",
-        f"seeds {seeds}",
-        "mean [95 % t-interval]",
-        "sd",
-        "paired − none",
-    ]
-    return [*header, "paired − DPO, same pairs", "gain from masks − DPO's gain"], rows
+    header = ["method", "masked pairs", "pairs in all", f"seeds {seeds}", "mean [95 % t-interval]", "sd"]
+    header += ["paired − base", "paired − none", "paired − DPO, same pairs"]
+    return [*header, "gain from masks − DPO's gain", "gain − that of DPO at RePO's scale"], rows
 
 
 def distance_rows(found: Experiment, trials: Mapping[tuple[str, str], Trial]) -> list[Sequence[object]]:
