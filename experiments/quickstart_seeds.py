@@ -8,8 +8,9 @@ from __future__ import annotations
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
-from variants import BASE, World, arguments, markdown, mean_and_interval, results
+from trials import BASE, World, arguments, markdown, mean_and_interval, spread
 
 from regretless.evaluation.statistics import over_seeds
 from regretless.store import MANIFEST, read_json
@@ -24,9 +25,15 @@ def stage_seconds(run: Path) -> dict[str, float]:
     return seconds
 
 
+def results(run: Path) -> dict[str, dict[str, Any]]:
+    """Greedy results of a run on its one benchmark, by model label."""
+    return {row["label"]: row for row in read_json(run / "evaluate" / "results.json")["rows"]}
+
+
 def main() -> None:
     """Run and print two Markdown tables."""
-    options = arguments(__doc__.splitlines()[0], seeds=(0, 1, 2, 3)).parse_args()
+    parser = arguments(__doc__.splitlines()[0], Path("recipes/quickstart.yaml"), Path("runs/experiments"), range(4))
+    options = parser.parse_args()
     runs = []
     for seed in options.seeds:
         world = World(options.recipe, seed, options.folder, options.overrides)
@@ -42,9 +49,7 @@ def main() -> None:
         rows.append(
             [
                 label,
-                " / ".join(f"{100 * share:.1f}" for share in shares),
-                mean_and_interval(shares),
-                f"{100 * over_seeds(shares).sd:.1f}",
+                *spread(shares),
                 mean_and_interval(gains, sign=True) if gains else "",
                 f"{clear} of {len(found)}" if gains else "",
             ]
