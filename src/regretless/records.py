@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,9 +196,11 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
         raise DataError(f"{path}: no such file")
     if path.suffix == ".parquet":
         number = 0
-        # Buffered: without it a whole row group's columns are read at once. In this thread: what Arrow's own threads
-        # allot and this one frees is not used again.
-        for batch in pq.ParquetFile(path, buffer_size=1 << 20).iter_batches(batch_size=512, use_threads=False):
+        # Buffered: without it a whole row group's columns are read at once. Group by group: one iterator over all of
+        # them keeps every group's buffers to its end.
+        file = pq.ParquetFile(path, buffer_size=1 << 20)
+        groups = (file.iter_batches(batch_size=512, row_groups=[group]) for group in range(file.num_row_groups))
+        for batch in chain.from_iterable(groups):
             for row in batch.to_pylist():
                 number += 1
                 yield number, row

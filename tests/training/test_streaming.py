@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -206,3 +208,13 @@ def test_reference_values_when_in_many_parts_then_each_is_read_back_and_none_is_
             assert np.array_equal(known[item], values[item])
         with pytest.raises(KeyError, match="no reference log-probabilities"):
             known[(9, 9), (1,)]
+
+
+def test_rows_of_a_parquet_when_read_then_arrow_keeps_one_row_group_at_a_time(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0)
+    columns = {name: list(numbers.random((8000, 40))) for name in ("chosen_logps", "rejected_logps")}
+    pq.write_table(pa.table(columns), tmp_path / "pairs.parquet", row_group_size=200)
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() for _ in read_rows(tmp_path / "pairs.parquet")]
+    # The rows take 5 MB, a row group a fortieth of that.
+    assert max(held) - before < 2**20
