@@ -137,9 +137,11 @@ class PreferenceTrainer(Trainer):
             self._prepare_reference(self._reference_logps, data)
 
     def _prepare_reference(self, values: ReferenceLogps, data: PairDataset) -> None:
-        # What is complete is not read again: a resumed run starts where it was.
+        # What is complete is not read again: a resumed run starts where it was. All processes look before one writes.
         key = data.key and f"{data.key}{'' if self._needs_rejected else '-chosen'}"
-        if key is not None and values.covers(key):
+        complete = key is not None and values.covers(key)
+        self.accelerator.wait_for_everyone()
+        if complete:
             return
         gone = self.state.global_step > 0 and self.reference.is_start_of_training
         if gone and next(values.missing(self._reference_items(data)), None) is not None:
