@@ -52,8 +52,9 @@ def main() -> None:
     trainer.save_model(str(folder / "final"))
     if trainer.is_world_process_zero():
         (folder / "log.json").write_text(json.dumps(trainer.state.log_history))
-    # A process that ends while its peers still hold connections to it can abort them.
-    trainer.accelerator.end_training()
+    trainer.accelerator.wait_for_everyone()
+    # Without taking anything apart: that can hang, as `regretless.__main__` says.
+    os._exit(0)
 
 
 if __name__ == "__main__":
