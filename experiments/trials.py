@@ -26,10 +26,10 @@ from regretless.records import read_rows, write_jsonl, write_records
 from regretless.store import MANIFEST, fingerprint, read_json, write_text
 from regretless.tokenization import tokenize_pairs
 from regretless.training import stage as training
-from regretless.units import RunFolder
+from regretless.units import BASE, RunFolder
 
 HERE = Path(__file__).parent
-BASE, BEHAVIOR = "base", "behavior"
+BEHAVIOR = "behavior"
 PAIRS_STAGES = ("world", "pretrain", "sample", "verify", "pair")
 VALIDATION, TEST, LONGER = "validation", "test", "longer"
 PAIRED_STEPS = 4

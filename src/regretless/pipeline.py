@@ -15,7 +15,6 @@ from regretless.analysis import stage as analysis
 from regretless.errors import ConfigError, lookup, reject
 from regretless.evaluating import evaluate_models
 from regretless.evaluation import stage as evaluation
-from regretless.evaluation.chat.stage import BASE
 from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
 from regretless.models import ModelConfig
@@ -30,7 +29,7 @@ from regretless.sampling import stage as sampling
 from regretless.store import MANIFEST, read_json, write_text
 from regretless.trained import PAIR_SCORES, Trained, trained_model
 from regretless.training import stage as training
-from regretless.units import RUN, RunFolder, dump, is_first_process, processes, resolve
+from regretless.units import BASE, RUN, RunFolder, dump, is_first_process, processes, resolve
 from regretless.world import stage as world
 
 

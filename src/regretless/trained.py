@@ -13,8 +13,6 @@ from regretless.objectives import hyperparameter_names
 from regretless.store import MANIFEST, read_json
 from regretless.units import RUN, resolve
 
-BASE = "base"
-"""Label of the model before preference training."""
 ADAPTER = "adapter_config.json"
 """File that tells an adapter's folder from a model's."""
 STATE, PAIR_SCORES = "trainer_state.json", "pair_scores.jsonl"

@@ -25,6 +25,8 @@ from regretless.store import MANIFEST, PENDING, StageFolder, fingerprint, path_f
 S = TypeVar("S", bound=Section)
 RUN = "{run}"
 """Stands for the run folder in the strings of a recipe, so that settings do not depend on where it lies."""
+BASE = "base"
+"""Label, in a run folder, of the model before preference training."""
 LOCK, UNUSED = ".lock", "unused"
 LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
 """What a killed process was about to delete, or to move to its place (`store.atomic_path`, `StageFolder.begin`)."""

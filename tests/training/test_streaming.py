@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import TrainerCallback
 
 from regretless.modeling.layout import token_count
@@ -21,7 +22,7 @@ from regretless.modeling.scoring import fill_rows
 from regretless.records import Pair, read_rows, write_records
 from regretless.tokenization import TokenizedPair
 from regretless.training import reading
-from regretless.training.data import PairDataset, StepSampler
+from regretless.training.data import Groups, PairDataset, StepSampler
 from regretless.training.packing import pack_rows
 from regretless.training.reference import ReferenceLogps
 from regretless.training.table import PairTable
@@ -166,6 +167,26 @@ def test_steps_when_pairs_of_a_prompt_are_scattered_then_they_come_together_in_a
     assert order(0) == order(0, processes=2) == order(0, processes=3) != order(1)
     assert sorted(order(0, epoch=1)) == list(range(30))
     assert order(0, epoch=1) != order(0)
+
+
+def test_steps_when_groups_fill_them_in_some_order_then_none_is_cut_and_else_as_few_as_can_be() -> None:
+    mixed = Groups(np.repeat(np.arange(120, dtype=np.uint64), [1, 2, 4, 2, 4, 3] * 20))
+    order = np.random.default_rng(0).permutation(len(mixed))
+
+    def shared(groups: Groups, order: NDArray[np.int64], size: int) -> int:
+        """Groups that more than one step computes; steps are full, and hold each pair once."""
+        steps = list(groups.steps(order, size))
+        assert [len(step) for step in steps[:-1]] == [size] * (len(steps) - 1)
+        assert sorted(np.concatenate(steps).tolist()) == list(range(len(groups.members)))
+        group_of = np.empty(len(groups.members), np.int64)
+        group_of[groups.members] = np.repeat(np.arange(len(groups)), np.diff(groups.bounds))
+        return sum(len(set(group_of[step].tolist())) for step in steps) - len(groups)
+
+    assert shared(mixed, order, 16) <= 1  # 320 pairs; only the last groups may not fit
+    sixes = Groups(np.repeat(np.arange(16, dtype=np.uint64), 6))
+    assert shared(sixes, np.arange(16), 24) == 0
+    assert shared(sixes, np.arange(16), 16) == 4  # two of every three steps end inside one
+    assert shared(Groups(np.repeat(np.arange(3, dtype=np.uint64), [40, 1, 1])), np.arange(3), 16) == 2
 
 
 def test_processes_when_lengths_differ_then_they_get_about_equally_many_tokens(pairs: list[TokenizedPair]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from regretless.analysis.estimates import mean_by_prompt
-from regretless.trained import BASE
+from regretless.units import BASE
 
 
 def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:

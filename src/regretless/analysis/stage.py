@@ -25,7 +25,8 @@ from regretless.progress import console
 from regretless.records import Pair, read_rows
 from regretless.store import write_json
 from regretless.tokenization import tokenize_pairs
-from regretless.trained import BASE, PAIR_SCORES, Trained, complete_checkpoints, trained_model
+from regretless.trained import PAIR_SCORES, Trained, complete_checkpoints, trained_model
+from regretless.units import BASE
 
 Responses = Mapping[str, Mapping[str, Path]]
 """Benchmark → label of a model → its greedy responses."""

@@ -13,8 +13,8 @@ from regretless.client.config import ServerConfig
 from regretless.client.http import Client, Endpoint, Reply, Unanswered
 from regretless.client.limits import Budget, Spending
 from regretless.client.store import ReplyStore
-from regretless.errors import BudgetError, DataError, RegretlessError, ServerError
-from regretless.progress import bar, console
+from regretless.errors import RegretlessError, ServerError
+from regretless.progress import bar
 from regretless.store import fingerprint
 
 T = TypeVar("T")
@@ -99,57 +99,6 @@ def ask_all(
             asker = _Asker(questions, config, endpoint, most_tokens, attempts, store, result, advance)
             asyncio.run(asker.run(budget))
     return result
-
-
-def replies_file(setting: str | None, output: Path) -> Path:
-    """The file of kept replies: the one that settings name, else one beside the folder `output`."""
-    return Path(setting).expanduser() if setting else output.with_name(f"{output.name}.replies.sqlite")
-
-
-def check_asked(
-    answers: Answers[Any],
-    *,
-    config: ServerConfig,
-    judge: str,
-    replies: Path,
-    go_on: bool,
-    done: int,
-    total: int,
-    what: str,
-    failed: Mapping[str, int],
-) -> None:
-    """Raise what ended the asking, but for a spent budget with which to `go_on`.
-
-    done, total, what: how far it got, and with what, for people. failed: why the others have nothing, counted.
-    Raises BudgetError or ServerError, after which a further run goes on; DataError when nothing is done.
-    """
-    stopped, so_far = answers.stopped, f"{done} of {total} {what}"
-    if isinstance(stopped, BudgetError) and go_on and done:
-        console.print(f"budget used up ({stopped}): {so_far}")
-    elif stopped is not None:
-        raise type(stopped)(
-            f"judge {judge}: {stopped}\n  {so_far} so far ({describe(config, answers.spent)}); the replies are kept in "
-            f"{replies}, and a further run goes on from there"
-            + ("; raise the budget first" if isinstance(stopped, BudgetError) else "")
-        )
-    elif not done:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in failed.items())
-        raise DataError(f"judge {judge}: none of {total} {what}: {reasons}")
-
-
-def bill(answers: Answers[Any], config: ServerConfig, judge: str) -> dict[str, Any]:
-    """What asking a judge has cost and what went wrong on the way, as JSON."""
-    spent = answers.spent
-    return {
-        "judge": judge,
-        "requests": spent.requests,
-        "prompt_tokens": spent.prompt_tokens,
-        "completion_tokens": spent.completion_tokens,
-        "dollars": config.cost(spent.prompt_tokens, spent.completion_tokens),
-        "replies_reused": answers.reused,
-        "replies_unreadable": dict(sorted(answers.unreadable.items())),
-        "requests_repeated": dict(sorted(answers.trouble.items())),
-    }
 
 
 def describe(config: ServerConfig, spent: Spending) -> str:

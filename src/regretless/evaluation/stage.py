@@ -20,11 +20,12 @@ from regretless.config import Section, merge
 from regretless.errors import DataError
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import stage as chat_benchmarks
-from regretless.evaluation.chat.stage import BASE, ChatBenchmark
+from regretless.evaluation.chat.stage import ChatBenchmark
 from regretless.evaluation.statistics import over_seeds, paired_difference, wilson
 from regretless.prompts import PromptSource
 from regretless.records import Verdict
 from regretless.store import read_json
+from regretless.units import BASE
 
 PASS_AT_1 = "Pass@1 (%)"
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from regretless.client.ask import Answer, Answers, Question, UnreadableError, ask_all, bill, check_asked, replies_file
-from regretless.client.config import ServerConfig
+from regretless.client.ask import Answer, Answers, Question, UnreadableError
 from regretless.client.http import Reply
-from regretless.config import Section
+from regretless.client.judge import JudgeAccess, ask_judge, bill, check_judged
 from regretless.errors import DataError
 from regretless.labeling.judge_parse import Rating, parse_ratings
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, load_aspects
@@ -23,13 +22,11 @@ from regretless.preferences import check_some_left, report_refusals
 from regretless.records import Response, Text, read_responses, write_jsonl, write_records
 
 
-class JudgeConfig(Section):
+class JudgeConfig(JudgeAccess):
     """Settings of the judge stage."""
 
     model: str
     """Name of the judge on its server. The paper's is gpt-5-mini."""
-    server: ServerConfig = ServerConfig()
-    """Where the judge runs, how fast to ask it, and the budget."""
     aspects: list[str] = Field(default=list(ASPECTS), min_length=1)
     """What is rated, each in a request of its own: instruction_following, helpfulness, honesty, truthfulness, and any
     name with a file in `rubrics`."""
@@ -43,20 +40,6 @@ class JudgeConfig(Section):
     """Jinja file with the system message, in place of this package's."""
     layout: str | None = None
     """Jinja file that lays out a request, in place of this package's."""
-    temperature: float | None = Field(default=None, ge=0)
-    """Of the judge; the server's default unless given. OpenAI's reasoning models take no other."""
-    reasoning_effort: str | None = None
-    """Of a reasoning model: low, medium, high. The paper's is medium."""
-    max_reply_tokens: int = Field(default=8192, ge=1)
-    """Most tokens in a reply, reasoning included; a reply that is cut cannot be read."""
-    parameters: dict[str, Any] = Field(default={})
-    """More parameters of a request, as the server takes them."""
-    attempts: int = Field(default=3, ge=1)
-    """How often a reply that cannot be read is asked for in all; then the score is unknown."""
-    when_spent: Literal["stop", "go_on"] = "stop"
-    """A used-up budget ends the run, to be taken up with a larger one, or leaves what was not asked without a score."""
-    replies: str | None = None
-    """File of kept replies, which may be shared between runs; beside the stage's folder unless given."""
     seed: int = 0
     """Shuffles the texts of each request."""
 
@@ -76,6 +59,11 @@ class JudgeConfig(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def judge_name(self) -> str:
+        """Name of the judge on its server."""
+        return self.model
 
     def files(self) -> dict[str, Path]:
         """Files that the ratings depend on besides the responses, by the setting that names them."""
@@ -115,25 +103,14 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     groups = group_responses(rows)
     # Prompt by prompt: when a budget ends, what was paid for is mostly complete.
     questions = [make_question(config, prompt, aspect, group) for group in groups.values() for aspect in aspects]
-    replies = replies_file(config.replies, output)
-    answers = ask_all(
-        questions,
-        config=config.server,
-        model=config.model,
-        most_tokens=config.max_reply_tokens,
-        attempts=config.attempts,
-        replies=replies,
-        description="judge",
-    )
+    answers = ask_judge(config, questions, output)
     by_prompt = _by_prompt(answers.answers, list(groups), aspects)
     judgments = [judgment_of(row, by_prompt[row.prompt_id]) for row in rows]
     summary = _summary(config, answers, len(groups), judgments) | {"refused": len(refused)}
-    check_asked(
+    check_judged(
+        config,
         answers,
-        config=config.server,
-        judge=config.model,
-        replies=replies,
-        go_on=config.when_spent == "go_on",
+        output,
         done=summary["scored"],
         total=summary["responses"],
         what="responses have a score",
@@ -162,9 +139,6 @@ def group_responses(rows: Sequence[Response]) -> dict[str, Group]:
 
 def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: Group) -> Question[Ratings]:
     """The request for one aspect of all responses to a prompt. Their order is drawn anew for every attempt."""
-    limit = {config.server.limit_parameter: config.max_reply_tokens}
-    optional = {"temperature": config.temperature, "reasoning_effort": config.reasoning_effort}
-    parameters = {**{key: value for key, value in optional.items() if value is not None}, **limit, **config.parameters}
 
     def shuffled(attempt: int) -> list[str]:
         # By content and not by place: the order of a file's rows must not matter.
@@ -173,8 +147,7 @@ def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, grou
         return texts
 
     def body(attempt: int, code: str) -> dict[str, Any]:
-        messages = prompt.messages(group.prompt, shuffled(attempt), aspect, code)
-        return {"model": config.model, "messages": messages, **parameters}
+        return config.request(prompt.messages(group.prompt, shuffled(attempt), aspect, code))
 
     def read(reply: Reply, attempt: int, code: str) -> Ratings:
         if reply.finish_reason not in (None, "stop"):
@@ -237,7 +210,7 @@ def _summary(
         "scored": len(judgments) - unknown.total(),
         "unknown": dict(sorted(unknown.items())),
         "aspects": {name: _aspect_summary(name, judgments) for name in config.aspects},
-        **bill(answers, config.server, config.model),
+        **bill(config, answers),
     }
 
 

@@ -121,7 +121,7 @@ def _frozen_forward(
             kl_parts.append((reference_logps.exp() * (reference_logps - all_logps)).sum(-1))
         if not with_gradient:
             continue
-        probabilities = all_logps.exp()
+        probabilities = all_logps.exp_()
         # Soft-capping: d capped / d raw = 1 − (capped / cap)².
         slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
         if reference is not None:

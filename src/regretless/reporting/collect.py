@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from regretless.records import Text, Verdict, read_rows
 from regretless.store import MANIFEST, read_json
-from regretless.units import UNUSED
+from regretless.units import BASE, UNUSED
 
 T = TypeVar("T")
 
@@ -24,8 +24,6 @@ STAGES = (
 """Folders of a run, in the order in which stages run."""
 COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths")
 SEPARATOR = " · "
-BASE = "base"
-"""Label of the model before preference training."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class PreferenceConfig(TrainingArguments):
         metadata={"help": "`refuse` pairs longer than max_length, or `keep_start` of their responses (no EOS then)."},
     )
     max_tokens_per_microbatch: int | None = field(
-        default=None, metadata={"help": "Distinct tokens computed at a time; None: 1024 on CPU, 16384 on a GPU."}
+        default=None, metadata={"help": "Distinct tokens computed at a time; None: 2048 on CPU, 16384 on a GPU."}
     )
     group_pairs: bool = field(
         default=True,

@@ -18,6 +18,9 @@ from regretless.modeling.layout import Tokens
 from regretless.tokenization import TokenizedPair
 from regretless.training.table import PairTable
 
+WINDOW = 64
+"""Groups of pairs among which a step looks for those that fill it."""
+
 
 @dataclass(frozen=True)
 class TrainingPair:
@@ -106,19 +109,41 @@ class Groups:
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def in_order(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Members of the groups that `order` lists, group after group."""
-        sizes = np.diff(self.bounds)[order]
-        ends = np.cumsum(sizes)
-        return self.members[np.repeat(self.bounds[order] - ends + sizes, sizes) + np.arange(sizes.sum())]
+    def __getitem__(self, group: int) -> NDArray[np.int64]:
+        """Members of one group."""
+        return self.members[self.bounds[group] : self.bounds[group + 1]]
+
+    def steps(self, order: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+        """Members of the groups that `order` lists, in steps of exactly `size` (the last one what is left).
+
+        A group that two steps share is computed in both. So a step begins with the group that has waited longest and
+        goes on with those among the next `WINDOW` that it has room for as a whole; only then is one cut.
+        """
+        upcoming = iter(order.tolist())
+        waiting: list[NDArray[np.int64]] = []
+        while waiting := waiting + [self[group] for group in itertools.islice(upcoming, WINDOW - len(waiting))]:
+            step: list[NDArray[np.int64]] = []
+            left: list[NDArray[np.int64]] = []
+            room = size
+            for group in waiting:
+                fits = len(group) <= room or not step
+                taken = group[:room] if fits else group[:0]
+                room -= len(taken)
+                step.append(taken)
+                left += [group[len(taken) :]] if len(taken) < len(group) else []
+            if room and left:
+                step.append(left[0][:room])
+                left[0] = left[0][room:]
+            yield np.concatenate(step)
+            waiting = left
 
 
 class StepSampler(Sampler[list[int]]):
     """Indices of the pairs of each optimizer step for one process.
 
     A step takes exactly `pairs_per_step * processes` pairs (the last one of an epoch what is left). The order depends
-    on seed and epoch alone: not on the number of processes, nor on where a resumed run starts. Going on in the middle
-    of an epoch passes over numbers and reads nothing.
+    on seed, epoch and that number alone: not on how many processes share it, nor on where a resumed run starts. Going
+    on in the middle of an epoch passes over numbers and reads nothing.
     """
 
     def __init__(
@@ -137,14 +162,9 @@ class StepSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         numbers = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
-        groups = self.dataset.groups
-        if self.grouped:
-            indices = groups.in_order(torch.randperm(len(groups), generator=numbers).numpy())
-        else:
-            indices = torch.randperm(len(self.dataset), generator=numbers).numpy()
         size = self.pairs_per_step * self.processes
-        for start in range(0, len(indices), size):
-            step = indices[start : start + size]
+        groups = self.dataset.groups if self.grouped else Groups(np.arange(len(self.dataset), dtype=np.uint64))
+        for step in groups.steps(torch.randperm(len(groups), generator=numbers).numpy(), size):
             bounds = _balanced(self.dataset.tokens[step], self.processes)
             yield step[bounds[self.rank] : bounds[self.rank + 1]].tolist()
 

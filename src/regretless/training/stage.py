@@ -229,7 +229,8 @@ def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64
     some = by_tokens[order[: len(groups) // 2]]
     before = np.cumsum(np.diff(groups.bounds)[some]) - np.diff(groups.bounds)[some]
     held = np.zeros(len(table), bool)
-    held[groups.in_order(some[before < count])] = True
+    for group in some[before < count].tolist():
+        held[groups[group]] = True
     return numbers[~held], numbers[held]
 
 

@@ -84,7 +84,7 @@ class PreferenceTrainer(Trainer):
             adapters_off=peft_config is not None,
             needs_distributions="reference_kl" in self.objective.needs,
         )
-        self._microbatch_tokens = args.max_tokens_per_microbatch or (16384 if torch.cuda.is_available() else 1024)
+        self._microbatch_tokens = args.max_tokens_per_microbatch or (16384 if torch.cuda.is_available() else 2048)
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.needs
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}

@@ -15,14 +15,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from regretless.client.ask import Question, UnreadableError, bill
+from regretless.client.ask import Question, UnreadableError
 from regretless.client.http import Reply
+from regretless.client.judge import bill
 from regretless.errors import ConfigError, DataError, ServerError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
-from regretless.evaluation.chat.judging import ask_judge, counted, request
+from regretless.evaluation.chat.judging import ask_all_judgments, counted
 from regretless.evaluation.chat.length_control import (
     GamedBaselines,
     length_controlled,
@@ -107,7 +108,7 @@ def evaluate(
     references = _references(config, rows, asked)
     gamed = read_gamed_baselines(local_path(config.gamed_baselines)) if config.gamed_baselines else None
     questions = [_question(config, template, key, asked[key], references[key], answers[key].response) for key in asked]
-    found = ask_judge(config, questions, output)
+    found = ask_all_judgments(config, questions, output)
     comparisons = [
         Comparison(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
         for index, (key, answer) in enumerate(zip(asked, found.answers, strict=True))
@@ -118,7 +119,7 @@ def evaluate(
         {"prompt_id": each.prompt_id, **vars(each), "attempts": answer.attempts, "reply": answer.key}
         for each, answer in zip(comparisons, found.answers, strict=True)
     ]
-    return result | bill(found, config.server, config.judge), judgments
+    return result | bill(config, found), judgments
 
 
 def _references(
@@ -144,7 +145,7 @@ def _question(
         first, second = (answer, reference) if is_swapped(attempt) else (reference, answer)
         values = {"instruction": instruction, "output_1": first, "output_2": second}
         more = {"logprobs": True, "top_logprobs": config.top_logprobs}
-        return request(config, template.messages(values, code), **more)
+        return config.request(template.messages(values, code), **more)
 
     def read(reply: Reply, attempt: int, _code: str) -> float:
         own, other = (FIRST, SECOND) if is_swapped(attempt) else (SECOND, FIRST)

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from regretless.client.ask import Question, bill
+from regretless.client.ask import Question
+from regretless.client.judge import bill
 from regretless.errors import DataError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
-from regretless.evaluation.chat.judging import ask_for_verdict, ask_judge, counted, failures
+from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted, failures
 from regretless.evaluation.chat.style_control import style_controlled, style_difference
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label
 from regretless.prompts import TEMPLATES, PromptRow
@@ -95,7 +96,7 @@ def evaluate(
         own, reference = answers[key].response, references[key]
         questions.append(_question(config, template, f"{key} baseline first", text, reference, own))
         questions.append(_question(config, template, f"{key} model first", text, own, reference))
-    found = ask_judge(config, questions, output)
+    found = ask_all_judgments(config, questions, output)
     games = list(zip(found.answers[::2], found.answers[1::2], strict=True))
     duels = [
         Duel(key, None if first.value is None else -first.value, second.value)
@@ -112,7 +113,7 @@ def evaluate(
         {**vars(duel), "problems": [game.problem for game in pair], "replies": [game.key for game in pair]}
         for duel, pair in zip(duels, games, strict=True)
     ]
-    return result | bill(found, config.server, config.judge), judgments
+    return result | bill(config, found), judgments
 
 
 def _references(config: ArenaHardConfig, asked: Mapping[str, str]) -> dict[str, str]:

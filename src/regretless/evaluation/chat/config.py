@@ -7,12 +7,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from regretless.client.config import ServerConfig
-from regretless.config import Section
+from regretless.client.judge import JudgeAccess
 from regretless.evaluation.chat.files import is_remote, local_path
 
 
-class ChatBenchmarkConfig(Section):
+class ChatBenchmarkConfig(JudgeAccess):
     """A benchmark of which a judge reads the answers: what is asked, how it is answered, and who judges."""
 
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt")
@@ -28,28 +27,21 @@ class ChatBenchmarkConfig(Section):
     """Longest answer; one that is cut there is judged as it is, and counted."""
     judge: str
     """Name of the judge on its server."""
-    server: ServerConfig = ServerConfig()
-    """Where the judge runs, how fast to ask it, and the budget."""
     judge_prompt: str | None = None
     """File with what the judge is shown, in place of this package's own words; the published files can be read."""
     temperature: float | None = Field(default=0, ge=0)
     """Of the judge; null sends none, as OpenAI's reasoning models want it."""
-    reasoning_effort: str | None = None
-    """Of a judge that reasons: low, medium, high."""
     max_reply_tokens: int = Field(default=4096, ge=1)
     """Most tokens in a judge's reply, reasoning included; a reply that is cut cannot be read."""
-    parameters: dict[str, Any] = Field(default={})
-    """More parameters of a request, as the server takes them."""
-    attempts: int = Field(default=3, ge=1)
-    """How often a reply that cannot be read is asked for in all; then the judgment has failed, and is counted."""
-    when_spent: Literal["stop", "go_on"] = "stop"
-    """A used-up budget ends the run, to be taken up with a larger one, or leaves the rest unjudged."""
-    replies: str | None = None
-    """File of kept replies, which may be shared between runs; beside the benchmark's folder unless given."""
     bootstrap: int = Field(default=1000, ge=100)
     """Resamples behind an interval that has no formula."""
     seed: int = Field(default=0, ge=0)
     """Draws the order in which a judge sees two answers, the resamples, and answers with a temperature."""
+
+    @property
+    def judge_name(self) -> str:
+        """Name of the judge on its server."""
+        return self.judge
 
     def files(self) -> dict[str, Path]:
         """Local files that the result depends on besides the responses, by the setting that names them."""

@@ -7,24 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regretless.client.ask import Answers, Question, UnreadableError, ask_all, check_asked, replies_file
+from regretless.client.ask import Answers, Question, UnreadableError
 from regretless.client.http import Reply
+from regretless.client.judge import ask_judge, check_judged
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
-from regretless.records import Message
 
 T = TypeVar("T")
 THOUGHTS_END = "</think>"
 REMINDER = "\n\nYour answer must end with the verdict in the form that was asked for, in double square brackets."
 """Added when a reply had none: a judge without randomness would say the same again."""
-
-
-def request(config: ChatBenchmarkConfig, messages: Sequence[Message], **more: Any) -> dict[str, Any]:
-    """A request with the settings' parameters; those that are not set are left to the server."""
-    optional = {"temperature": config.temperature, "reasoning_effort": config.reasoning_effort}
-    given = {key: value for key, value in optional.items() if value is not None}
-    limit = {config.server.limit_parameter: config.max_reply_tokens}
-    return {"model": config.judge, "messages": list(messages), **given, **limit, **more, **config.parameters}
 
 
 def ask_for_verdict(
@@ -40,7 +32,7 @@ def ask_for_verdict(
         messages = template.messages(values, code)
         if attempt > 1:
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + REMINDER}
-        return request(config, messages)
+        return config.request(messages)
 
     def read(reply: Reply, _attempt: int, code: str) -> T:
         if reply.finish_reason not in (None, "stop"):
@@ -52,33 +44,16 @@ def ask_for_verdict(
     return Question(label, body, read)
 
 
-def ask_judge(config: ChatBenchmarkConfig, questions: Sequence[Question[T]], output: Path) -> Answers[T]:
+def ask_all_judgments(config: ChatBenchmarkConfig, questions: Sequence[Question[T]], output: Path) -> Answers[T]:
     """Ask the judge all questions; what cannot be read after all attempts has no value, and a reason.
 
     Replies are kept beside the folder `output`, or in `config.replies`. Raises BudgetError or ServerError when the
     asking ended early (a further run goes on), DataError when no reply could be read.
     """
-    replies = replies_file(config.replies, output)
-    answers = ask_all(
-        questions,
-        config=config.server,
-        model=config.judge,
-        most_tokens=config.max_reply_tokens,
-        attempts=config.attempts,
-        replies=replies,
-        description="judge",
-    )
-    check_asked(
-        answers,
-        config=config.server,
-        judge=config.judge,
-        replies=replies,
-        go_on=config.when_spent == "go_on",
-        done=sum(answer.value is not None for answer in answers.answers),
-        total=len(questions),
-        what="judgments could be read",
-        failed=failures(answers),
-    )
+    answers = ask_judge(config, questions, output)
+    done = sum(answer.value is not None for answer in answers.answers)
+    what = "judgments could be read"
+    check_judged(config, answers, output, done=done, total=len(questions), what=what, failed=failures(answers))
     return answers
 
 

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from regretless.client.ask import Answer, Question, bill
+from regretless.client.ask import Answer, Question
+from regretless.client.judge import bill
 from regretless.errors import ConfigError, DataError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates
-from regretless.evaluation.chat.judging import ask_for_verdict, ask_judge, counted
+from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted
 from regretless.evaluation.chat.verdicts import parse_rating
 from regretless.prompts import TEMPLATES, PromptRow
 from regretless.records import Response
@@ -171,7 +172,7 @@ def evaluate(
     check_answers(answers, asked, "mt_bench")
     _check_turns(questions, answers)
     turns = [(question, turn) for question in questions for turn in TURNS]
-    found = ask_judge(config, [_question(config, templates, *each, answers) for each in turns], output)
+    found = ask_all_judgments(config, [_question(config, templates, *each, answers) for each in turns], output)
     grades = [
         Grade(question.question_id, question.category, turn, answer.value, answer.problem)
         for (question, turn), answer in zip(turns, found.answers, strict=True)
@@ -179,7 +180,7 @@ def evaluate(
     result = scores(grades)
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
     judgments = [_judgment(grade, answer) for grade, answer in zip(grades, found.answers, strict=True)]
-    return result | bill(found, config.server, config.judge), judgments
+    return result | bill(config, found), judgments
 
 
 def _check_turns(questions: Sequence[MtQuestion], answers: Mapping[str, Response]) -> None:

@@ -17,6 +17,7 @@ from regretless.evaluation.chat.mt_bench import MtBenchConfig
 from regretless.prompts import PromptRow
 from regretless.records import write_jsonl
 from regretless.store import read_json, write_json
+from regretless.units import BASE
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
 """Settings of one chat benchmark, told apart by `benchmark`: for a recipe's section."""
@@ -31,8 +32,6 @@ UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
 CATEGORY, TURN = "category_", "turn_"
 """Begin the names of metrics of a part of the questions or answers."""
 RESULT, JUDGMENTS = "chat_result.json", "judgments.jsonl"
-BASE = "base"
-"""Label of the model that the others are compared with."""
 
 
 def next_prompts(config: ChatBenchmark, responses: Sequence[Path]) -> dict[float, list[PromptRow]]:
