@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pairs import Pair, synthetic_pairs
+from pairs import synthetic_pairs, times_fewer_tokens
 from sides import SMALL_QWEN3, Case, measure
 
 QUERIES, PROMPT, RESPONSE, VOCABULARY = 4, 100, 100, 8192
@@ -58,15 +58,6 @@ CURVES: dict[str, list[dict[str, int]]] = {
 }
 
 
-def tokens(pairs: list[Pair]) -> tuple[int, int]:
-    """Distinct tokens of the pairs, and tokens of a trainer that reads both sides of every pair."""
-    prompts = {tuple(pair["prompt_ids"]) for pair in pairs}
-    answers = {(tuple(p["prompt_ids"]), tuple(p[side])) for p in pairs for side in ("chosen_ids", "rejected_ids")}
-    distinct = sum(map(len, prompts)) + sum(len(answer) for _, answer in answers)
-    pairwise = sum(2 * len(p["prompt_ids"]) + len(p["chosen_ids"]) + len(p["rejected_ids"]) for p in pairs)
-    return distinct, pairwise
-
-
 def main() -> None:
     """Measure every curve and print it as a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -89,11 +80,14 @@ def main() -> None:
             runs = [measure("ours", one, {}) for _ in range(args.repeats)]
             seconds = [one.pairs_per_step / run["pairs_per_second"] for run in runs]
             memory = [run["peak_over_base_mib"] for run in runs]
-            distinct, pairwise = tokens(one.pairs)
             found[name].append(point | {"seconds": seconds, "memory_mib": memory})
             spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f}–{max(seconds):.2f})"
+            fewer = times_fewer_tokens(one.pairs)
             value = f"{next(iter(point.values())):,}"
-            print(f"| {value} | {spread} | {statistics.median(memory):.0f} | {pairwise / distinct:.2f} |", flush=True)
+            print(
+                f"| {value} | {spread} | {statistics.median(memory):.0f} | {fewer:.2f} |",
+                flush=True,
+            )
         print(f"{name}: done", file=sys.stderr, flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)

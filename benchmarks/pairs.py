@@ -82,6 +82,15 @@ def synthetic_pairs(queries: int, right: int, wrong: int, prompt: int, response:
     return pairs
 
 
+def times_fewer_tokens(pairs: list[Pair]) -> float:
+    """Tokens that a trainer reads which takes both sides of every pair, over those that occur once (masked: free)."""
+    from regretless.modeling.layout import token_count
+
+    sides = ("chosen_ids", "rejected_ids")
+    items = [(tuple(pair["prompt_ids"]), tuple(pair[side])) for pair in pairs for side in sides]
+    return sum(len(prompt) + len(answer) for prompt, answer in items) / token_count(items)
+
+
 def whole_queries(pairs: list[Pair], about: int) -> list[Pair]:
     """The first `about` pairs and those that belong to the same query as the last of them."""
     end = min(about, len(pairs))

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pairs import Pair, gsm8k_pairs, synthetic_pairs, whole_queries, with_masked
+from pairs import Pair, gsm8k_pairs, synthetic_pairs, times_fewer_tokens, whole_queries, with_masked
 from sides import PAIRS_PER_STEP, Case, measure
 
 TRL_DEFAULT = {"per_device_train_batch_size": 8}
@@ -124,12 +124,13 @@ def ratio(runs: dict[str, list[dict[str, Any]]], key: str, ours: str, other: str
     return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
-def markdown(results: dict[str, dict[str, Any]]) -> str:
+def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
     """The tables of docs/performance.md."""
+    fewer = {case.name: times_fewer_tokens(case.pairs) for case in cases}
     lines = [
-        "| data | ours, pairs/s | TRL best, pairs/s | ÷ TRL best | memory ÷ TRL best "
+        "| data | TRL's tokens ÷ ours | ours, pairs/s | TRL best, pairs/s | ÷ TRL best | memory ÷ TRL best "
         "| reference pass, seconds ÷ TRL best | TRL best: micro-batch |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, result in results.items():
         runs = result["runs"]
@@ -137,7 +138,8 @@ def markdown(results: dict[str, dict[str, Any]]) -> str:
             continue
         speed = [statistics.median(run["pairs_per_second"] for run in runs[side]) for side in ("ours", "TRL best")]
         lines.append(
-            f"| {name} | {speed[0]:.2f} | {speed[1]:.2f} | {ratio(runs, 'pairs_per_second', 'ours', 'TRL best')} "
+            f"| {name} | {fewer[name]:.2f} | {speed[0]:.2f} | {speed[1]:.2f} "
+            f"| {ratio(runs, 'pairs_per_second', 'ours', 'TRL best')} "
             f"| {ratio(runs, 'peak_over_base_mib', 'ours', 'TRL best')} "
             f"| {ratio(runs, 'reference_pairs_per_second', 'TRL best', 'ours')} "
             f"| {result['trl_best']['per_device_train_batch_size']} |"
@@ -195,7 +197,7 @@ def main() -> None:
     if args.quick:
         first = every[0]
         quick = replace(first, pairs=whole_queries(first.pairs, 2 * PAIRS_PER_STEP), steps=3, with_default=False)
-        print(markdown({quick.name: against_trl(quick, 1, TRL_GRID[:1])}))
+        print(markdown({quick.name: against_trl(quick, 1, TRL_GRID[:1])}, [quick]))
         return
     results: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
     args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +218,7 @@ def main() -> None:
             keep(case.name, against_trl(case, args.repeats, TRL_GRID))
     if wanted("ours"):
         keep("ours", among_ours(every[0].pairs, 5, args.repeats))
-    print(markdown(results))
+    print(markdown(results, every))
 
 
 if __name__ == "__main__":

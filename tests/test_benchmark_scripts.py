@@ -43,6 +43,16 @@ def test_masked_pairs_when_added_then_each_is_a_beginning_of_a_chosen_response_b
     assert len(whole_queries(pairs, 5)) == 8
 
 
+def test_tokens_when_pairs_share_answers_then_each_counts_once_and_a_masked_one_not_at_all() -> None:
+    from pairs import times_fewer_tokens
+
+    pairs = [
+        {"prompt_ids": [1, 2], "chosen_ids": [3, 4, 7], "rejected_ids": [5]},
+        {"prompt_ids": [1, 2], "chosen_ids": [3, 4, 7], "rejected_ids": [3, 4]},
+    ]
+    assert times_fewer_tokens(pairs) == (4 * 2 + 3 + 1 + 3 + 2) / (2 + 3 + 1)
+
+
 def test_model_flops_when_counted_by_hand_then_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
 

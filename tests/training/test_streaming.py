@@ -187,6 +187,8 @@ def test_steps_when_groups_fill_them_in_some_order_then_none_is_cut_and_else_as_
     assert shared(sixes, np.arange(16), 24) == 0
     assert shared(sixes, np.arange(16), 16) == 4  # two of every three steps end inside one
     assert shared(Groups(np.repeat(np.arange(3, dtype=np.uint64), [40, 1, 1])), np.arange(3), 16) == 2
+    assert shared(Groups(np.arange(500, dtype=np.uint64)), np.arange(500), 200) == 0
+    assert shared(Groups(np.repeat(np.arange(300, dtype=np.uint64), 3)), np.arange(300), 5) < 300
 
 
 def test_processes_when_lengths_differ_then_they_get_about_equally_many_tokens(pairs: list[TokenizedPair]) -> None:

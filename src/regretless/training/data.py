@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from regretless.tokenization import TokenizedPair
 from regretless.training.table import PairTable
 
 WINDOW = 64
-"""Groups of pairs among which a step looks for those that fill it."""
+"""Groups that a step passes over to fill itself with whole ones."""
 
 
 @dataclass(frozen=True)
@@ -116,26 +117,32 @@ class Groups:
     def steps(self, order: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         """Members of the groups that `order` lists, in steps of exactly `size` (the last one what is left).
 
-        A group that two steps share is computed in both. So a step begins with the group that has waited longest and
-        goes on with those among the next `WINDOW` that it has room for as a whole; only then is one cut.
+        A group that two steps share is computed in both. So a step begins with the group that has waited longest, takes
+        those that it has room for as a whole, passes over up to `WINDOW` others, and only then cuts one.
         """
-        upcoming = iter(order.tolist())
-        waiting: list[NDArray[np.int64]] = []
-        while waiting := waiting + [self[group] for group in itertools.islice(upcoming, WINDOW - len(waiting))]:
+        upcoming = map(self.__getitem__, order.tolist())
+        waiting: deque[NDArray[np.int64]] = deque()
+        while True:
             step: list[NDArray[np.int64]] = []
-            left: list[NDArray[np.int64]] = []
+            passed: list[NDArray[np.int64]] = []
             room = size
-            for group in waiting:
-                fits = len(group) <= room or not step
-                taken = group[:room] if fits else group[:0]
-                room -= len(taken)
+            while room and len(passed) < WINDOW:
+                group = waiting.popleft() if waiting else next(upcoming, None)
+                if group is None:
+                    break
+                # The first one may be larger than a step.
+                taken = group[:room] if len(group) <= room or not step else group[:0]
                 step.append(taken)
-                left += [group[len(taken) :]] if len(taken) < len(group) else []
-            if room and left:
-                step.append(left[0][:room])
-                left[0] = left[0][room:]
+                room -= len(taken)
+                if len(taken) < len(group):
+                    passed.append(group[len(taken) :])
+            if not step:
+                return
+            if room and passed:
+                step.append(passed[0][:room])
+                passed[0] = passed[0][room:]
             yield np.concatenate(step)
-            waiting = left
+            waiting.extendleft(reversed(passed))
 
 
 class StepSampler(Sampler[list[int]]):
