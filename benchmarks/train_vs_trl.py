@@ -126,19 +126,19 @@ def ratio(runs: dict[str, list[dict[str, Any]]], key: str, ours: str, other: str
 
 def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
     """The tables of docs/performance.md."""
-    fewer = {case.name: times_fewer_tokens(case.pairs) for case in cases}
     lines = [
         "| data | TRL's tokens ÷ ours | ours, pairs/s | TRL best, pairs/s | ÷ TRL best | memory ÷ TRL best "
         "| reference pass, seconds ÷ TRL best | TRL best: micro-batch |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, result in results.items():
-        runs = result["runs"]
-        if "TRL best" not in runs:
+    for case in cases:
+        if case.name not in results:
             continue
+        result = results[case.name]
+        runs = result["runs"]
         speed = [statistics.median(run["pairs_per_second"] for run in runs[side]) for side in ("ours", "TRL best")]
         lines.append(
-            f"| {name} | {fewer[name]:.2f} | {speed[0]:.2f} | {speed[1]:.2f} "
+            f"| {case.name} | {times_fewer_tokens(case.pairs):.2f} | {speed[0]:.2f} | {speed[1]:.2f} "
             f"| {ratio(runs, 'pairs_per_second', 'ours', 'TRL best')} "
             f"| {ratio(runs, 'peak_over_base_mib', 'ours', 'TRL best')} "
             f"| {ratio(runs, 'reference_pairs_per_second', 'TRL best', 'ours')} "

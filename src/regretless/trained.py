@@ -72,3 +72,9 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
         if number.isdigit() and state.get("global_step") == int(number):
             found[int(number)] = path
     return dict(sorted(found.items()))
+
+
+def last_complete_checkpoint(folder: Path) -> str | None:
+    """The checkpoint-N with the largest N that was written to its end, or None."""
+    found = list(complete_checkpoints(folder).values())
+    return str(found[-1]) if found else None

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.errors import ConfigError
+from regretless.modeling.attention import grouped_attention
 from regretless.modeling.forward import check_grouped, grouped, reference_head, response_scores
-from regretless.modeling.layout import Placement, lay_out, token_count
+from regretless.modeling.layout import Placement, Segment, lay_out, token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.token_logps import CHUNK_ELEMENTS, Head, ReferenceHead, token_scores
 
@@ -175,6 +176,38 @@ def test_fill_rows_when_a_prompts_units_fit_together_then_they_share_a_row() -> 
     assert fill_rows(units, 100) == [[0, 1, 2, 3]]
     assert fill_rows(units, 5) == [[0], [1], [2, 3]]
     assert fill_rows(units, 1) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (300, None), (None, 2.0), (300, 2.0)])
+def test_attention_when_positions_pass_a_thousand_then_it_is_that_of_every_pair_of_positions(
+    window: int | None, softcap: float | None
+) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    prompt, responses = 1000, (40, 30)  # masks grow at 1024 positions: within the first response
+    rows = prompt + sum(responses)
+    query, key, value = (torch.randn(1, 2, rows, 4, dtype=torch.double, generator=numbers) for _ in range(3))
+    segments = (Segment(prompt, responses),)
+    module = torch.nn.Module()
+
+    def attend(query: torch.Tensor) -> torch.Tensor:
+        options = {"sliding_window": window, "softcap": softcap, "segments": segments}
+        return grouped_attention(module, query, key, value, None, **options)[0]
+
+    with torch.inference_mode():
+        attend(query)  # what is kept from here must be of use in training
+    found = attend(query.requires_grad_())
+    found.sum().backward()
+
+    place = torch.cat([torch.arange(prompt), *(prompt + torch.arange(length) for length in responses)])
+    segment = torch.cat([torch.full((length,), n) for n, length in enumerate((prompt, *responses))])
+    distance = place[:, None] - place
+    seen = (distance >= 0) & ((segment == 0) | (segment == segment[:, None]))
+    seen &= distance < (window or rows)
+    scores = query @ key.transpose(2, 3) / 2
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    wanted = (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+    torch.testing.assert_close(found, wanted)
+    assert query.grad is not None
 
 
 def test_check_grouped_when_a_model_does_something_unknown_after_attention_then_it_is_refused() -> None:

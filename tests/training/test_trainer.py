@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 from regretless.errors import ConfigError, DataError, NonFiniteLossError
 from regretless.objectives import OBJECTIVES, Logps, build
 from regretless.tokenization import TokenizedPair
-from regretless.training.checkpoints import last_complete_checkpoint
+from regretless.trained import last_complete_checkpoint
 from regretless.training.trainer import PreferenceTrainer
 
 Make = Callable[..., PreferenceTrainer]

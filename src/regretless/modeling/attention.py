@@ -13,6 +13,8 @@ from transformers import AttentionInterface
 from regretless.modeling.layout import Segment
 
 NAME = "regretless_grouped"
+MASK_STEP = 1024
+"""A mask's size grows by so many positions, so that few are made."""
 
 
 def grouped_attention(
@@ -69,24 +71,31 @@ def _attend(
     """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H, K, D)."""
     rows, columns = query.shape[2], key.shape[2]
     window = None if sliding_window is None or columns <= sliding_window else sliding_window
+    if softcap is None and rows == columns and window is None:
+        return F.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
+    # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
+    size = -(-columns // MASK_STEP) * MASK_STEP
+    mask = _causal_mask(size, window, query.dtype, query.device)[columns - rows : columns, :columns]
     if softcap is None:
-        if rows == columns and window is None:
-            return F.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
-        mask = _mask(rows, columns, window, query.device)
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling)
     # SDPA has no soft-capping, so the scores are made in full.
-    scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap
-    scores = scores.masked_fill(~_mask(rows, columns, window, query.device), -torch.inf)
+    scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap + mask
     precise = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     weights = F.dropout(scores.softmax(-1, dtype=precise).to(query.dtype), dropout)
     return weights @ value
 
 
-@lru_cache(maxsize=512)
-def _mask(rows: int, columns: int, window: int | None, device: torch.device) -> Tensor:
-    """(Q, K) bool: query i, standing at position K − Q + i, sees the keys up to itself (and within the window)."""
-    mask = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
-    return mask if window is None else mask.triu(columns - rows - window + 1)
+@lru_cache(maxsize=4)
+def _causal_mask(size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(size, size) numbers to add to scores: 0 where a position sees another one (within the window), else −∞.
+
+    Numbers, because SDPA would make them from a boolean mask anew in every call.
+    """
+    # A tensor made under `inference_mode` could not be used in training later.
+    with torch.inference_mode(False):
+        seen = torch.ones(size, size, dtype=torch.bool, device=device).tril()
+        seen = seen if window is None else seen.triu(1 - window)
+        return torch.zeros(size, size, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)
 
 
 # No mask function is registered under this name, so transformers builds no mask and passes None.

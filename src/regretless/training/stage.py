@@ -23,7 +23,7 @@ from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names
 from regretless.progress import bar
 from regretless.records import write_jsonl
-from regretless.training.checkpoints import last_complete_checkpoint
+from regretless.trained import last_complete_checkpoint
 from regretless.training.config import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
 from regretless.training.reading import pair_table

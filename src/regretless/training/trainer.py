@@ -24,8 +24,8 @@ from regretless.modeling.forward import causal_model, check_grouped, grouped, re
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.objectives import build
+from regretless.trained import last_complete_checkpoint
 from regretless.training.batch import PairBatch, build_batch
-from regretless.training.checkpoints import last_complete_checkpoint
 from regretless.training.config import PreferenceConfig
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.live_log import LiveLog
