@@ -13,12 +13,19 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from pairs import Pair
 
 PAIRS_PER_STEP = 16
 """Pairs of one optimizer step: four whole 2 × 2 queries."""
+What = Literal["speed", "batch", "profile"]
+KINDS = {
+    "attention": ("scaled_dot_product",),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "softmax over the vocabulary": ("softmax", "aten::exp", "logsumexp"),
+}
+"""What is told apart in a profile, by parts of the names of torch's operations."""
 LORA = {"r": 32, "lora_alpha": 64, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 SMALL_QWEN3 = {
     "hidden_size": 256,
@@ -49,10 +56,11 @@ class Case:
     """Weights in bfloat16, and autocast."""
 
 
-def run(side: str, case: Case, options: dict[str, Any], check: bool) -> dict[str, Any]:
+def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str, Any]:
     """Train `case.steps` steps with one side; pairs per second of the steps after the first, and peak memory (MiB).
 
-    `check`: instead, the loss and LoRA gradient of the first pairs, with adapters that do something.
+    `what`: "batch" instead gives the loss and LoRA gradient of the first pairs, with adapters that do something, and
+    "profile" the seconds a pair by kind of operation.
     """
     import torch
     from peft import LoraConfig
@@ -77,9 +85,9 @@ def run(side: str, case: Case, options: dict[str, Any], check: bool) -> dict[str
     with TemporaryDirectory() as folder:
         common = {
             "output_dir": folder,
-            "max_steps": 1 if check else case.steps,
-            "learning_rate": 0.0 if check else 1e-5,
-            "logging_steps": 1 if check else 1000,
+            "max_steps": 1 if what == "batch" else case.steps,
+            "learning_rate": 0.0 if what == "batch" else 1e-5,
+            "logging_steps": 1 if what == "batch" else 1000,
             "save_strategy": "no",
             "report_to": "none",
             "disable_tqdm": True,
@@ -93,7 +101,7 @@ def run(side: str, case: Case, options: dict[str, Any], check: bool) -> dict[str
         torch.manual_seed(1)
         make = _ours if side == "ours" else _trl
         trainer = make(model, tokenizer, case, common, options, LoraConfig(**LORA))
-        if check:
+        if what == "batch":
             numbers = torch.Generator().manual_seed(2)
             for _, parameter in sorted(trainer.model.named_parameters()):
                 if parameter.requires_grad:
@@ -103,6 +111,10 @@ def run(side: str, case: Case, options: dict[str, Any], check: bool) -> dict[str
             start = time.perf_counter()
             trainer.prepare_reference()
             trainer.reference_seconds = time.perf_counter() - start
+        if what == "profile":
+            with torch.profiler.profile() as recorded:
+                trainer.train()
+            return _by_kind(recorded, case.steps * case.pairs_per_step)
         trainer.add_callback(Clock())
         trainer.train()
     steps = len(marks) - 1
@@ -205,12 +217,21 @@ def _one_batch(trainer: Any) -> dict[str, Any]:
     return {"loss": float(loss.detach()), "gradient": gradient.tolist()}
 
 
-def measure(side: str, case: Case, options: dict[str, Any], check: bool = False) -> dict[str, Any]:
+def _by_kind(recorded: Any, pairs: int) -> dict[str, Any]:
+    """Seconds a pair of the operations of each kind, without those that they call."""
+    seconds = dict.fromkeys([*KINDS, "all else"], 0.0)
+    for event in recorded.key_averages():
+        kind = next((kind for kind, parts in KINDS.items() if any(part in event.key for part in parts)), "all else")
+        seconds[kind] += event.self_cpu_time_total / 1e6 / pairs
+    return seconds
+
+
+def measure(side: str, case: Case, options: dict[str, Any], what: What = "speed") -> dict[str, Any]:
     """Run one worker in a fresh process and return what it measured."""
     with TemporaryDirectory() as folder:
         task = Path(folder) / "task.json"
         result = Path(folder) / "result.json"
-        task.write_text(json.dumps({"side": side, "case": asdict(case), "options": options, "check": check}))
+        task.write_text(json.dumps({"side": side, "case": asdict(case), "options": options, "what": what}))
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -230,5 +251,5 @@ def measure(side: str, case: Case, options: dict[str, Any], check: bool = False)
 
 if __name__ == "__main__":
     task = json.loads(Path(sys.argv[1]).read_text())
-    found = run(task["side"], Case(**task["case"]), task["options"], task["check"])
+    found = run(task["side"], Case(**task["case"]), task["options"], task["what"])
     Path(sys.argv[2]).write_text(json.dumps(found))

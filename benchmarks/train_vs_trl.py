@@ -44,8 +44,8 @@ TRL_GRID: list[dict[str, Any]] = [
 def agree(case: Case) -> tuple[float, float]:
     """Relative differences of loss and LoRA gradient between the two sides on one batch."""
     first = replace(case, pairs=case.pairs[:PAIRS_PER_STEP])
-    ours = measure("ours", first, {}, check=True)
-    trl = measure("trl", first, {"per_device_train_batch_size": PAIRS_PER_STEP}, check=True)
+    ours = measure("ours", first, {}, "batch")
+    trl = measure("trl", first, {"per_device_train_batch_size": PAIRS_PER_STEP}, "batch")
     wanted, got = trl["gradient"], ours["gradient"]
     norm = sum(value * value for value in wanted) ** 0.5
     distance = sum((a - b) ** 2 for a, b in zip(got, wanted, strict=True)) ** 0.5
@@ -113,6 +113,16 @@ def cases(args: argparse.Namespace) -> list[Case]:
         Case("one pair a prompt, P≈150, R≈300", 8192, one, 3),
         Case("GSM8K 2×2, vocabulary 151,936", 151_936, whole_queries(large, 32), 2),
     ]
+
+
+def profile(case: Case) -> str:
+    """Where the time of a pair goes on both sides, TRL at the best of its configurations with micro-batch 1."""
+    ours, trl = measure("ours", case, {}, "profile"), measure("trl", case, TRL_GRID[0], "profile")
+    lines = [f"| {case.name}: ms a pair, profiled | ours | TRL best | TRL ÷ ours |", "|---|---|---|---|"]
+    for kind in [*ours, "all"]:
+        mine, theirs = (sum(side.values()) if kind == "all" else side[kind] for side in (ours, trl))
+        lines.append(f"| {kind} | {1000 * mine:.0f} | {1000 * theirs:.0f} | {theirs / mine:.2f} |")
+    return "\n".join(lines)
 
 
 def ratio(runs: dict[str, list[dict[str, Any]]], key: str, ours: str, other: str) -> str:
@@ -190,6 +200,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[], help="cases whose name contains one of these")
     parser.add_argument("--quick", action="store_true", help="the first case, one repeat, TRL at micro-batch 1")
+    parser.add_argument("--profile", action="store_true", help="where the time goes on both sides, instead of speed")
     parser.add_argument("--json", type=Path, default=Path("outputs/train_vs_trl.json"), help="results, case by case")
     args = parser.parse_args()
     print(f"{platform.processor() or platform.machine()}, 1 thread, {time.strftime('%Y-%m-%d')}\n")
@@ -198,6 +209,11 @@ def main() -> None:
         first = every[0]
         quick = replace(first, pairs=whole_queries(first.pairs, 2 * PAIRS_PER_STEP), steps=3, with_default=False)
         print(markdown({quick.name: against_trl(quick, 1, TRL_GRID[:1])}, [quick]))
+        return
+    if args.profile:
+        for case in every:
+            if any(part in case.name for part in args.only or [every[0].name]):
+                print(profile(case))
         return
     results: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
     args.json.parent.mkdir(parents=True, exist_ok=True)
