@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.errors import ConfigError
+from regretless.modeling import token_logps
 from regretless.modeling.attention import grouped_attention
 from regretless.modeling.forward import check_grouped, grouped, reference_head, response_scores
 from regretless.modeling.layout import Placement, Segment, lay_out, token_count
 from regretless.modeling.scoring import fill_rows, score_responses
-from regretless.modeling.token_logps import CHUNK_ELEMENTS, Head, ReferenceHead, token_scores
+from regretless.modeling.token_logps import Head, ReferenceHead, token_scores
 
 SIZES = {
     "vocab_size": 61,
@@ -123,7 +127,8 @@ def test_flex_attention_when_compared_with_plain_calls_then_values_agree(model_t
 def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_logits(
     frozen: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CHUNK_ELEMENTS, "cpu", 2 * 13)  # several chunks of two rows
+    monkeypatch.setattr(token_logps, "CHUNK_TOKENS", 2)
+    monkeypatch.setitem(token_logps.CHUNK_ELEMENTS, "cpu", 2 * 13)  # several chunks of two tokens
     torch.manual_seed(1)
     linear = torch.nn.Linear(5, 13, bias=False).double().requires_grad_(not frozen)
     reference_linear = torch.nn.Linear(5, 13, bias=False).double().requires_grad_(False)
@@ -150,6 +155,29 @@ def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_
     torch.testing.assert_close(found.kl, kl)
     for mine, expected in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+PEAK = """
+import resource, sys, torch
+from regretless.modeling.token_logps import Head, token_scores
+torch.set_num_threads(1)
+tokens, vocabulary = 2048, 65_536
+linear = torch.nn.Linear(8, vocabulary, bias=False).requires_grad_(False)
+hidden = torch.randn(tokens, 8, requires_grad=True)
+token_scores(hidden[:1], Head(linear), torch.zeros(1, dtype=torch.int64))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+scores = token_scores(hidden, Head(linear), torch.randint(vocabulary, (tokens,)))
+scores.logps.sum().backward()
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(grown / (2**20 if sys.platform == "darwin" else 2**10))
+"""
+
+
+def test_head_when_vocabulary_is_large_then_memory_is_some_chunks_and_never_all_logits() -> None:
+    # A process of its own: what counts is the peak, of the allocator's waste too.
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    all_logits_mib = 2048 * 65_536 * 4 / 2**20
+    assert float(done.stdout) < 0.4 * all_logits_mib
 
 
 def test_reference_head_when_model_is_its_own_reference_then_kl_is_zero() -> None:

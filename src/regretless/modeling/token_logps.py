@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 25}
-"""Logits held at a time: on a CPU few enough (16 MiB in float32) to stay in cache and in memory it has already."""
+CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}
+"""Logits of a chunk: on a CPU few enough (16 MiB in float32) to stay in cache and in memory it has already."""
+CHUNK_TOKENS = 128
+"""Tokens of the smallest chunk, for each one reads the whole head; larger ones are a multiple, as matrix tiles are."""
 
 
 class TokenScores(NamedTuple):
@@ -52,10 +54,14 @@ class Head:
         return scores
 
     @property
+    def is_linear(self) -> bool:
+        """Whether this is a plain linear layer."""
+        return type(self.module) is nn.Linear or type(self.module).__bases__ == (FSDPModule, nn.Linear)
+
+    @property
     def is_frozen_linear(self) -> bool:
         """Whether this is a plain linear layer without trainable parameters."""
-        plain = type(self.module) is nn.Linear or type(self.module).__bases__ == (FSDPModule, nn.Linear)
-        return plain and not any(p.requires_grad for p in self.module.parameters())
+        return self.is_linear and not any(p.requires_grad for p in self.module.parameters())
 
 
 class ReferenceHead(NamedTuple):
@@ -71,13 +77,13 @@ def token_scores(hidden: Tensor, head: Head, targets: Tensor, reference: Referen
 
 
 def _scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None) -> TokenScores:
-    if head.is_frozen_linear:
-        if not torch.is_grad_enabled() or not hidden.requires_grad:
-            logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, with_gradient=False)
-        else:
-            logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference)  # type: ignore[no-untyped-call]
-        return TokenScores(logps, kl)
-    return _recomputed(hidden, head, targets, reference)
+    if head.is_frozen_linear and torch.is_grad_enabled() and hidden.requires_grad:
+        logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference)  # type: ignore[no-untyped-call]
+    elif head.is_frozen_linear or (head.is_linear and not torch.is_grad_enabled()):
+        logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, with_gradient=False)
+    else:
+        logps, kl = _recomputed(hidden, head, targets, reference)
+    return TokenScores(logps, kl)
 
 
 class _FrozenHeadScores(torch.autograd.Function):
@@ -110,39 +116,42 @@ def _frozen_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     weight = head.module.weight
     assert isinstance(weight, Tensor)
-    logp_parts, kl_parts, logp_gradients, kl_gradients = [], [], [], []
+    # Results lie outside the loop: made between a chunk's logits and the next one's, they would keep the C allocator
+    # from using the freed space again, and every chunk would take fresh memory.
+    logps = torch.empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+    kl = None if reference is None else torch.empty_like(logps)
+    logp_gradient = torch.empty_like(hidden, dtype=weight.dtype) if with_gradient else None
+    kl_gradient = None if reference is None or logp_gradient is None else torch.empty_like(logp_gradient)
     for rows in _chunks(hidden, weight.shape[0]):
         logits = head.logits(hidden[rows])
         chosen = targets[rows].unsqueeze(-1)
         all_logps = logits.log_softmax(-1)
-        logp_parts.append(all_logps.gather(-1, chosen).squeeze(-1))
-        if reference is not None:
-            reference_logps = reference.head.logits(reference.hidden[rows]).log_softmax(-1)
-            kl_parts.append((reference_logps.exp() * (reference_logps - all_logps)).sum(-1))
-        if not with_gradient:
-            continue
-        probabilities = all_logps.exp_()
+        logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
         # Soft-capping: d capped / d raw = 1 − (capped / cap)².
         slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
-        if reference is not None:
-            difference = probabilities - reference_logps.exp()
-            kl_gradients.append(_times(difference, slope).to(weight.dtype) @ weight)
+        del logits
+        if reference is not None and kl is not None:
+            reference_logps = reference.head.logits(reference.hidden[rows]).log_softmax(-1)
+            kl[rows] = (reference_logps.exp() * (reference_logps - all_logps)).sum(-1)
+        if logp_gradient is None:
+            continue
+        probabilities = all_logps.exp_()
+        if kl_gradient is not None:
+            difference = probabilities - reference_logps.exp_()
+            kl_gradient[rows] = _times(difference, slope).to(weight.dtype) @ weight
         # One-hot minus probabilities, in place: the chunk is not needed any more.
         difference = probabilities.neg_().scatter_add_(-1, chosen, torch.ones_like(chosen, dtype=probabilities.dtype))
-        logp_gradients.append(_times(difference, slope).to(weight.dtype) @ weight)
-    return (
-        torch.cat(logp_parts),
-        torch.cat(kl_parts) if kl_parts else None,
-        torch.cat(logp_gradients) if logp_gradients else None,
-        torch.cat(kl_gradients) if kl_gradients else None,
-    )
+        logp_gradient[rows] = _times(difference, slope).to(weight.dtype) @ weight
+    return logps, kl, logp_gradient, kl_gradient
 
 
 def _times(values: Tensor, slope: Tensor | None) -> Tensor:
     return values if slope is None else values * slope
 
 
-def _recomputed(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None) -> TokenScores:
+def _recomputed(
+    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None
+) -> tuple[Tensor, Tensor | None]:
     """A head that learns: each chunk's logits are made again in the backward pass."""
 
     def scores(part: Tensor, chosen: Tensor, reference_part: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -165,10 +174,10 @@ def _recomputed(hidden: Tensor, head: Head, targets: Tensor, reference: Referenc
         logp_parts.append(logps)
         if kl is not None:
             kl_parts.append(kl)
-    return TokenScores(torch.cat(logp_parts), torch.cat(kl_parts) if kl_parts else None)
+    return torch.cat(logp_parts), torch.cat(kl_parts) if kl_parts else None
 
 
 def _chunks(hidden: Tensor, vocabulary: int) -> list[slice]:
     elements = CHUNK_ELEMENTS["cpu" if hidden.device.type == "cpu" else "other"]
-    size = max(1, elements // vocabulary)
+    size = CHUNK_TOKENS * max(1, elements // (CHUNK_TOKENS * vocabulary))
     return [slice(start, start + size) for start in range(0, hidden.shape[0], size)]
