@@ -207,7 +207,7 @@ def main() -> None:
     every = cases(args)
     if args.quick:
         first = every[0]
-        quick = replace(first, pairs=whole_queries(first.pairs, 2 * PAIRS_PER_STEP), steps=3, with_default=False)
+        quick = replace(first, pairs=whole_queries(first.pairs, 3 * PAIRS_PER_STEP), steps=3, with_default=False)
         print(markdown({quick.name: against_trl(quick, 1, TRL_GRID[:1])}, [quick]))
         return
     if args.profile:
