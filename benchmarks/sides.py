@@ -198,18 +198,18 @@ def _tokens(pair: Pair) -> int:
 
 
 def _one_batch(trainer: Any) -> dict[str, Any]:
-    """Loss and LoRA gradient of the first step's worth of pairs, the same pairs on both sides."""
+    """Loss and LoRA gradient of all the pairs at once, the same pairs on both sides."""
     import torch
 
     model = trainer.model
     if hasattr(trainer, "prepare_reference"):
         trainer.prepare_reference()
-        loss = trainer.training_step(model, [trainer.train_dataset[n] for n in range(PAIRS_PER_STEP)])
+        loss = trainer.training_step(model, [trainer.train_dataset[n] for n in range(len(trainer.train_dataset))])
     else:
         model.train()
         trainer.current_gradient_accumulation_steps = 1
         batch = trainer._prepare_inputs(
-            trainer.data_collator([trainer.train_dataset[n] for n in range(PAIRS_PER_STEP)])
+            trainer.data_collator([trainer.train_dataset[n] for n in range(len(trainer.train_dataset))])
         )
         loss = trainer.compute_loss(model, batch)
         loss.backward()

@@ -29,6 +29,8 @@ from typing import Any
 from pairs import Pair, gsm8k_pairs, synthetic_pairs, times_fewer_tokens, whole_queries, with_masked
 from sides import PAIRS_PER_STEP, Case, measure
 
+PAIRS_COMPARED = 4
+"""Pairs whose loss and gradient must agree: one 2 × 2 query; TRL takes them padded, all at once."""
 TRL_DEFAULT = {"per_device_train_batch_size": 8}
 TRL_GRID: list[dict[str, Any]] = [
     {
@@ -43,9 +45,9 @@ TRL_GRID: list[dict[str, Any]] = [
 
 def agree(case: Case) -> tuple[float, float]:
     """Relative differences of loss and LoRA gradient between the two sides on one batch."""
-    first = replace(case, pairs=case.pairs[:PAIRS_PER_STEP])
+    first = replace(case, pairs=case.pairs[:PAIRS_COMPARED])
     ours = measure("ours", first, {}, "batch")
-    trl = measure("trl", first, {"per_device_train_batch_size": PAIRS_PER_STEP}, "batch")
+    trl = measure("trl", first, {"per_device_train_batch_size": PAIRS_COMPARED}, "batch")
     wanted, got = trl["gradient"], ours["gradient"]
     norm = sum(value * value for value in wanted) ** 0.5
     distance = sum((a - b) ** 2 for a, b in zip(got, wanted, strict=True)) ** 0.5
