@@ -202,15 +202,14 @@ def _one_batch(trainer: Any) -> dict[str, Any]:
     import torch
 
     model = trainer.model
+    pairs = [trainer.train_dataset[number] for number in range(len(trainer.train_dataset))]
     if hasattr(trainer, "prepare_reference"):
         trainer.prepare_reference()
-        loss = trainer.training_step(model, [trainer.train_dataset[n] for n in range(len(trainer.train_dataset))])
+        loss = trainer.training_step(model, pairs)
     else:
         model.train()
         trainer.current_gradient_accumulation_steps = 1
-        batch = trainer._prepare_inputs(
-            trainer.data_collator([trainer.train_dataset[n] for n in range(len(trainer.train_dataset))])
-        )
+        batch = trainer._prepare_inputs(trainer.data_collator(pairs))
         loss = trainer.compute_loss(model, batch)
         loss.backward()
     gradient = torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])

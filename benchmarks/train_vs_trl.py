@@ -29,8 +29,8 @@ from typing import Any
 from pairs import Pair, gsm8k_pairs, synthetic_pairs, times_fewer_tokens, whole_queries, with_masked
 from sides import PAIRS_PER_STEP, Case, measure
 
-PAIRS_COMPARED = 4
-"""Pairs whose loss and gradient must agree: one 2 × 2 query; TRL takes them padded, all at once."""
+PAIRS_COMPARED = 8
+"""Pairs whose loss and gradient must agree: two 2 × 2 queries; TRL takes them padded, all at once."""
 TRL_DEFAULT = {"per_device_train_batch_size": 8}
 TRL_GRID: list[dict[str, Any]] = [
     {
@@ -180,6 +180,11 @@ def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
             f"| masked pairs added, {result['masked_share']:.0%} of all pairs "
             f"| {ratio({'masked': per_query, 'plain': plain}, 'seconds', 'masked', 'plain')} |",
         ]
+    gaps = [max(result.get(gap, 0.0) for result in results.values()) for gap in ("loss_gap", "gradient_gap")]
+    lines += [
+        "",
+        f"Before timing, both sides' losses agreed to {gaps[0]:.0e} and their LoRA gradients to {gaps[1]:.0e}.",
+    ]
     counts = {len(next(iter(result["runs"].values()))) for result in results.values()}
     repeats = " or ".join(map(str, sorted(counts)))
     return "\n".join([*lines, "", f"Medians of {repeats} repeats; in brackets the least and the greatest ratio."])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -39,9 +40,9 @@ class JudgeAccess(Section):
     """File of kept replies, which may be shared between runs; beside the output folder unless given."""
 
     @property
+    @abstractmethod
     def judge_name(self) -> str:
         """Name of the judge on its server."""
-        raise NotImplementedError
 
     def request(self, messages: Sequence[Message], **more: Any) -> dict[str, Any]:
         """A request with the settings' parameters; those that are not set are left to the server."""
