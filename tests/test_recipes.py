@@ -47,6 +47,20 @@ def test_recipe_when_parsed_then_it_parses_with_every_method_and_names_its_launc
         recipe = load_recipe(path, [f"train.objective={method}"])
         assert recipe.train is not None
         assert "beta" in recipe.train.split_for(method)[0], f"{name} leaves {method} to its defaults"
+    # An η of 0.2 is that of the mean; with the sum it would weigh some hundred times β as much.
+    likelihood = load_recipe(path, ["train.objective=rpo"]).train
+    assert likelihood is not None
+    assert likelihood.split_for("rpo")[0].items() >= {"eta": 0.2, "reduction": "mean"}.items()
+
+
+def test_batch_of_kto_in_the_released_scripts_when_taken_over_then_its_responses_are_pairs_of_two() -> None:
+    # Their batch sizes: 64 on Qwen, 128 on Llama, of single responses for KTO and of pairs for the others.
+    for path in RECIPES:
+        if path.parent.name.endswith("-released"):
+            train = load_recipe(path).train
+            assert train is not None
+            sizes = [train.values_for(name)["per_device_train_batch_size"] for name in ("kto", "tdpo", "dpo")]
+            assert sizes == ([64, 128, 128] if path.stem.startswith("llama") else [32, 64, 128]), path
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
