@@ -25,7 +25,7 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A tokenized pair; `mismatched`: both responses to another prompt, where the method's zero is estimated on them."""
+    """A tokenized pair; `mismatched`: both responses to another prompt, on which some methods estimate their zero."""
 
     pair: TokenizedPair
     mismatched: tuple[Tokens, ...] = ()
