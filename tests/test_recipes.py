@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,10 @@ def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path,
             assert found == {(name, label) for name in benchmarks for label in labels}
         whole = [row for row in results["chat"] if not row["metric"].startswith("category_")]
         assert {row["n"] for row in [*results["rows"], *whole]} == {8}
+        for name in recipe.evaluate.benchmarks:
+            answers, _ = read_responses(tmp_path / f"run/evaluate/samples/base/{name}/greedy/responses.parquet")
+            penalties = {json.loads(answer.sampling or "")["repetition_penalty"] for answer in answers}
+            assert penalties == {1.05 if path.parent.name == "math-released" else 1.0}
     assert bool(asked) == (recipe.judge is not None)
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
 
