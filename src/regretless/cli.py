@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from regretless.errors import RegretlessError
+from regretless.progress import never_fail_to_print
 
 app = typer.Typer(
     help="Regret-based preference optimization (RePO) for language models: from prompts to a better model.",
@@ -207,6 +208,7 @@ def _stage(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a problem that the user can act on ends as its message and exit code."""
+    never_fail_to_print()
     try:
         app(arguments)
     except RegretlessError as error:

@@ -15,6 +15,8 @@ PROMPT_COLUMNS = ("prompt", "instruction", "question")
 """Where a prompt is looked for when no key is given; `instruction` takes a non-empty `input` along."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
 """Where the text to imitate is looked for when rejected responses are not needed."""
+MARKS = ("label", "kto_tag")
+"""Columns that say of a single response whether it is a good one (TRL's and LLaMA-Factory's data for KTO)."""
 EQUAL = "chosen and rejected are equal: the pair says nothing"
 Side = Literal["chosen", "rejected"]
 
@@ -61,6 +63,8 @@ def check_complete(sides: Mapping[str, Mapping[str, Any]], kind: str) -> None:
 def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | None]:
     """Prompt, chosen and rejected of a row, an implicit prompt taken out of the two. Raises Unusable."""
     prompt = _prompt(row, keys.prompt)
+    if not keys.need_rejected and row.get(keys.chosen) is None and row.get("chosen") is None:
+        _check_worth_imitating(row)
     chosen = _text(row, *((keys.chosen,) if keys.need_rejected else (keys.chosen, *COMPLETION_COLUMNS)))
     if chosen is None and not keys.need_rejected and (messages := _text(row, "messages")) is not None:
         chosen, prompt = messages, None
@@ -77,6 +81,24 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
         if isinstance(text, list) and text[0]["role"] not in ("assistant", "tool"):
             raise Unusable(f"{name}: expected it to start with an assistant message, got {text[0]['role']}")
     return prompt, chosen, rejected if keys.need_rejected else None
+
+
+def _check_worth_imitating(row: Mapping[str, Any]) -> None:
+    """Raise Unusable for a single response that its row calls bad, or that no one knows to be right."""
+    for name in MARKS:
+        value = row.get(name)
+        if value is None:
+            continue
+        good = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(good, bool | int | float | np.bool_ | np.number) or good not in (0, 1):
+            raise Unusable(
+                f"{name}: expected true or false (is the response a good one?), got {value!r:.40}; remove the column "
+                "where it says something else"
+            )
+        if not good:
+            raise Unusable(f"{name}: false, and supervised training imitates; only a good response is taken")
+    if row.get("verdict") in ("wrong", "unknown"):
+        raise Unusable(f"verdict: {row['verdict']}, and supervised training imitates; only a correct response is taken")
 
 
 def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:

@@ -44,7 +44,8 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     if processes() > 1 and set(only) != {"train"}:
         raise ConfigError(
             "several processes were launched, and only training can use them: run the other stages in one process, "
-            "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE`"
+            "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE "
+            "per_device_train_batch_size=B`, where B is the pairs of a step divided by N"
         )
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)

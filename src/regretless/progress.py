@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -19,6 +21,16 @@ from rich.progress import (
 from rich.text import Text
 
 console = Console(stderr=True, highlight=False)
+
+
+def never_fail_to_print() -> None:
+    """Make standard output and error write what their encoding lacks as an escape (\\u2265 for ≥), not end in an error.
+
+    For programs to call as they begin: hours of work must not be lost to a terminal of another language.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class _Note(ProgressColumn):

@@ -20,10 +20,12 @@ from regretless.labeling.stage import VerifyConfig
 from regretless.models import ModelConfig
 from regretless.pairing.mask import MaskConfig
 from regretless.pairing.stage import PairConfig
+from regretless.progress import console
 from regretless.prompts import PromptSource
 from regretless.reporting.stage import ReportConfig
 from regretless.sampling.stage import SampleConfig
 from regretless.training.stage import TrainConfig
+from regretless.units import is_first_process
 from regretless.world.stage import WorldConfig
 
 MODELS = 1000
@@ -173,7 +175,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     """Settings with `key=value` overrides on top.
 
     An override of `train.<key>` also holds for every entry of `train.methods` (what is typed last should win over what
-    a method brings along), unless it names the entry: `train.methods.dpo.beta=0.3`.
+    a method brings along), unless it names the entry: `train.methods.dpo.beta=0.3`. What methods to be trained lose
+    by that is said on the terminal, for it makes them equal where the recipe does not.
     Raises ConfigError that lists every override that cannot be read.
     """
     parsed: list[dict[str, Any]] = []
@@ -187,7 +190,33 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     result = dict(values)
     for override in sorted(parsed, key=_names_a_method):
         result = merge(_without_in_methods(result, override), override)
+    if is_first_process():
+        for line in replaced_in_methods(values, result):
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
     return result
+
+
+def replaced_in_methods(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> list[str]:
+    """A line for each common setting that took the place of other values of methods which are trained."""
+    lines = []
+    methods, objective = before.get("methods"), after.get("objective")
+    if isinstance(methods, Mapping):
+        trained = [objective] if isinstance(objective, str) else objective or list(methods)
+        lost: dict[str, list[str]] = {}
+        for name in trained:
+            own, left = (values.get("methods", {}).get(name) or {} for values in (before, after))
+            for key, value in own.items():
+                if key not in left and key in after and after[key] != value:
+                    lost.setdefault(key, []).append(f"{name} {value}")
+        lines = [
+            f"{place}{key}={after[key]} replaces what the recipe has for single methods: {', '.join(values)}. To keep "
+            f"those, set the others by name: {place}methods.NAME.{key}=…"
+            for key, values in lost.items()
+        ]
+    for key, value in before.items():
+        if key != "methods" and isinstance(value, Mapping) and isinstance(now := after.get(key), Mapping):
+            lines += replaced_in_methods(value, now, f"{place}{key}.")
+    return lines
 
 
 def _names_a_method(override: Mapping[str, Any]) -> bool:

@@ -83,6 +83,8 @@ class EvaluateConfig(Section):
     """Of chat benchmarks that have none of their own."""
     max_new_tokens: int = Field(default=2048, ge=1)
     """Longest response to a benchmark with gold answers; one that is cut there is not correct, and counted."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Of all answers to benchmarks with gold answers; 1 is none, the RePO authors' scripts have 1.05."""
     batch_size: int = Field(default=64, ge=1)
     """Responses written at the same time."""
     seeds: list[int] = Field(default_factory=list)

@@ -161,8 +161,7 @@ class PreferenceTrainer(Trainer):
         for index in data.groups.members.tolist():
             pair = data[index]
             yield from pair.items(rejected=self._needs_rejected)
-            if pair.mismatched:
-                yield pair.pair.prompt_ids, pair.mismatched
+            yield from pair.mismatched_items()
 
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
         """Reference log-probabilities of items, shared out among the processes."""
@@ -300,7 +299,7 @@ class PreferenceTrainer(Trainer):
             return None
         assert self._reference_logps is not None
         if point == "mismatched":
-            items = [(pair.pair.prompt_ids, pair.mismatched) for pair in pairs if pair.mismatched]
+            items = [item for pair in pairs for item in pair.mismatched_items()]
         else:
             items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
         # Sharded models need equally many forward passes on every process: one.
