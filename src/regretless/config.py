@@ -5,15 +5,37 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from regretless.errors import ConfigError, reject
 
 SECRETS = ("api_key", "apikey", "secret", "password", "auth_token", "access_token")
 """A setting with such a word in its name may be a secret that does not belong there: its value is not shown."""
+
+
+LONGEST_NAME = 100
+"""Bytes; file systems take 255 in a name, and ours get something in front and behind."""
+
+
+def check_name(value: str) -> str:
+    """A name that a file or folder can get, as it is. Raises ValueError for one that could lead elsewhere.
+
+    Letters, digits, `_`, `.`, `+` and `-`, of which the first is a letter, a digit or `_`: so no separator, no `..`, no
+    hidden file, and nothing that looks like a flag.
+    """
+    if re.fullmatch(r"\w[\w.+-]*", value) is None or len(value.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"expected a name of letters, digits, _ . + and -, beginning with a letter, a digit or _, of at most "
+            f"{LONGEST_NAME} bytes: it becomes a file or folder"
+        )
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(check_name)]
+"""A name in settings that becomes part of a path."""
 
 
 class Section(BaseModel):

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from regretless.analysis.inspect import InspectConfig
 from regretless.analysis.stage import AnalyzeConfig
-from regretless.config import Section, merge, parse_override, read_yaml
+from regretless.config import FolderName, Section, merge, parse_override, read_yaml
 from regretless.errors import ConfigError, reject
 from regretless.evaluation.stage import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
@@ -63,7 +63,7 @@ class PairsSource(Section):
 class Recipe(Section):
     """One run from prompts to a report. A section that is left out is a stage that does not run."""
 
-    name: str = Field(pattern=r"^[\w.-]+$")
+    name: FolderName
     """Names the run and, unless `output_dir` is given, its folder."""
     output_dir: str = ""
     """Run folder; runs/<name> unless given."""
@@ -73,11 +73,11 @@ class Recipe(Section):
     """CPU threads to compute with; one for each core unless given. Very small models are faster with one in all."""
     world: WorldConfig | None = None
     """Make the embedded world: problems, tokenizer, demonstrations."""
-    pretrain: dict[str, PretrainConfig] = Field(default_factory=dict)
+    pretrain: dict[FolderName, PretrainConfig] = Field(default_factory=dict)
     """Models trained from scratch first, by name; each lies in {run}/pretrain/<name>."""
     model: ModelConfig | None = None
     """The policy before preference training; also the reference."""
-    prompts: dict[str, PromptSource] = Field(default_factory=dict)
+    prompts: dict[FolderName, PromptSource] = Field(default_factory=dict)
     """Prompts of several sources, by name, brought together in {run}/prompts/prompts.jsonl (`prompt`, `answer`)."""
     sample: SampleConfig | None = None
     """Prompts to responses of the behaviour model."""

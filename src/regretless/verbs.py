@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,7 +34,7 @@ from regretless.smoke import NOTE, judged_locally, smoke_recipe
 from regretless.store import atomic_path
 from regretless.trained import read_trained
 from regretless.training import stage as training
-from regretless.units import RunFolder, dump, is_first_process, lock, summary_line
+from regretless.units import RunFolder, dump, is_first_process, lock_beside, summary_line
 from regretless.world import stage as world
 
 Work = Callable[[Path], dict[str, Any]]
@@ -200,7 +198,10 @@ def _report(request: Request) -> None:
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such run folder")
     assert request.output is not None
-    request.output.mkdir(parents=True, exist_ok=True)
+    if request.output.resolve() == (run_dir / "report").resolve():
+        # Where the run's own stage writes: it must neither refuse the folder nor take this page, of other settings and
+        # of a run that may still go on, for its own.
+        RunFolder(run_dir).mark_unfinished("report")
     reporting.run(config, run_dir, request.output)
     console.print(f"report: {request.output / 'report.html'}")
 
@@ -281,7 +282,5 @@ def _locked(output: Path) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    # Not beside the folder, where the lock would stay behind, nor in it, for it is emptied.
-    name = hashlib.sha256(str(output).encode()).hexdigest()[:16]
-    with lock(Path(tempfile.gettempdir()) / f"regretless-{name}.lock", output):
+    with lock_beside(output):
         yield

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from regretless.config import Section
+from regretless.config import FolderName, Section
 from regretless.records import write_jsonl
 from regretless.world.chat import write_chat_benchmarks
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
@@ -41,7 +41,7 @@ class WorldConfig(Section):
     """Fewest and most steps of a problem."""
     largest_amount: int = Field(default=9, ge=1, le=98)
     """Most that is bought or given away in one step."""
-    policies: dict[str, PolicyFaults] = Field(min_length=1)
+    policies: dict[FolderName, PolicyFaults] = Field(min_length=1)
     """Policies to be pretrained, by name, with the faults of their demonstrations."""
 
     @model_validator(mode="after")
