@@ -27,6 +27,7 @@ from transformers.utils import find_adapter_config_file
 
 from regretless.config import Section
 from regretless.errors import ConfigError, reject
+from regretless.hub import one_attempt, why
 from regretless.special_tokens import choose_pad_token, set_chat_template, turn_end_ids
 from regretless.store import fingerprint
 
@@ -315,11 +316,11 @@ def _load(kind: str, source: str, action: Callable[[], T]) -> T:
     if Path(source).is_absolute() and not Path(source).exists():
         raise ConfigError(f"{kind} {source}: no such folder; check the path, or run the stage that makes it")
     try:
-        return action()
+        with one_attempt(source) as offline:
+            return action()
     except (OSError, ValueError, KeyError, RuntimeError, UserWarning) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{kind} {source}: cannot be loaded: {reason[0]}\n  expected an existing folder (relative to "
+            f"{kind} {source}: cannot be loaded: {why(error, offline)}\n  expected an existing folder (relative to "
             f"{Path.cwd()}) or a hub id that can be downloaded; without a network, download it elsewhere and give the "
             "folder; for a gated one, log in with `hf auth login`"
         ) from error

@@ -107,7 +107,7 @@ def _table_content(path: Path) -> str:
 
 @contextlib.contextmanager
 def lock(file: Path, what: Path) -> Iterator[int]:
-    """Hold a lock on `file`, as a descriptor, for the block. Raises ConfigError when another process works in `what`."""
+    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError when another process works in `what`."""
     with _open_lock(file) as handle:
         try:
             # The lock of a process, not of an open file: workers that outlive a killed run must not keep it.
@@ -146,7 +146,7 @@ def lock_beside(output: Path) -> Iterator[None]:
 
 
 def _open_lock(file: Path) -> TextIO:
-    """The lock file, never through a symbolic link: somebody else could have laid it to a file that is worth something."""
+    """The lock file, never through a symbolic link: whoever laid it chose the file that would be written to."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")

@@ -21,6 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from regretless.config import check_name
 from regretless.errors import ConfigError, NonFiniteLossError, reject
+from regretless.hub import one_attempt
 from regretless.modeling.forward import causal_model, check_grouped, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
@@ -68,8 +69,9 @@ class PreferenceTrainer(Trainer):
         args = args or PreferenceConfig(output_dir="trainer_output")
         self.objective = build(args.objective, **args.hyperparameters)
         if isinstance(model, str):
-            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-            model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
+            with one_attempt(model):
+                processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+                model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
         if processing_class is None:
             raise ConfigError("processing_class: required with a model object; pass its tokenizer")
         if peft_config is not None:
