@@ -15,6 +15,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"verbs", "tables", "watch"},
     {"pipeline", "smoke", "request"},
+    {"preflight"},
     {"recipe", "evaluating"},
     STAGES | {"theory"},
     {"trained"},

@@ -142,8 +142,8 @@ def _problem(repository: Repository) -> str | None:
             api.auth_check(repository.name, repo_type=repository.kind)
     except errors.GatedRepoError:
         return (
-            f"the hub's {kind} {repository.name} has terms that you have not accepted; accept them on its page, and log "
-            "in with `hf auth login`"
+            f"the hub's {kind} {repository.name} has terms that you have not accepted; accept them on its page, and "
+            "log in with `hf auth login`"
         )
     except errors.RepositoryNotFoundError:
         return (

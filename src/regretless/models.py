@@ -216,7 +216,26 @@ def _default_architecture(model_type: str) -> PretrainedConfig:
     return AutoConfig.for_model(model_type)
 
 
+def check_architecture(config: ModelConfig) -> None:
+    """Raise ConfigError for an `architecture` that cannot be built, before there are weights or a tokenizer."""
+    assert config.architecture is not None
+    model_type, values = _architecture(config.architecture)
+    with torch.random.fork_rng(), torch.device("meta"):
+        _build(model_type, values, torch.float32)
+
+
 def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTrainedModel:
+    model_type, values = _architecture(architecture)
+    if config.tokenizer is not None:
+        _fit_to_tokenizer(values, load_tokenizer(config))
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.init_seed)
+        return _build(model_type, values, dtype)
+
+
+def _architecture(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Model type and the other keys of an architecture. Raises ConfigError for ones that transformers does not know."""
     values = dict(architecture)
     model_type = str(values.pop("model_type"))
     known = _default_architecture(model_type)
@@ -228,16 +247,15 @@ def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTr
         f"model.architecture ({model_type})",
         [f"unknown key {key}" + (f"; did you mean {match[0]}?" if match else "") for key, match in close.items()],
     )
-    if config.tokenizer is not None:
-        _fit_to_tokenizer(values, load_tokenizer(config))
-    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    with torch.random.fork_rng():
-        torch.manual_seed(config.init_seed)
-        try:
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=dtype)
-        # What a bad size raises depends on where in the model it is noticed.
-        except Exception as error:
-            raise ConfigError(f"model.architecture ({model_type}): cannot be built from {values}: {error}") from error
+    return model_type, values
+
+
+def _build(model_type: str, values: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=dtype)
+    # What a bad size raises depends on where in the model it is noticed.
+    except Exception as error:
+        raise ConfigError(f"model.architecture ({model_type}): cannot be built from {values}: {error}") from error
 
 
 def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:

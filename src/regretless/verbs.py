@@ -24,6 +24,7 @@ from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
+from regretless.preflight import recipe_problems
 from regretless.progress import console
 from regretless.recipe import load_recipe, read_recipe_file
 from regretless.records import read_rows, write_jsonl
@@ -46,7 +47,7 @@ warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # be
 
 def run(path: Path, overrides: Sequence[str], *, smoke: bool, output_dir: Path | None) -> None:
     """Run a recipe and show what came out. Raises what its stages raise."""
-    recipe = load_recipe(path, overrides)
+    recipe = load_recipe(path, overrides, None if smoke else recipe_problems)
     if smoke:
         recipe = smoke_recipe(recipe)
     if output_dir is not None:
@@ -64,7 +65,8 @@ def stage(name: str, request: Request) -> None:
     if request.config is not None and request.output is None and not given:
         if name not in read_recipe_file(request.config):
             raise ConfigError(f"{request.config}: is no recipe with a section {name}, so say on which files to work")
-        recipe = load_recipe(request.config, [f"{name}.{text}" for text in request.overrides])
+        overrides = [f"{name}.{text}" for text in request.overrides]
+        recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
         pipeline.run_recipe(recipe, only=[name])
         return
     VERBS[name](request)
