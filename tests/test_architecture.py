@@ -15,13 +15,14 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"verbs", "tables", "watch"},
     {"pipeline", "smoke", "request"},
+    {"preflight"},
     {"recipe", "evaluating"},
     STAGES | {"theory"},
     {"trained"},
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
     {"models", "records", "units", "training_log", "local_judge"},
-    {"special_tokens", "store", "config", "progress"},
+    {"special_tokens", "store", "config", "progress", "hub"},
     {"errors"},
 ]
 """Modules and folders of the package from top to bottom. Each imports only from layers below its own."""

@@ -44,7 +44,7 @@ def test_recipe_with_several_mistakes_when_loaded_then_all_are_named_with_their_
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path / "bad.yaml", mistakes))
     message = str(caught.value)
-    assert "6 problem(s)" in message
+    assert "7 problem(s)" in message
     parts = (
         "sede: unknown key",
         "pairs.limit",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -18,6 +18,11 @@ class ConfigError(RegretlessError):
     """Settings that cannot work. Raised once, with every problem found."""
 
     exit_code = 2
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = list(problems) or [message]
+        """What the message lists, one by one."""
 
 
 class DataError(RegretlessError):
@@ -47,7 +52,18 @@ class ServerError(RegretlessError):
 def reject(where: str, problems: Sequence[str]) -> None:
     """Raise one ConfigError that lists all problems; do nothing when there are none."""
     if problems:
-        raise ConfigError("\n  - ".join([f"{where}: {len(problems)} problem(s)", *problems]))
+        raise ConfigError("\n  - ".join([f"{where}: {len(problems)} problem(s)", *problems]), problems)
+
+
+def problems_of(*checks: Callable[[], Any]) -> list[str]:
+    """The problems of several checks that raise ConfigError, all together."""
+    found: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            found += error.problems
+    return found
 
 
 def lookup(kind: str, table: Mapping[str, T], name: str) -> T:

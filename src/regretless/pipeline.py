@@ -21,6 +21,7 @@ from regretless.models import ModelConfig
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
 from regretless.preferences import check_some_left, read_pairs, report_refusals
+from regretless.preflight import recipe_problems
 from regretless.prompts import read_prompts
 from regretless.recipe import Recipe
 from regretless.records import write_jsonl, write_records
@@ -36,7 +37,8 @@ from regretless.world import stage as world
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     """Run the stages of a recipe (or `only` some) in its run folder; returns the folder with what became of each.
 
-    Raises ConfigError when another process works in the folder, and what the stages raise.
+    Raises ConfigError for everything that can be known to go wrong, before the first stage; when another process works
+    in the folder; and what the stages raise.
     """
     for name in only:
         if getattr(recipe, lookup("stage", {stage: stage for stage in STAGES}, name)) is None:
@@ -49,6 +51,9 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
         )
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
+    # In one process: several share a folder, and train at once.
+    if processes() == 1:
+        reject("recipe", recipe_problems(recipe, only or None))
     folder = RunFolder(recipe.run_dir)
     with folder.locked():
         if is_first_process():
@@ -56,34 +61,11 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         if not only:
             _set_aside(recipe, folder)
-        _check_ahead(recipe, folder, only or STAGES)
         for name, stage in STAGES.items():
             section = getattr(recipe, name)
             if section not in (None, {}) and (not only or name in only):
                 stage(section, recipe, folder)
     return folder
-
-
-def _check_ahead(recipe: Recipe, folder: RunFolder, names: Collection[str]) -> None:
-    """Raise at once, with every problem, what would end the work at its judges, hours later.
-
-    What a judge has done already needs no key.
-    """
-    checks: dict[str, Callable[[], Any]] = {}
-    if recipe.judge is not None and "judge" in names and not (folder.path / "judge" / MANIFEST).is_file():
-        checks["judge"] = recipe.judge.server.api_key
-    if recipe.evaluate is not None and "evaluate" in names:
-        labels = [BASE, *(recipe.train.objectives if recipe.train else [])]
-        for name, config in recipe.evaluate.chat.items():
-            if not all((folder.path / "evaluate" / label / name / MANIFEST).is_file() for label in labels):
-                checks[f"evaluate.chat.{name}"] = config.fetch
-    problems = []
-    for name, check in checks.items():
-        try:
-            check()
-        except ConfigError as error:
-            problems.append(f"{name}: {error}")
-    reject("recipe", problems)
 
 
 def _set_aside(recipe: Recipe, folder: RunFolder) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from regretless.columns import EQUAL, Keys, Unusable, check_complete, read_ids, read_kind, read_side, read_texts
 from regretless.errors import DataError
+from regretless.hub import one_attempt, why
 from regretless.progress import console
 from regretless.records import Pair, Refusal, read_rows, text_key, write_refusals
 
@@ -122,17 +123,18 @@ def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
 def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:
     import datasets
 
+    offline: str | None = None
     try:
         if (path / "dataset_dict.json").is_file():
             return datasets.load_from_disk(source)[split]
         if (path / "dataset_info.json").is_file():
             return datasets.load_from_disk(source)
-        return datasets.load_dataset(source, subset, split=split)
+        with one_attempt(path) as offline:
+            return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # whatever hub, network and format can raise: the user needs the one line
-        reason = str(error).strip().split("\n")[0]
         raise DataError(
             f"{source} (split {split}): expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; "
-            f"it could not be loaded: {type(error).__name__}: {reason}"
+            f"it could not be loaded: {type(error).__name__}: {why(error, offline)}"
         ) from error
 
 

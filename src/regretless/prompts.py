@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from regretless.config import Section
 from regretless.errors import ConfigError, DataError, lookup
+from regretless.hub import one_attempt, why
 from regretless.records import Message, Refusal, Text, read_rows, text_key
 
 
@@ -181,16 +182,19 @@ def _load_dataset(source: PromptSource, path: Path) -> Sequence[dict[str, Any]]:
     # Imported here: it takes a second, and files need none of it.
     import datasets
 
+    offline: str | None = None
     try:
         if (path / "state.json").is_file():
             return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path)))
         if (path / "dataset_dict.json").is_file():
             return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path))[source.split])
-        return cast(Sequence[dict[str, Any]], datasets.load_dataset(source.dataset, source.subset, split=source.split))
+        with one_attempt(path) as offline:
+            found = datasets.load_dataset(source.dataset, source.subset, split=source.split)
+        return cast(Sequence[dict[str, Any]], found)
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"data set {source.dataset} (subset {source.subset}, split {source.split}): cannot be loaded: {reason[0]}\n"
+            f"data set {source.dataset} (subset {source.subset}, split {source.split}): cannot be loaded: "
+            f"{why(error, offline)}\n"
             "  expected a hub id that can be downloaded, a folder, or a .jsonl, .json or .parquet file; "
             "without a network, download it elsewhere and give the path"
         ) from error

@@ -125,9 +125,15 @@ class StageFolder:
                 doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
                 self.path.rename(doomed)
                 shutil.rmtree(doomed)
-            self.path.mkdir(parents=True)
+            # It may be there again: `give_up` in another process.
+            self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / PENDING, {"key": self.key})
         return resumes
+
+    def give_up(self) -> None:
+        """Leave the folder as one of ours that is not done, whatever it holds: the next run of its stage redoes it."""
+        write_json(self.path / PENDING, {"key": self.key})
+        (self.path / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, stage: str, settings: Any, summary: Mapping[str, Any], seconds: float) -> None:
         """Write the manifest: from now on the stage is done."""

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from rich.table import Table
 
 from regretless.client.config import ServerConfig
-from regretless.config import Section, merge
+from regretless.config import FolderName, Section, merge
 from regretless.errors import DataError
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import stage as chat_benchmarks
@@ -72,9 +72,9 @@ class BenchmarkSource(Section):
 class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, sampling over seeds where asked for, and chat benchmarks."""
 
-    benchmarks: dict[str, BenchmarkSource] = Field(default={})
+    benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
     """Benchmarks with gold answers, by label."""
-    chat: dict[str, ChatBenchmark] = Field(default={})
+    chat: dict[FolderName, ChatBenchmark] = Field(default={})
     """Benchmarks of which a judge reads the answers, by label."""
     server: ServerConfig | None = None
     """Where the judges of the chat benchmarks run, and the budget; what a benchmark says in its own `server` goes over

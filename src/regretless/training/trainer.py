@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from regretless.errors import ConfigError, NonFiniteLossError
+from regretless.config import check_name
+from regretless.errors import ConfigError, NonFiniteLossError, reject
+from regretless.hub import one_attempt
 from regretless.modeling.forward import causal_model, check_grouped, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
@@ -67,8 +69,9 @@ class PreferenceTrainer(Trainer):
         args = args or PreferenceConfig(output_dir="trainer_output")
         self.objective = build(args.objective, **args.hyperparameters)
         if isinstance(model, str):
-            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-            model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
+            with one_attempt(model):
+                processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+                model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
         if processing_class is None:
             raise ConfigError("processing_class: required with a model object; pass its tokenizer")
         if peft_config is not None:
@@ -98,6 +101,7 @@ class PreferenceTrainer(Trainer):
             return PairDataset(table, mismatched="z_ref" in self.objective.needs)
 
         if isinstance(eval_dataset, Mapping):
+            reject("eval_dataset", _unusable_names(eval_dataset))
             evaluation: Any = {name: dataset(rows, name) for name, rows in eval_dataset.items()}
         else:
             evaluation = dataset(eval_dataset, "eval_dataset")
@@ -399,3 +403,14 @@ class PreferenceTrainer(Trainer):
         """Multiply-adds of a training step, 6 per parameter and distinct token."""
         items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
         return 6 * token_count(items) * causal_model(self.model).num_parameters(exclude_embeddings=True)
+
+
+def _unusable_names(names: Iterable[Any]) -> list[str]:
+    """Problems of the names of data sets, which become parts of file names."""
+    problems = []
+    for name in names:
+        try:
+            check_name(str(name))
+        except ValueError as error:
+            problems.append(f"{name!r}: {error}")
+    return problems
