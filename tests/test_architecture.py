@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
     {"models", "records", "units", "training_log", "local_judge"},
-    {"special_tokens", "store", "config", "progress"},
+    {"special_tokens", "store", "config", "progress", "schema"},
     {"text_gate"},
     {"errors"},
 ]

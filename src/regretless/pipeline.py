@@ -20,7 +20,7 @@ from regretless.labeling import stage as labeling
 from regretless.models import ModelConfig
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
-from regretless.preferences import check_some_left, read_pairs, report_refusals
+from regretless.preferences import check_some_left, read_pairs, report_refusals, split_kinds
 from regretless.prompts import read_prompts
 from regretless.recipe import Recipe
 from regretless.records import write_jsonl, write_records
@@ -170,7 +170,7 @@ def _import_pairs(section: Any, recipe: Recipe, folder: RunFolder) -> None:
     here = resolve(section, folder.path)
 
     def work(output: Path) -> dict[str, Any]:
-        pairs, refused = read_pairs(
+        read = read_pairs(
             here.dataset,
             split=here.split,
             subset=here.subset,
@@ -178,6 +178,7 @@ def _import_pairs(section: Any, recipe: Recipe, folder: RunFolder) -> None:
             chosen_key=here.chosen_key,
             rejected_key=here.rejected_key,
         )
+        pairs, refused = split_kinds(*read)
         report_refusals(refused, output / "refused.jsonl")
         check_some_left(pairs, refused, here.dataset)
         write_records(output / "pairs.parquet", pairs[: here.limit])

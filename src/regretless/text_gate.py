@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH = 64
@@ -38,6 +38,28 @@ def clean_value(value: Any) -> Any:
     return value
 
 
+def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row in memory with `clean_text` of every text; lists of numbers are not looked through.
+
+    Raises ValueError when a column is nested deeper than `MAX_DEPTH`.
+    """
+    return {clean_text(str(name)): _clean_column(str(name), value) for name, value in row.items()}
+
+
+def _clean_column(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping) or (isinstance(value, list | tuple) and not _is_number(value[:1])):
+        if is_too_deep(value):
+            raise ValueError(f"{name}: nested deeper than {MAX_DEPTH} levels")
+        return clean_value(value)
+    return value
+
+
+def _is_number(first: Sequence[Any]) -> bool:
+    return len(first) == 1 and isinstance(first[0], int | float)
+
+
 def json_value(value: Any, depth: int = MAX_DEPTH) -> Any:
     """The value as JSON can hold it, for records of what was refused.
 
@@ -54,6 +76,17 @@ def json_value(value: Any, depth: int = MAX_DEPTH) -> Any:
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return clean_text(str(value))
+
+
+def without_nan(value: Any) -> Any:
+    """The value with null for every NaN and infinity, for which JSON has no form."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
 
 
 def is_too_deep(value: Any) -> bool:
