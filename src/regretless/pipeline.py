@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
 
 from regretless.analysis import inspect as inspection
 from regretless.analysis import stage as analysis
@@ -21,6 +20,7 @@ from regretless.models import ModelConfig
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
 from regretless.preferences import check_some_left, read_pairs, report_refusals, split_kinds
+from regretless.progress import terminal
 from regretless.prompts import read_prompts
 from regretless.recipe import Recipe
 from regretless.records import write_jsonl, write_records
@@ -294,11 +294,11 @@ def _evaluate(section: Any, recipe: Recipe, folder: RunFolder) -> None:
 def show(folder: RunFolder) -> None:
     """Print the table of results and where the report lies, as far as the run has them."""
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
-    terminal = Console()
+    screen = terminal()
     if results.is_file():
-        terminal.print(evaluation.results_table(read_json(results)))
+        screen.print(evaluation.results_table(read_json(results)))
     if report.is_file():
-        terminal.print(f"report: {report}", soft_wrap=True, highlight=False)
+        screen.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
 def _report(section: Any, recipe: Recipe, folder: RunFolder) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from regretless import pipeline
@@ -26,7 +25,7 @@ from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
-from regretless.progress import console
+from regretless.progress import console, terminal
 from regretless.recipe import load_recipe, read_recipe_file
 from regretless.records import read_rows, write_jsonl
 from regretless.reporting import stage as reporting
@@ -163,7 +162,7 @@ def _evaluate(request: Request) -> None:
     folder = RunFolder(request.output)
     with folder.locked():
         results = evaluate_models(folder, "", {"model": model}, config, labeling.VerifyConfig())
-    Console().print(evaluation.results_table(results))
+    terminal().print(evaluation.results_table(results))
 
 
 def _benchmark(text: str) -> tuple[str, dict[str, str]]:
