@@ -80,6 +80,7 @@ SAYINGS = {
     "unable to open database file": errno.EACCES,
     "disk I/O error": errno.EIO,
     "PytorchStreamWriter failed writing": errno.ENOSPC,
+    "] . unexpected pos ": errno.ENOSPC,  # torch.save, closing a file that it could not write
     " requested and ": errno.ENOSPC,  # numpy: "8 requested and 0 written"
 }
 """How libraries put it that pass on no number."""
@@ -107,7 +108,11 @@ def storage_error(error: BaseException) -> StorageError | None:
         number, where = numbers[0], getattr(error, "filename", None)
     if number not in ADVICE:
         return None
-    place = "" if where is None else f"{os.fsdecode(where) if isinstance(where, bytes) else where}: "
+    place = (
+        "a file cannot be written: "
+        if where is None
+        else f"{os.fsdecode(where) if isinstance(where, bytes) else where}: "
+    )
     return StorageError(f"{place}{os.strerror(number)}; {ADVICE[number]}")
 
 

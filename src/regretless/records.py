@@ -295,6 +295,17 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
             first = end
 
 
+def row_count(path: Path) -> int | None:
+    """Rows of a parquet file; None where nobody knows without reading them."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return None
+    with path.open("rb") as handle:
+        try:
+            return int(pq.read_metadata(handle).num_rows)
+        except (pa.ArrowException, OSError):
+            return None
+
+
 def _batch_rows(path: Path, first: int, batch: pa.RecordBatch) -> Sequence[dict[str, Any] | Refusal]:
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()

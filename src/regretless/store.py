@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -29,12 +30,19 @@ VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datas
 def atomic_path(path: Path) -> Iterator[Path]:
     """Temporary sibling of `path` to write to; moved onto `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with _sibling(path) as temporary:
         yield temporary
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _sibling(path: Path) -> Iterator[Path]:
+    """Name of a temporary file beside `path`, gone when the block ends; errors name `path` itself."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
     except OSError as error:
         # Errors of open files name none, and nobody knows the temporary name.
         if error.filename in (None, str(temporary)):
@@ -43,6 +51,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(NotADirectoryError):
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise, before any work is done, what writing the file `path` will raise (OSError): what is there stays."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _sibling(path) as probe:
+        probe.touch()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -32,7 +32,7 @@ from regretless.reporting import stage as reporting
 from regretless.request import Request
 from regretless.sampling import stage as sampling
 from regretless.smoke import NOTE, judged_locally, smoke_recipe
-from regretless.store import atomic_path
+from regretless.store import atomic_path, check_writable
 from regretless.trained import read_trained
 from regretless.training import stage as training
 from regretless.units import RunFolder, dump, is_first_process, lock, summary_line
@@ -239,6 +239,7 @@ def _to_file(request: Request, made: str, config: Section, work: Work, **setting
     if output.suffix not in FILE_SUFFIXES:
         _to_folder(request, config, work, **settings)
         return
+    check_writable(output)
     folder = RunFolder(output.with_name(f".{output.name}.work"))
     with folder.locked():
         refused = folder.path / request.verb / "refused.jsonl"

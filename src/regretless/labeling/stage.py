@@ -32,7 +32,7 @@ from regretless.records import (
     write_records,
 )
 from regretless.schema import Unusable, found
-from regretless.store import read_json, write_json
+from regretless.store import check_writable, read_json, write_json
 from regretless.text_gate import without_nan
 
 NAMES = ("answer", "prompt_id", "response_id")
@@ -94,6 +94,7 @@ def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str
     """
     if output.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{output}: expected a .jsonl or .parquet file")
+    check_writable(output)
     kept: dict[int, dict[str, Any]] = {}
     refused: list[Refusal] = []
     for number, row in read_rows(responses):
