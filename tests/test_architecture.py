@@ -22,7 +22,8 @@ LAYERS: list[set[str]] = [
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
     {"models", "records", "units", "training_log", "local_judge"},
-    {"special_tokens", "store", "config", "progress", "hub"},
+    {"special_tokens", "store", "config", "progress", "schema", "hub"},
+    {"text_gate"},
     {"errors"},
 ]
 """Modules and folders of the package from top to bottom. Each imports only from layers below its own."""

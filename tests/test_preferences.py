@@ -102,10 +102,13 @@ BAD_ROWS = [
     ({"prompt": QUESTION, "chosen": assistant("a"), "rejected": assistant("")}, "rejected: empty completion"),
     ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal: the pair says nothing"),
     (GOOD | IDS | {"chosen_logps": [-1.0]}, "chosen_logps: expected one value per token, got 1 values for 2 tokens"),
-    (GOOD | IDS | {"rejected_logps": [-1.0, None]}, "rejected_logps: value 1 is nan; expected a finite number"),
+    (
+        GOOD | IDS | {"rejected_logps": [-1.0, None]},
+        "rejected_logps: value 1 is None; expected log-probabilities in nats, finite and from -1e+09 to 0",
+    ),
     (
         GOOD | IDS | {"rejected_logps": [float("-inf"), -1.0]},
-        "rejected_logps: value 0 is -inf; expected a finite number",
+        "rejected_logps: value 0 is -inf; expected log-probabilities in nats, finite and from -1e+09 to 0",
     ),
     (
         GOOD | IDS | {"chosen_logps": [-1.0, 0.5]},

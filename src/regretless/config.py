@@ -194,7 +194,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = _load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
@@ -218,7 +218,7 @@ def parse_override(text: str) -> dict[str, Any]:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.beta=0.1")
     try:
         value: Any = _load(raw) if raw else None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from error
     for key in reversed(path.split(".")):
         value = {key: value}

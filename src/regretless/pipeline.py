@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
 
 from regretless.analysis import inspect as inspection
 from regretless.analysis import stage as analysis
@@ -20,8 +19,9 @@ from regretless.labeling import stage as labeling
 from regretless.models import ModelConfig
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
-from regretless.preferences import check_some_left, read_pairs, report_refusals
+from regretless.preferences import check_some_left, read_pairs, report_refusals, split_kinds
 from regretless.preflight import recipe_problems
+from regretless.progress import terminal
 from regretless.prompts import read_prompts
 from regretless.recipe import Recipe
 from regretless.records import write_jsonl, write_records
@@ -153,7 +153,7 @@ def _import_pairs(section: Any, recipe: Recipe, folder: RunFolder) -> None:
     here = resolve(section, folder.path)
 
     def work(output: Path) -> dict[str, Any]:
-        pairs, refused = read_pairs(
+        read = read_pairs(
             here.dataset,
             split=here.split,
             subset=here.subset,
@@ -161,6 +161,7 @@ def _import_pairs(section: Any, recipe: Recipe, folder: RunFolder) -> None:
             chosen_key=here.chosen_key,
             rejected_key=here.rejected_key,
         )
+        pairs, refused = split_kinds(*read)
         report_refusals(refused, output / "refused.jsonl")
         check_some_left(pairs, refused, here.dataset)
         write_records(output / "pairs.parquet", pairs[: here.limit])
@@ -276,11 +277,11 @@ def _evaluate(section: Any, recipe: Recipe, folder: RunFolder) -> None:
 def show(folder: RunFolder) -> None:
     """Print the table of results and where the report lies, as far as the run has them."""
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
-    terminal = Console()
+    screen = terminal()
     if results.is_file():
-        terminal.print(evaluation.results_table(read_json(results)))
+        screen.print(evaluation.results_table(read_json(results)))
     if report.is_file():
-        terminal.print(f"report: {report}", soft_wrap=True, highlight=False)
+        screen.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
 def _report(section: Any, recipe: Recipe, folder: RunFolder) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from pydantic import Field, field_validator
 from regretless.config import Section
 from regretless.errors import ConfigError, DataError, lookup
 from regretless.hub import one_attempt, why
-from regretless.records import Message, Refusal, Text, read_rows, text_key
+from regretless.records import Message, Refusal, Text, of_one_kind, other_kind, read_rows, text_key
+from regretless.schema import PROMPT, Unusable, read_gold
 
 
 def _with_system(line: str) -> Callable[[str], Text]:
@@ -31,7 +31,6 @@ TEMPLATES: dict[str, Callable[[str], Text]] = {
 """How a text becomes a prompt. `math` and `assistant` are the paper's data generation prompts (appendix)."""
 
 FILE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet"}
-ID_COLUMNS = ("prompt_id", "id")
 
 
 class PromptSource(Section):
@@ -102,6 +101,8 @@ def read_prompts(source: PromptSource) -> tuple[list[PromptRow], list[Refusal]]:
             prompts.append(_prompt_row(source, number, row, taken))
         except DataError as error:
             refused.append(Refusal(source.dataset, number, str(error), row))
+    prompts, others = of_one_kind(prompts, lambda row: (isinstance(row.prompt, str),))
+    refused += [Refusal(source.dataset, row.line, other_kind(row.prompt), {"prompt": row.prompt}) for row in others]
     wanted = [name for name in (source.prompt_column, source.answer_column) if name is not None]
     missing = [name for name in wanted if name not in columns]
     if columns and missing:
@@ -123,7 +124,12 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
                 f"{source.prompt_column}: template {source.template} needs a text, got messages; remove the template"
             )
         text = lookup("template", TEMPLATES, source.template)(text)
-    own = next((row[name] for name in ID_COLUMNS if row.get(name) is not None), None)
+    try:
+        columns = PROMPT.check(row)
+        answer = None if source.answer_column is None else read_gold(row, source.answer_column)
+    except Unusable as reason:
+        raise DataError(str(reason)) from None
+    own = columns.prompt_id if columns.prompt_id is not None else columns.id
     first = text_key(given) if own is None else str(own)
     numbered = (f"{first}-{copy}" for copy in itertools.count(2))
     prompt_id = next(name for name in itertools.chain([first], numbered) if name not in taken)
@@ -132,7 +138,7 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
     return PromptRow(
         prompt_id=prompt_id,
         prompt=text,
-        answer=_answer(row.get(source.answer_column)) if source.answer_column is not None else None,
+        answer=_answer(answer),
         extra={name: content for name, content in row.items() if name not in used},
         line=number,
     )
@@ -158,12 +164,10 @@ def _checked(name: str, value: Any) -> Text:
     return messages
 
 
-def _answer(value: Any) -> str | None:
+def _answer(value: str | float | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return json.dumps(value, ensure_ascii=False)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
@@ -98,10 +99,14 @@ def _file_content(path: Path) -> str:
 
 def _table_content(path: Path) -> str:
     """Hash of a table's rows; what its writer noted beside them, such as when its inputs were made, does not count."""
-    file = pq.ParquetFile(path)
-    digest = xxhash.xxh3_128(str(file.schema_arrow.remove_metadata()).encode())
-    for batch in file.iter_batches():
-        digest.update(batch.serialize())
+    try:
+        with path.open("rb") as handle:
+            file = pq.ParquetFile(handle)
+            digest = xxhash.xxh3_128(str(file.schema_arrow.remove_metadata()).encode())
+            for batch in file.iter_batches():
+                digest.update(batch.serialize())
+    except (pa.ArrowException, OSError):
+        return path_fingerprint(path)  # its reader says what is wrong with it
     return str(digest.hexdigest())
 
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from regretless import pipeline
@@ -25,14 +24,14 @@ from regretless.labeling import stage as labeling
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
 from regretless.preflight import recipe_problems
-from regretless.progress import console
+from regretless.progress import console, terminal
 from regretless.recipe import load_recipe, read_recipe_file
 from regretless.records import read_rows, write_jsonl
 from regretless.reporting import stage as reporting
 from regretless.request import Request
 from regretless.sampling import stage as sampling
 from regretless.smoke import NOTE, judged_locally, smoke_recipe
-from regretless.store import atomic_path
+from regretless.store import atomic_path, check_writable
 from regretless.trained import read_trained
 from regretless.training import stage as training
 from regretless.units import RunFolder, dump, is_first_process, lock_beside, summary_line
@@ -163,7 +162,7 @@ def _evaluate(request: Request) -> None:
     folder = RunFolder(request.output)
     with folder.locked():
         results = evaluate_models(folder, "", {"model": model}, config, labeling.VerifyConfig())
-    Console().print(evaluation.results_table(results))
+    terminal().print(evaluation.results_table(results))
 
 
 def _benchmark(text: str) -> tuple[str, dict[str, str]]:
@@ -243,6 +242,7 @@ def _to_file(request: Request, made: str, config: Section, work: Work, **setting
     if output.suffix not in FILE_SUFFIXES:
         _to_folder(request, config, work, **settings)
         return
+    check_writable(output)
     folder = RunFolder(output.with_name(f".{output.name}.work"))
     with folder.locked():
         refused = folder.path / request.verb / "refused.jsonl"

@@ -239,7 +239,10 @@ def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_p
     [
         ({"logprobs": None, "token_ids": None}, "gives no log-probabilities; start it so that it does, or set"),
         ({"token_ids": [1, 2, 3, 0, 0]}, "expected one value per token, got 2 values for 5 tokens"),
-        ({"logprobs": {"content": [{"token": "a", "logprob": None}] * 2}}, "value 0 is None; expected a finite number"),
+        (
+            {"logprobs": {"content": [{"token": "a", "logprob": None}] * 2}},
+            "value 0 is None; expected log-probabilities in nats",
+        ),
         (
             {"logprobs": {"content": [{"token": "a", "logprob": 0.5}] * 2}},
             "above 0; expected log-probabilities in nats",

@@ -19,7 +19,7 @@ from regretless.errors import DataError
 from regretless.labeling.judge_parse import Rating, parse_ratings
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, load_aspects
 from regretless.preferences import check_some_left, report_refusals
-from regretless.records import Response, Text, read_responses, write_jsonl, write_records
+from regretless.records import Response, Text, read_responses, split_ambiguous, write_jsonl, write_records
 
 
 class JudgeConfig(JudgeAccess):
@@ -96,6 +96,8 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     when the budget is used up, ServerError when the server is down; after the last two, a further run goes on.
     """
     rows, refused = read_responses(responses)
+    rows, ambiguous = split_ambiguous(rows, responses)
+    refused += ambiguous
     check_some_left(rows, refused, responses)
     report_refusals(refused, output / "refused.jsonl")
     prompt = JudgePrompt(config.system, config.layout)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from regretless.errors import ConfigError, ServerError
-from regretless.records import LogpsKind, logps_problem
+from regretless.records import LogpsKind
 from regretless.sampling.engine import SamplingParams
+from regretless.schema import logps_problem
 
 Meaning = Literal["raw", "processed", "temperature"]
 """What log-probabilities follow: the model alone, everything that shapes the draw, or of that the temperature alone."""

@@ -40,6 +40,14 @@ Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
 """Pairs' items and a budget of tokens to rows of pairs."""
 
 
+def _sort_sets(configs: Iterable[PeftConfig]) -> None:
+    """Give settings that peft holds as sets an order, so that equal runs write equal files."""
+    for config in configs:
+        for name, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, name, sorted(value))
+
+
 class PreferenceTrainer(Trainer):
     """Train a causal language model on preference pairs; used as TRL's DPOTrainer is.
 
@@ -80,6 +88,7 @@ class PreferenceTrainer(Trainer):
                     "peft_config: the model has an adapter already; merge it first, or pass no peft_config"
                 )
             model = get_peft_model(model, peft_config)
+            _sort_sets(model.peft_config.values())
         check_grouped(model)
         self.reference = ReferenceModel(
             model,
