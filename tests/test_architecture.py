@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"codec", "columns"},
     {"models", "records", "units", "training_log", "local_judge"},
     {"special_tokens", "store", "config", "progress"},
+    {"text_gate"},
     {"errors"},
 ]
 """Modules and folders of the package from top to bottom. Each imports only from layers below its own."""
