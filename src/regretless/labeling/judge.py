@@ -13,8 +13,8 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from regretless.client.ask import Answer, Answers, Question, UnreadableError
-from regretless.client.http import Reply
 from regretless.client.judge import JudgeAccess, ask_judge, bill, check_judged
+from regretless.client.reply import Reply
 from regretless.errors import DataError
 from regretless.labeling.judge_parse import Rating, parse_ratings
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, load_aspects
