@@ -58,6 +58,10 @@ class AlpacaEvalConfig(ChatBenchmarkConfig):
     top_logprobs: int = Field(default=5, ge=2, le=20)
     """How many of the most likely tokens the server is asked for."""
 
+    def templates(self) -> dict[str, JudgeTemplate]:
+        """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""
+        return load_templates("alpaca_eval", self.judge_prompt, {"pair": SLOTS}, (FIRST, SECOND))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -100,7 +104,7 @@ def evaluate(
     Raises DataError when responses and instructions do not belong together or no judgment can be read, ConfigError for
     files that cannot be used, and what asking the judge raises.
     """
-    template = load_templates("alpaca_eval", config.judge_prompt, {"pair": SLOTS})["pair"]
+    template = config.templates()["pair"]
     rows = read_table(config.questions, ["instruction"], config.limit)
     asked = {f"alpaca_eval-{index}": row["instruction"] for index, row in enumerate(rows)}
     answers = read_answers(responses)
