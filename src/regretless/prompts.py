@@ -22,9 +22,13 @@ def _with_system(line: str) -> Callable[[str], Text]:
     return lambda text: [{"role": "system", "content": line}, {"role": "user", "content": text}]
 
 
+SYSTEM_LINES = {
+    "math": "Please reason step by step, and put your final answer within \\boxed{}.",
+    "assistant": "You are a helpful assistant.",
+}
+"""System messages of templates: how a prompt is put to a model, and no part of what is asked."""
 TEMPLATES: dict[str, Callable[[str], Text]] = {
-    "math": _with_system("Please reason step by step, and put your final answer within \\boxed{}."),
-    "assistant": _with_system("You are a helpful assistant."),
+    **{name: _with_system(line) for name, line in SYSTEM_LINES.items()},
     "user": lambda text: [{"role": "user", "content": text}],
     "plain": lambda text: text,
 }
