@@ -234,6 +234,9 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
         peft_config=_lora(config.lora),
     )
     checkpoint = last_complete_checkpoint(output)
+    if checkpoint is None and trainer.is_world_process_zero():
+        for useless in output.glob("checkpoint-*"):
+            shutil.rmtree(useless)
     with _ProgressBar(f"train {objective}") as progress:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from regretless.config import check_name
 from regretless.errors import ConfigError, NonFiniteLossError, reject
@@ -26,11 +27,13 @@ from regretless.modeling.forward import causal_model, check_grouped, grouped, re
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.objectives import build
-from regretless.trained import last_complete_checkpoint
+from regretless.store import read_json
+from regretless.trained import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.training.batch import PairBatch, build_batch
 from regretless.training.config import PreferenceConfig
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.live_log import LiveLog
+from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.reading import pair_table
@@ -123,7 +126,9 @@ class PreferenceTrainer(Trainer):
             data_collator=list,
             **kwargs,
         )
+        self._log_state = LogState(self, self._means["train"])
         self.add_callback(self._live_log)
+        self.add_callback(self._log_state)
         # Losses come out as sums over pairs divided by the step's pairs: the Trainer must not divide them again.
         self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
@@ -210,12 +215,50 @@ class PreferenceTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the last complete checkpoint in output_dir."""
         self.prepare_reference()
+        last = last_complete_checkpoint(Path(self.args.output_dir)) if resume_from_checkpoint else None
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete_checkpoint(Path(self.args.output_dir))
-            if resume_from_checkpoint is None:
+            if last is None:
                 raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
+            resume_from_checkpoint = last
+        if last is not None and Path(str(resume_from_checkpoint)) == Path(last):
+            self._clear_checkpoints(Path(last))
+        self._log_state.checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         with self._live_log.until_the_end():
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _clear_checkpoints(self, last: Path) -> None:
+        """Delete what a kill left of checkpoints: half-written ones, and old ones that were being deleted.
+
+        The Trainer deletes by the time of a folder's last change, and a deletion that was cut off has made that of an
+        old checkpoint later than that of newer ones: it would be kept in their place.
+        """
+        if self.args.should_save:
+            complete = complete_checkpoints(last.parent).values()
+            for path in last.parent.glob("checkpoint-*"):
+                if path.name.removeprefix("checkpoint-").isdigit() and path not in complete:
+                    shutil.rmtree(path)
+            best = read_json(last / STATE).get("best_model_checkpoint")
+            rotate_checkpoints(str(last.parent), self.args.save_total_limit, best)
+        self.accelerator.wait_for_everyone()
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """One pass over the data; none when the checkpoint that training goes on from is behind its last step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a checkpoint, which is complete when its `trainer_state.json` is: the last file."""
+        self._log_state.save(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
+        """Evaluate; not again at the start (`eval_on_start`) of a training that goes on."""
+        if skip_scheduler and self._log_state.checkpoint is not None:
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def get_train_dataloader(self) -> DataLoader[TrainingPair]:
         """Loader of whole optimizer steps (this process's share); order by `data_seed`, `seed` and epoch alone."""
@@ -402,10 +445,15 @@ class PreferenceTrainer(Trainer):
         return EvalLoopOutput(predictions, None, named, len(data))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the means of the training metrics since the last training log line."""
+        """Log, with the means of the training metrics since the last training log line.
+
+        The final `train_loss` is the mean of all steps, those before a checkpoint that training went on from included.
+        """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
             logs["tokens_per_second"] = self._speed.take(self.accelerator)
+        if "train_loss" in logs:
+            logs["train_loss"] = self._log_state.mean_loss()
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
