@@ -57,6 +57,13 @@ class PreferenceConfig(TrainingArguments):
     model_init_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Arguments of from_pretrained when the model is given by name."}
     )
+    trained_dtype: Literal["float32", "bfloat16"] | None = field(
+        default=None,
+        metadata={
+            "help": "Type of the trained weights. None: float32, or the dtype in model_init_kwargs, where all weights "
+            "of a model given by name are trained. In bfloat16, rounding loses small updates."
+        },
+    )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Kept False: rows are read as a whole."})
 
     def __post_init__(self) -> None:
@@ -67,6 +74,8 @@ class PreferenceConfig(TrainingArguments):
         problems = []
         if self.truncation not in ("refuse", "keep_start"):
             problems.append(f"truncation: expected refuse or keep_start, got {self.truncation!r}")
+        if self.trained_dtype not in (None, "float32", "bfloat16"):
+            problems.append(f"trained_dtype: expected float32 or bfloat16, got {self.trained_dtype!r}")
         for name in ("max_length", "max_prompt_length", "max_tokens_per_microbatch"):
             value = getattr(self, name)
             if value is not None and value < 1:

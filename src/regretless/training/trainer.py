@@ -31,6 +31,7 @@ from regretless.training.data import PairDataset, StepLoader, StepSampler, Train
 from regretless.training.live_log import LiveLog
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
+from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.reading import pair_table
 from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
 
@@ -66,6 +67,9 @@ class PreferenceTrainer(Trainer):
     ) -> None:
         args = args or PreferenceConfig(output_dir="trainer_output")
         self.objective = build(args.objective, **args.hyperparameters)
+        # For a model by name and without an adapter, a dtype is meant for what will be trained.
+        chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
+        as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
         if isinstance(model, str):
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
             model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
@@ -77,6 +81,9 @@ class PreferenceTrainer(Trainer):
                     "peft_config: the model has an adapter already; merge it first, or pass no peft_config"
                 )
             model = get_peft_model(model, peft_config)
+        fit_trained_weights(model, args, as_loaded=as_loaded)
+        if ref_model is not None:
+            match_reference(ref_model, model)
         check_grouped(model)
         self.reference = ReferenceModel(
             model,
