@@ -138,7 +138,7 @@ class PreferenceTrainer(Trainer):
             datasets = tuple(data for data in (self.train_dataset, *evaluation) if data is not None)
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
-            root = Path(self.args.reference_cache_dir or Path(self.args.output_dir) / "reference")
+            root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
             self._reference_logps = ReferenceLogps(root / key)
         for data in datasets:
             self._prepare_reference(self._reference_logps, data)
