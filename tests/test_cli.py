@@ -87,7 +87,9 @@ def test_bad_pair_among_good_ones_when_inspected_then_it_is_named_and_kept_and_t
     assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 1
 
 
-@pytest.mark.parametrize(("verb", "kept_in"), [("inspect", "refused.jsonl"), ("train", "refused-pairs.jsonl")])
+@pytest.mark.parametrize(
+    ("verb", "kept_in"), [("inspect", "refused.jsonl"), ("train", "../out.cache/refused-pairs.jsonl")]
+)
 def test_bad_pairs_alone_when_read_then_each_is_named_and_the_command_fails(
     verb: str, kept_in: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import difflib
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -100,6 +100,33 @@ def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrained
     if adapter is not None:
         model = _with_adapter(model, adapter, adapter_revision, for_training)
     return model.train() if for_training else model.to(best_device()).eval()
+
+
+def in_one_dtype(configs: Sequence[ModelConfig]) -> list[ModelConfig]:
+    """The same models, in float32 where `auto` would load them in different types.
+
+    For models whose log-probabilities are compared: weights trained in float32, and the bfloat16 ones they come from,
+    would differ by the rounding of the type as well. A type that is given stays.
+    Raises ConfigError when a model cannot be found.
+    """
+    stored = {_stored_dtype(config) for config in configs if config.dtype == "auto"}
+    if len(stored) < 2:
+        return list(configs)
+    return [config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config for config in configs]
+
+
+def _stored_dtype(config: ModelConfig) -> str:
+    if config.architecture is not None:
+        return "torch.float32"
+    origin = _origin(config)
+    known = _load(
+        "model",
+        origin.base,
+        lambda: AutoConfig.from_pretrained(
+            origin.base, revision=origin.revision, trust_remote_code=config.trust_remote_code
+        ),
+    )
+    return str(known.get_text_config().dtype or known.dtype)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

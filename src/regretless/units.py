@@ -30,6 +30,8 @@ RUN = "{run}"
 BASE = "base"
 """Label, in a run folder, of the model before preference training."""
 LOCK, UNUSED = ".lock", "unused"
+CACHE = ".cache"
+"""Ending of the folder beside a unit's that holds what the unit could make again."""
 LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
 """What a killed process was about to delete, or to move to its place (`store.atomic_path`, `StageFolder.begin`)."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
@@ -238,7 +240,8 @@ class RunFolder:
             if (aside / name).is_dir() and not (home / name).exists():
                 home.mkdir(parents=True, exist_ok=True)
                 (aside / name).rename(home / name)
-        found = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+        folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+        found = [path for path in folders if path.suffix != CACHE]
         for path in found:
             if path.name not in wanted and (among is None or path.name in among):
                 aside.mkdir(parents=True, exist_ok=True)

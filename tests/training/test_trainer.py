@@ -315,7 +315,7 @@ def test_rows_when_some_are_unusable_then_they_are_refused_and_the_rest_trains(
     ]
     trainer = make_trainer(data=rows, objective="dpo")
     assert len(trainer.train_dataset) == 1
-    lines = (tmp_path / "out" / "refused-train_dataset.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (tmp_path / "out.cache" / "refused-train_dataset.jsonl").read_text(encoding="utf-8").splitlines()
     refused = [json.loads(line) for line in lines]
     assert [(row["source"], row["line"]) for row in refused] == [("train_dataset", 1), ("train_dataset", 2)]
     assert refused[0]["reason"].startswith("chosen and rejected are equal")

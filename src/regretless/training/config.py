@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from transformers import TrainingArguments
 
 from regretless.errors import reject
 from regretless.training.arguments import argument_problems, given_arguments
-from regretless.units import processes
+from regretless.units import CACHE, processes
 
 
 @dataclass
@@ -49,13 +50,21 @@ class PreferenceConfig(TrainingArguments):
         metadata={"help": "Keep a prompt's pairs in one step, so that what they share is computed once."},
     )
     pairs_cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder of tokenized pairs, read from there step by step; None: in output_dir."}
+        default=None,
+        metadata={"help": "Folder of tokenized pairs, read from there step by step; None: <output_dir>.cache."},
     )
     reference_cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder of cached reference log-probabilities; None: inside output_dir."}
+        default=None, metadata={"help": "Folder of cached reference log-probabilities; None: <output_dir>.cache."}
     )
     model_init_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Arguments of from_pretrained when the model is given by name."}
+    )
+    trained_dtype: Literal["float32", "bfloat16"] | None = field(
+        default=None,
+        metadata={
+            "help": "Type of the trained weights. None: float32, or the dtype in model_init_kwargs, where all weights "
+            "of a model given by name are trained. In bfloat16, rounding loses small updates."
+        },
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Kept False: rows are read as a whole."})
 
@@ -76,3 +85,9 @@ class PreferenceConfig(TrainingArguments):
     def hyperparameters(self) -> dict[str, Any]:
         """The method's hyperparameters that were set."""
         return self.objective_kwargs if self.beta is None else {"beta": self.beta, **self.objective_kwargs}
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder beside output_dir for what is made of the training data: uploads take what lies in output_dir."""
+        output = Path(self.output_dir).resolve()
+        return output.with_name(output.name + CACHE)

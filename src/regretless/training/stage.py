@@ -202,8 +202,9 @@ def _unknown_method(name: str) -> str:
 def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
     """Train `model` with one method on a pairs file; the result lies in `output` as a model or adapter with tokenizer.
 
-    Goes on from the last complete checkpoint in `output`. Also written: refused-pairs.jsonl (rows left out and why),
-    trainer_state.json (the log), and pair_scores.jsonl with the rewards of the held-out pairs, where there are any.
+    Goes on from the last complete checkpoint in `output`. Also written: trainer_state.json (the log), pair_scores.jsonl
+    with the rewards of the held-out pairs, where there are any, and, beside `output` in `<output>.cache`,
+    refused-pairs.jsonl (rows left out and why).
 
     Raises ConfigError, DataError or NonFiniteLossError.
     """
@@ -300,8 +301,9 @@ def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -
 
 
 def _publish(trainer: PreferenceTrainer, output: Path) -> None:
-    """Final model, tokenizer and log at the root of `output`: written beside it first, then moved."""
-    staging, accelerator = output / ".final", trainer.accelerator
+    """Final model, tokenizer and log at the root of `output`: written to a folder in it first, then moved."""
+    # With push_to_hub the Trainer uploads while it saves, and leaves out what begins with an underscore.
+    staging, accelerator = output / "_final", trainer.accelerator
     if accelerator.is_main_process:
         shutil.rmtree(staging, ignore_errors=True)
     accelerator.wait_for_everyone()

@@ -36,6 +36,7 @@ from regretless.training.live_log import LiveLog
 from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
+from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.reading import pair_table
 from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
 
@@ -79,6 +80,9 @@ class PreferenceTrainer(Trainer):
     ) -> None:
         args = args or PreferenceConfig(output_dir="trainer_output")
         self.objective = build(args.objective, **args.hyperparameters)
+        # For a model by name and without an adapter, a dtype is meant for what will be trained.
+        chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
+        as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
         if isinstance(model, str):
             with one_attempt(model):
                 processing_class = processing_class or AutoTokenizer.from_pretrained(model)
@@ -92,6 +96,9 @@ class PreferenceTrainer(Trainer):
                 )
             model = get_peft_model(model, peft_config)
             _sort_sets(model.peft_config.values())
+        fit_trained_weights(model, args, as_loaded=as_loaded)
+        if ref_model is not None:
+            match_reference(ref_model, model)
         check_grouped(model)
         self.reference = ReferenceModel(
             model,
@@ -149,7 +156,7 @@ class PreferenceTrainer(Trainer):
             datasets = tuple(data for data in (self.train_dataset, *evaluation) if data is not None)
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
-            root = Path(self.args.reference_cache_dir or Path(self.args.output_dir) / "reference")
+            root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
             self._reference_logps = ReferenceLogps(root / key)
         for data in datasets:
             self._prepare_reference(self._reference_logps, data)
