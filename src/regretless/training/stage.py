@@ -52,7 +52,8 @@ class TrainConfig(Section):
     objective: str | list[str] = "repo"
     """One method, or several to train side by side from the same start."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Hyperparameters and training arguments of single methods, which `objective` picks from."""
+    """Hyperparameters and training arguments of single methods, which `objective` picks from. What a method has here
+    counts over the common value of the file, and of a file that extends it; one that is typed replaces it, aloud."""
     lora: LoraSettings | None = LoraSettings()
     """None trains all weights."""
     eval_pairs: int = Field(default=0, ge=0)
