@@ -242,7 +242,7 @@ def test_tables_when_printed_then_they_name_every_objective_and_version(capsys: 
 
 
 def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "200"}
     command = [sys.executable, "-m", "regretless", "objectives"]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **plain}, check=False)
     assert done.returncode == 0, done.stderr

@@ -185,11 +185,14 @@ def _load(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     """Mapping in a YAML file; `extends: other.yaml` (relative to the file) is merged below it.
 
-    Raises ConfigError when the file is missing, is not YAML, or holds no mapping.
+    below: the files that extend this one. Raises ConfigError when the file is missing, is not YAML, holds no mapping,
+    or extends itself.
     """
+    if path.resolve() in below:
+        raise ConfigError(f"{path}: extends itself, directly or through another file")
     try:
         values = _load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -199,7 +202,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
     parent = values.pop("extends", None)
-    return values if parent is None else merge(read_yaml(path.parent / str(parent)), values)
+    if parent is None:
+        return values
+    return merge(read_yaml(path.parent / str(parent), [*below, path.resolve()]), values)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

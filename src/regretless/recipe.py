@@ -172,7 +172,7 @@ def load_recipe(
     ahead: finds further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
-    values = apply_overrides(read_recipe_file(path), overrides)
+    values = apply_overrides(read_yaml(path), overrides)
     try:
         recipe = parse_recipe(values, str(path))
     except ConfigError as error:
@@ -207,14 +207,6 @@ def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
     gone = {place[0] for place in places if len(place) == 1}
     below = {key: [place[1:] for place in places if place[:1] == (key,)] for key in value}
     return {key: _without_places(item, below[key]) for key, item in value.items() if key not in gone}
-
-
-def read_recipe_file(path: Path) -> dict[str, Any]:
-    """Settings of a YAML file and of what it extends. Raises ConfigError when it cannot be read."""
-    try:
-        return read_yaml(path)
-    except RecursionError as error:
-        raise ConfigError(f"{path}: extends itself, directly or through another file") from error
 
 
 def parse_recipe(values: Mapping[str, Any], where: str) -> Recipe:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regretless.config import Section, merge
+from regretless.config import Section, merge, read_yaml
 from regretless.errors import reject
 from regretless.models import ModelConfig
-from regretless.recipe import apply_overrides, read_recipe_file, run_folder, with_seeds
+from regretless.recipe import apply_overrides, run_folder, with_seeds
 from regretless.units import substitute
 
 S = TypeVar("S", bound=Section)
@@ -58,6 +58,6 @@ class Request:
 
     def _file(self) -> dict[str, Any]:
         """What the config file holds, with `{run}` as the folder of the recipe that it is."""
-        values = read_recipe_file(self.config) if self.config else {}
+        values = read_yaml(self.config) if self.config else {}
         run = run_folder(str(values.get("name")), str(values.get("output_dir") or ""))
         return dict(substitute(values, run))

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from regretless import pipeline
 from regretless.analysis import inspect as inspection
 from regretless.analysis import stage as analysis
-from regretless.config import Section
+from regretless.config import Section, read_yaml
 from regretless.errors import ConfigError, RegretlessError
 from regretless.evaluating import evaluate_models
 from regretless.evaluation import stage as evaluation
@@ -25,7 +25,7 @@ from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
 from regretless.preflight import recipe_problems
 from regretless.progress import console, terminal
-from regretless.recipe import load_recipe, read_recipe_file
+from regretless.recipe import load_recipe
 from regretless.records import read_rows, write_jsonl
 from regretless.reporting import stage as reporting
 from regretless.request import Request
@@ -62,7 +62,7 @@ def stage(name: str, request: Request) -> None:
     """Run one stage: on the files that the flags name, or, with a recipe alone, in the recipe's run folder."""
     given = [value for value in request.given.values() if value is not None]
     if request.config is not None and request.output is None and not given:
-        if name not in read_recipe_file(request.config):
+        if name not in read_yaml(request.config):
             raise ConfigError(f"{request.config}: is no recipe with a section {name}, so say on which files to work")
         overrides = [f"{name}.{text}" for text in request.overrides]
         recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
