@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
     {"models", "records", "units", "training_log", "local_judge"},
-    {"special_tokens", "store", "config", "progress", "hub"},
+    {"special_tokens", "store", "config", "progress", "hub", "interrupt"},
     {"errors"},
 ]
 """Modules and folders of the package from top to bottom. Each imports only from layers below its own."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from regretless import interrupt
 from regretless.errors import RegretlessError
 
 app = typer.Typer(
@@ -177,7 +178,8 @@ def watch(
     """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
     from regretless import watch as view
 
-    view.watch(run_dir, once=once, every=every)
+    with interrupt.saying("no longer watching; training goes on"):
+        view.watch(run_dir, once=once, every=every)
 
 
 @app.command()
@@ -208,10 +210,8 @@ def _stage(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a problem that the user can act on ends as its message and exit code."""
     try:
-        app(arguments)
+        with interrupt.handled():
+            app(arguments)
     except RegretlessError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        sys.exit(130)
