@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from regretless.records import write_jsonl
+from regretless.world.tokenizer import build_tokenizer
+
 PROJECT = Path(__file__).resolve().parents[1]
+PRESSES = 7
+MARKS = ("pending.json", "manifest.json")
 DRIVER = """
 import sys
 from regretless import interrupt
@@ -30,8 +35,8 @@ PLANTED = {
     "import": "import tempfile, pathlib\nplace = tempfile.mkdtemp()\nsys.path.insert(0, place)\n"
     "pathlib.Path(place, 'planted.py').write_text('import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\n')\n"
     "try: import planted\nexcept BaseException: pass",
-    "thread that is waited for": "import threading\nthread = threading.Thread(target=lambda: (time.sleep(0.1), press(), "
-    "time.sleep(600)), daemon=True)\nthread.start()\nthread.join()",
+    "thread that is waited for": "import threading\ndef work(): time.sleep(0.1); press(); time.sleep(600)\n"
+    "thread = threading.Thread(target=work, daemon=True)\nthread.start()\nthread.join()",
     "event loop": "import asyncio\nasync def work():\n    asyncio.get_running_loop().call_later(0.1, press)\n"
     "    try: await asyncio.sleep(600)\n    except BaseException: pass\nasyncio.run(work())",
 }
@@ -80,31 +85,57 @@ def test_run_when_interrupted_at_many_moments_then_each_press_ends_it_with_one_l
     run = tmp_path / "run"
     command = ("run", str(PROJECT / "recipes" / "quickstart.yaml"), "--smoke", "--output-dir", str(run))
     seen: set[str] = set()
-    # The first while it still imports; then a moment after another stage has begun, until none is left.
-    for press in range(100):
+    # First while it still imports, then each time that a stage has begun, a little later every time; then not at all.
+    for press in range(PRESSES + 1):
         process = start(*command)
-        known = {path.parent for path in run.rglob("pending.json")} | {
-            path.parent for path in run.rglob("manifest.json")
-        }
-        while press and process.poll() is None:
-            begun = {path.parent for path in run.rglob("pending.json")}
-            if begun - known or (len(known) and time.monotonic() % 7 < 0.05):
-                seen |= {path.relative_to(run).as_posix() for path in begun}
-                break
+        before = begun(run)
+        while press and process.poll() is None and (press == PRESSES or not begun(run) - before):
             time.sleep(0.01)
-        time.sleep(0.07 * (press % 5))
+        seen |= begun(run)
+        time.sleep(0.05 * press)
         if process.poll() is None:
-            # To the whole group, as a terminal does.
-            os.killpg(process.pid, signal.SIGINT)
-        out, said = process.communicate(timeout=120)
+            os.killpg(process.pid, signal.SIGINT)  # the whole group, as a terminal does
+        out, said = process.communicate()
+        assert not [text for text in ("Traceback", "KeyboardInterrupt", "Aborted") if text in out + said], said
         if process.returncode == 0:
             break
         assert process.returncode == 130, said
-        assert "Traceback" not in said and "KeyboardInterrupt" not in said and "Aborted" not in said, said
-        *_, last = said.splitlines()
-        kept = f"interrupted: what is done so far is kept in {run}; the same command resumes from there"
-        assert last == kept or re.match("interrupted: no file is left half written", last), said
-        assert "Traceback" not in out
+        kept = f"interrupted: what is done is kept in {run}; the same command resumes from there"
+        assert said.splitlines()[-1] == kept or press == 0, said
+        assert said.splitlines()[-1].startswith("interrupted: ")
     assert process.returncode == 0
-    assert len(seen) >= 3, seen
+    assert len(seen) > PRESSES / 2, seen
     assert (run / "report" / "report.html").is_file()
+
+
+def begun(run: Path) -> set[str]:
+    """Stages that have begun in a run folder."""
+    return {file.parent.relative_to(run).as_posix() for name in MARKS for file in run.rglob(name)}
+
+
+def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    build_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    row = {"chosen": "7+2=9", "rejected": "7-2=5"}
+    prompts = [f"Tom has {number} apples. Tom buys 2. How many?\n" for number in range(7, 57)]
+    write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": text, **row} for text in prompts])
+    architecture = "{model_type: qwen3, hidden_size: 32, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8}"
+    command = [
+        *("train", "--pairs", str(tmp_path / "pairs.jsonl"), "--output", str(tmp_path / "out"), "objective=dpo"),
+        *(f"model.architecture={architecture}", f"model.tokenizer={tmp_path / 'tokenizer'}", "lora=null"),
+        *("max_steps=60", "save_steps=1", "save_total_limit=2", "logging_steps=1"),
+    ]
+    process = start(*command)
+    while process.poll() is None and not list((tmp_path / "out").glob("checkpoint-*/trainer_state.json")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    kept = f"interrupted: what is done is kept in {tmp_path / 'out'}; the same command resumes from there"
+    assert said.splitlines()[-1] == kept
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    process = start(*command)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    first = json.loads((tmp_path / "out" / "training.log").read_text().splitlines()[0])
+    assert first["step"] >= 1, "it began anew"
+    assert not list(tmp_path.glob(".*.lock"))

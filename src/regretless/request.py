@@ -103,8 +103,11 @@ class Request:
         given = values.get(self.verb)
         return with_seeds({**values, self.verb: {} if given is None else given})[self.verb]
 
+    def section(self, kind: type[S], **flags: Any) -> S:
+        """Settings of the stage: the config file, then the flags, then the overrides. Nothing is looked for on disk."""
+        return kind.parse(self._values(flags), f"settings of {self.verb}")
+
     def _values(self, flags: Mapping[str, Any]) -> Any:
-        """Settings of the stage: the config file, then the flags, then the overrides."""
         own = [text for text in self.overrides if not text.startswith(MODEL)]
         values = self.values()
         return apply_overrides(merge(values, flags), own) if isinstance(values, Mapping) else values

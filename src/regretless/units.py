@@ -122,9 +122,7 @@ def lock(file: Path, what: Path) -> Iterator[int]:
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
-        with interrupt.saying(
-            f"interrupted: what is done so far is kept in {what}; the same command resumes from there"
-        ):
+        with interrupt.saying(f"interrupted: what is done is kept in {what}; the same command resumes from there"):
             yield handle.fileno()
 
 
