@@ -116,13 +116,13 @@ def begun(run: Path) -> set[str]:
 def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     build_tokenizer().save_pretrained(tmp_path / "tokenizer")
     row = {"chosen": "7+2=9", "rejected": "7-2=5"}
-    prompts = [f"Tom has {number} apples. Tom buys 2. How many?\n" for number in range(7, 57)]
+    prompts = [f"Tom has {number} apples. Tom buys 2. How many?\n" for number in range(7, 15)]
     write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": text, **row} for text in prompts])
     architecture = "{model_type: qwen3, hidden_size: 32, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8}"
     command = [
         *("train", "--pairs", str(tmp_path / "pairs.jsonl"), "--output", str(tmp_path / "out"), "objective=dpo"),
         *(f"model.architecture={architecture}", f"model.tokenizer={tmp_path / 'tokenizer'}", "lora=null"),
-        *("max_steps=60", "save_steps=1", "save_total_limit=2", "logging_steps=1"),
+        *("max_steps=100", "save_steps=5", "save_total_limit=2", "per_device_train_batch_size=4"),
     ]
     process = start(*command)
     while process.poll() is None and not list((tmp_path / "out").glob("checkpoint-*/trainer_state.json")):
