@@ -378,7 +378,7 @@ def test_trainer_when_settings_cannot_work_then_it_says_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match=r"objective: expected one of .*; got 'dpoo'"):
         make_trainer(objective="dpoo")
-    with pytest.raises(ConfigError, match=r"(?s)2 problem.*truncation.*max_length"):
+    with pytest.raises(ConfigError, match=r"(?s)2 problem.*max_length.*truncation"):
         make_trainer(truncation="keep_end", max_length=0)
     with pytest.raises(ConfigError, match="beta"):
         make_trainer(objective="dpo", beta=-1.0)
