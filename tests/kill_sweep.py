@@ -42,7 +42,7 @@ from run_contents import contents, differences
 
 RECIPE = Path(__file__).with_name("kill_sweep.yaml")
 SIGNALS = [signal.SIGKILL] * 8 + [signal.SIGTERM, signal.SIGINT]
-KILLS_IN_A_TRIAL = (1, 4, 2, 6)
+KILLS_IN_A_TRIAL = (1, 6, 3, 8)
 """By turns: a run that is killed once, and runs that are killed again while they go on."""
 PATIENCE = 120.0
 """Seconds that a process may take to end after SIGTERM or SIGINT, on a busy machine."""
