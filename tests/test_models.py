@@ -18,6 +18,7 @@ from regretless.errors import ConfigError
 from regretless.models import (
     ModelConfig,
     eos_token_ids,
+    in_one_dtype,
     load_model,
     load_tokenizer,
     shrink,
@@ -97,6 +98,19 @@ def test_model_when_saved_loads_with_its_own_or_the_asked_dtype(tmp_path: Path) 
     assert again.training
     weights = zip(again.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(one, other.float()) for one, other in weights)
+
+
+def test_models_when_stored_in_different_types_are_compared_in_float32_unless_told_otherwise(tmp_path: Path) -> None:
+    model = load_model(tiny())
+    for dtype in ("float32", "bfloat16"):
+        model.to(getattr(torch, dtype)).save_pretrained(tmp_path / dtype)
+    get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(tmp_path / "adapter")
+    single, half = (ModelConfig(name_or_path=str(tmp_path / name)) for name in ("float32", "bfloat16"))
+    on_half = half.model_copy(update={"adapter": str(tmp_path / "adapter")})
+    asked = ModelConfig(name_or_path=str(tmp_path / "float32"), dtype="bfloat16")
+    assert in_one_dtype([half, on_half, asked]) == [half, on_half, asked]
+    assert [config.dtype for config in in_one_dtype([half, single, asked])] == ["float32", "float32", "bfloat16"]
+    assert [config.dtype for config in in_one_dtype([half, tiny()])] == ["float32", "float32"]
 
 
 def test_model_when_weights_are_missing_is_refused(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(
     labels = {row["label"] for row in read_json(folder / "evaluate" / "results.json")["rows"]}
     assert labels == {"base", "dpo"}
     assert not (folder / "train" / "repo").exists()
+    assert (folder / "train" / "repo.cache").is_dir()  # where it is looked for when the method comes back
     assert not {name for name in run(small(folder)) if name.startswith(("train/", "evaluate/"))}
     labels = {row["label"] for row in read_json(folder / "evaluate" / "results.json")["rows"]}
     assert labels == {"base", "dpo", "repo"}

@@ -297,3 +297,20 @@ def test_analyze_when_models_are_known_then_distance_and_drift_are_those_of_plai
     assert (held_out["pairs"], held_out["ties"], held_out["accuracy"]["value"]) == (3, 1, 0.5)
     assert list(read_json(tmp_path / "out" / "gradients.json")["policies"]) == ["dpo"]
     assert json.loads((tmp_path / "out" / "lengths.json").read_text()) == {"benchmarks": {}}
+
+
+def test_analyze_when_a_bfloat16_model_was_trained_in_float32_then_the_type_makes_no_difference(
+    model: ModelConfig, tmp_path: Path
+) -> None:
+    rows = [Pair(prompt=p, chosen=c, rejected=r, pair_id=str(n), prompt_id=p) for n, (p, c, r) in enumerate(ROWS)]
+    write_records(tmp_path / "pairs.jsonl", rows)
+    start = load_model(model).to(torch.bfloat16)
+    for name, dtype in (("start", torch.bfloat16), ("trained", torch.float32)):
+        start.to(dtype).save_pretrained(tmp_path / name)
+        load_tokenizer(model).save_pretrained(tmp_path / name)
+    reference, trained = (ModelConfig(name_or_path=str(tmp_path / name)) for name in ("start", "trained"))
+    run(AnalyzeConfig(), tmp_path / "pairs.jsonl", reference, {"same": Trained(trained, tmp_path)}, tmp_path / "out")
+    (distance,) = read_json(tmp_path / "out" / "score_distance.json")["models"]
+    assert distance["value"] == 0.0
+    entry = read_json(tmp_path / "out" / "token_rewards.json")["pairs"][0]["responses"][0]
+    assert set(entry["policies"]["same"]["reward"]) == {0.0}

@@ -92,7 +92,7 @@ def test_file_when_resumed_in_mid_epoch_then_weights_are_those_of_rows_in_memory
     assert read == list(itertools.chain(*itertools.islice(sampler, 2, None)))
     for name, weight in weights.items():
         assert torch.equal(weight, memory[name]), name
-    refused = [json.loads(line) for line in (tmp_path / "disk" / "refused-train_dataset.jsonl").open()]
+    refused = [json.loads(line) for line in (tmp_path / "disk.cache" / "refused-train_dataset.jsonl").open()]
     assert [(row["line"], row["row"]["pair_id"]) for row in refused] == [(5, "p4")]
 
 

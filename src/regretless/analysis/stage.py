@@ -18,7 +18,7 @@ from regretless.analysis.score_distance import score_distances
 from regretless.analysis.show import show_table, with_error
 from regretless.analysis.token_rewards import TokenRewardsConfig
 from regretless.codec import codec_of
-from regretless.models import ModelConfig, load_tokenizer
+from regretless.models import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.objectives import build
 from regretless.preferences import check_some_left, read_pairs
 from regretless.progress import console
@@ -58,7 +58,8 @@ def run(
 
     Raises DataError when no pair can be used, ConfigError when a model cannot be loaded.
     """
-    models = {name: policy.model for name, policy in policies.items()}
+    reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
+    models = dict(zip(policies, trained, strict=True))
     summary = token_rewards.run(config, pairs, reference, models, output)
     read, refused = read_pairs(pairs)
     originals = [pair for pair in read if pair.kind == "original"] or read
@@ -69,7 +70,7 @@ def run(
     sample = Sample(tokenized)
 
     scores = {BASE: sample.score(reference, BASE)}
-    scores |= {name: sample.score(policy.model, name) for name, policy in policies.items()}
+    scores |= {name: sample.score(model, name) for name, model in models.items()}
     distances = score_distances(sample, scores)
     drifts = {
         name: _drift(config, sample, reference, policy, name, scores[name], scores[BASE])

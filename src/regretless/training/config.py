@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import is_tensorboard_available
 
 from regretless.errors import reject
-from regretless.units import processes
+from regretless.training.arguments import argument_problems, given_arguments
+from regretless.units import CACHE, processes
 
 
 @dataclass
@@ -49,13 +50,21 @@ class PreferenceConfig(TrainingArguments):
         metadata={"help": "Keep a prompt's pairs in one step, so that what they share is computed once."},
     )
     pairs_cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder of tokenized pairs, read from there step by step; None: in output_dir."}
+        default=None,
+        metadata={"help": "Folder of tokenized pairs, read from there step by step; None: <output_dir>.cache."},
     )
     reference_cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder of cached reference log-probabilities; None: inside output_dir."}
+        default=None, metadata={"help": "Folder of cached reference log-probabilities; None: <output_dir>.cache."}
     )
     model_init_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Arguments of from_pretrained when the model is given by name."}
+    )
+    trained_dtype: Literal["float32", "bfloat16"] | None = field(
+        default=None,
+        metadata={
+            "help": "Type of the trained weights. None: float32, or the dtype in model_init_kwargs, where all weights "
+            "of a model given by name are trained. In bfloat16, rounding loses small updates."
+        },
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Kept False: rows are read as a whole."})
 
@@ -63,19 +72,12 @@ class PreferenceConfig(TrainingArguments):
         # accelerate takes several processes without an accelerator for one each, unless it is told.
         if processes() > 1 and not torch.accelerator.is_available():
             self.use_cpu = True
-        super().__post_init__()
-        problems = []
-        if self.truncation not in ("refuse", "keep_start"):
-            problems.append(f"truncation: expected refuse or keep_start, got {self.truncation!r}")
-        for name in ("max_length", "max_prompt_length", "max_tokens_per_microbatch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{name}: expected at least 1 token, got {value}")
+        found = argument_problems(type(self), given_arguments(self))
+        problems = [f"{name}: {problem}" for name, problem in found.items()]
         if self.beta is not None and "beta" in self.objective_kwargs:
             problems.append("beta: given twice, as `beta` and inside `objective_kwargs`")
-        if "tensorboard" in self.report_to and not is_tensorboard_available():
-            problems.append("report_to: tensorboard needs a package: install tensorboard, or tensorboardX")
         reject("PreferenceConfig", problems)
+        super().__post_init__()
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1
 
@@ -83,3 +85,9 @@ class PreferenceConfig(TrainingArguments):
     def hyperparameters(self) -> dict[str, Any]:
         """The method's hyperparameters that were set."""
         return self.objective_kwargs if self.beta is None else {"beta": self.beta, **self.objective_kwargs}
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder beside output_dir for what is made of the training data: uploads take what lies in output_dir."""
+        output = Path(self.output_dir).resolve()
+        return output.with_name(output.name + CACHE)

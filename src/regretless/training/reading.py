@@ -10,14 +10,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
-import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from regretless.errors import DataError
 from regretless.objectives import Objective
 from regretless.preferences import CHUNK, REPORTED, check_some_left, open_source, pair_chunks, say_refusals
 from regretless.progress import bar
-from regretless.records import Pair, Refusal, json_line
+from regretless.records import Pair, Refusal, json_line, row_count
 from regretless.store import atomic_path, fingerprint, path_fingerprint, versions
 from regretless.tokenization import TokenizedPair, missing_logps, tokenize_pairs
 from regretless.training.config import PreferenceConfig
@@ -38,7 +37,7 @@ def pair_table(
 
     The table of a file or a `datasets.Dataset` is kept in `pairs_cache_dir` under a hash of its content, the tokenizer
     and the settings, so that a later run reads no row again. Of several processes the first makes it for all.
-    Rows that cannot be used are said on the terminal and written to `refused-<name>.jsonl` in the output folder.
+    Rows that cannot be used are said on the terminal and written to `refused-<name>.jsonl` in `args.cache_dir`.
     Raises DataError when no row is left, or when the method needs behaviour log-probabilities that the rows lack.
     """
     opened = open_source(rows) if isinstance(rows, str | Path) else rows
@@ -50,7 +49,7 @@ def pair_table(
         reading.report()
         return table
     key = fingerprint([content, source, reading.settings(), versions()])
-    folder = Path(args.pairs_cache_dir or Path(args.output_dir) / "pairs") / key
+    folder = Path(args.pairs_cache_dir or args.cache_dir / "pairs") / key
     complete = folder / REFUSED
     with args.main_process_first(local=args.save_on_each_node, desc="reading of the pairs"):
         if not complete.exists():
@@ -75,7 +74,8 @@ class _Reading:
     ) -> None:
         self.tokenizer, self.args, self.objective, self.name = tokenizer, args, objective, name
         self.need_rejected, self.need_logps = "rejected" in objective.needs, "behavior" in objective.needs
-        self.refused = Path(args.output_dir) / f"refused-{name}.jsonl"
+        mine = "" if args.should_save else f"-{args.process_index}"
+        self.refused = args.cache_dir / f"refused-{name}{mine}.jsonl"
 
     def settings(self) -> list[Any]:
         """All that the tokens of a pair depend on, beside the rows."""
@@ -107,11 +107,11 @@ class _Reading:
         raise problem
 
     def report(self) -> None:
-        """Say what was refused; where that is nothing, no file is left."""
+        """Say what was refused, in the process that saves; no empty file is left, and none of another process."""
         with self.refused.open(encoding="utf-8") as lines:
             first = [Refusal(**json.loads(line)) for line in islice(lines, REPORTED)]
             count = len(first) + sum(1 for _ in lines)
-        if count:
+        if count and self.args.should_save:
             say_refusals(first, count, self.refused)
         else:
             self.refused.unlink()
@@ -173,5 +173,5 @@ def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Ite
 
 def _length(rows: Path | Iterable[Any]) -> int | None:
     if isinstance(rows, Path):
-        return pq.read_metadata(rows).num_rows if rows.suffix == ".parquet" and rows.is_file() else None
+        return row_count(rows)
     return len(rows) if isinstance(rows, Sized) else None

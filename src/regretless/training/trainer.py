@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
-from regretless.errors import ConfigError, NonFiniteLossError
+from regretless.config import check_name
+from regretless.errors import ConfigError, NonFiniteLossError, reject
+from regretless.hub import one_attempt
 from regretless.modeling.forward import causal_model, check_grouped, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
@@ -34,11 +36,20 @@ from regretless.training.live_log import LiveLog
 from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
+from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.reading import pair_table
 from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
 """Pairs' items and a budget of tokens to rows of pairs."""
+
+
+def _sort_sets(configs: Iterable[PeftConfig]) -> None:
+    """Give settings that peft holds as sets an order, so that equal runs write equal files."""
+    for config in configs:
+        for name, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, name, sorted(value))
 
 
 class PreferenceTrainer(Trainer):
@@ -69,9 +80,13 @@ class PreferenceTrainer(Trainer):
     ) -> None:
         args = args or PreferenceConfig(output_dir="trainer_output")
         self.objective = build(args.objective, **args.hyperparameters)
+        # For a model by name and without an adapter, a dtype is meant for what will be trained.
+        chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
+        as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
         if isinstance(model, str):
-            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-            model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
+            with one_attempt(model):
+                processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+                model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
         if processing_class is None:
             raise ConfigError("processing_class: required with a model object; pass its tokenizer")
         if peft_config is not None:
@@ -80,6 +95,10 @@ class PreferenceTrainer(Trainer):
                     "peft_config: the model has an adapter already; merge it first, or pass no peft_config"
                 )
             model = get_peft_model(model, peft_config)
+            _sort_sets(model.peft_config.values())
+        fit_trained_weights(model, args, as_loaded=as_loaded)
+        if ref_model is not None:
+            match_reference(ref_model, model)
         check_grouped(model)
         self.reference = ReferenceModel(
             model,
@@ -101,6 +120,7 @@ class PreferenceTrainer(Trainer):
             return PairDataset(table, mismatched="z_ref" in self.objective.needs)
 
         if isinstance(eval_dataset, Mapping):
+            reject("eval_dataset", _unusable_names(eval_dataset))
             evaluation: Any = {name: dataset(rows, name) for name, rows in eval_dataset.items()}
         else:
             evaluation = dataset(eval_dataset, "eval_dataset")
@@ -136,7 +156,7 @@ class PreferenceTrainer(Trainer):
             datasets = tuple(data for data in (self.train_dataset, *evaluation) if data is not None)
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
-            root = Path(self.args.reference_cache_dir or Path(self.args.output_dir) / "reference")
+            root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
             self._reference_logps = ReferenceLogps(root / key)
         for data in datasets:
             self._prepare_reference(self._reference_logps, data)
@@ -166,8 +186,7 @@ class PreferenceTrainer(Trainer):
         for index in data.groups.members.tolist():
             pair = data[index]
             yield from pair.items(rejected=self._needs_rejected)
-            if pair.mismatched:
-                yield pair.pair.prompt_ids, pair.mismatched
+            yield from pair.mismatched_items()
 
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
         """Reference log-probabilities of items, shared out among the processes."""
@@ -343,7 +362,7 @@ class PreferenceTrainer(Trainer):
             return None
         assert self._reference_logps is not None
         if point == "mismatched":
-            items = [(pair.pair.prompt_ids, pair.mismatched) for pair in pairs if pair.mismatched]
+            items = [item for pair in pairs for item in pair.mismatched_items()]
         else:
             items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
         # Sharded models need equally many forward passes on every process: one.
@@ -448,3 +467,14 @@ class PreferenceTrainer(Trainer):
         """Multiply-adds of a training step, 6 per parameter and distinct token."""
         items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
         return 6 * token_count(items) * causal_model(self.model).num_parameters(exclude_embeddings=True)
+
+
+def _unusable_names(names: Iterable[Any]) -> list[str]:
+    """Problems of the names of data sets, which become parts of file names."""
+    problems = []
+    for name in names:
+        try:
+            check_name(str(name))
+        except ValueError as error:
+            problems.append(f"{name!r}: {error}")
+    return problems
