@@ -46,7 +46,8 @@ class VerifyConfig(Section):
     verifier: str = "math"
     """Name in the table of verifiers."""
     time_limit: float = Field(default=10.0, gt=0)
-    """Seconds that one response may take; then its process is killed and its verdict is unknown."""
+    """Seconds of the processor's time that one response may take; then its process ends and its verdict is unknown. One
+    that only waits has eight times as long, on the clock."""
     workers: int | None = Field(default=None, ge=1)
     """Processes at most; one per CPU core unless given. They start only for rows that need algebra."""
 
