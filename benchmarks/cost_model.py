@@ -20,6 +20,8 @@ from typing import Any
 from pairs import synthetic_pairs, times_fewer_tokens
 from sides import SMALL_QWEN3, Case, measure
 
+from regretless.progress import never_fail_to_print
+
 QUERIES, PROMPT, RESPONSE, VOCABULARY = 4, 100, 100, 8192
 """Queries of a step, and mean tokens: the point at which every curve passes."""
 
@@ -60,6 +62,7 @@ CURVES: dict[str, list[dict[str, int]]] = {
 
 def main() -> None:
     """Measure every curve and print it as a table."""
+    never_fail_to_print()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="curves whose name contains one of these")

@@ -22,6 +22,8 @@ from pairs import Pair, synthetic_pairs
 from sides import LORA, PAIRS_PER_STEP, SMALL_QWEN3, Case, measure
 from train_vs_trl import TRL_GRID, against_trl, markdown
 
+from regretless.progress import never_fail_to_print
+
 QWEN3_1_7B: dict[str, Any] = {
     "hidden_size": 2048,
     "intermediate_size": 6144,
@@ -109,6 +111,7 @@ def model_flops(shape: dict[str, Any], vocabulary: int, pairs: list[Pair]) -> fl
 
 def main() -> None:
     """Print what was checked and measured."""
+    never_fail_to_print()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a small model and short responses")
     parser.add_argument("--skip-trl", action="store_true", help="measure this package only")

@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from regretless.modeling.scoring import fill_rows
 from regretless.models import tokenizer_fingerprint
 from regretless.objectives import build
+from regretless.progress import never_fail_to_print
 from regretless.records import COLUMN_TYPES
 from regretless.training.batch import build_batch
 from regretless.training.config import PreferenceConfig
@@ -139,6 +140,7 @@ def measure(task: str, pairs: Path, work: Path) -> dict[str, float]:
 
 def main() -> None:
     """Make the data, measure each size in fresh processes, print the table and where the JSON lies."""
+    never_fail_to_print()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[10_000, 1_000_000])
     parser.add_argument("--measure", nargs=3, metavar=("TASK", "PAIRS", "WORK"), help=argparse.SUPPRESS)

@@ -29,6 +29,8 @@ from typing import Any
 from pairs import Pair, gsm8k_pairs, synthetic_pairs, times_fewer_tokens, whole_queries, with_masked
 from sides import PAIRS_PER_STEP, Case, measure
 
+from regretless.progress import never_fail_to_print
+
 PAIRS_COMPARED = 8
 """Pairs whose loss and gradient must agree: two 2 × 2 queries; TRL takes them padded, all at once."""
 TRL_DEFAULT = {"per_device_train_batch_size": 8}
@@ -197,6 +199,7 @@ def shared_folder() -> Path:
 
 def main() -> None:
     """Measure all cases and print the tables."""
+    never_fail_to_print()
     solutions, tokenizer = (
         shared_folder() / "data/gsm8k/example_model_solutions.jsonl",
         shared_folder() / "data/tokenizers",

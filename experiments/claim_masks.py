@@ -1,4 +1,4 @@
-"""The paper's Figure 4 and Table 4 in the embedded world: masked pairs from none to all, DPO against RePO.
+"""The paper's Figure 5 and Table 4 in the embedded world: masked pairs from none to all, DPO against RePO.
 
 Settings are those chosen without masked pairs. DPO runs at twice RePO's β as well, where its scale is RePO's. The masks
 are scaled to the world's responses (the paper: 16 to 80 tokens): every one removes at least the answer.

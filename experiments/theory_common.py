@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regretless.progress import never_fail_to_print
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -19,6 +21,7 @@ BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", 
 
 def figure_path(description: str | None, name: str) -> Path | None:
     """Parses the command line: where the figure goes, or None with --no-figure."""
+    never_fail_to_print()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, default=FIGURES / name, metavar="SVG", help="default: %(default)s")
     parser.add_argument("--no-figure", action="store_true", help="print the table only")

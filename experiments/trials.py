@@ -21,6 +21,7 @@ from regretless.modeling.scoring import score_responses
 from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.pipeline import run_recipe
 from regretless.preferences import read_pairs
+from regretless.progress import never_fail_to_print
 from regretless.recipe import apply_overrides, parse_recipe, read_recipe_file
 from regretless.records import read_rows, write_jsonl, write_records
 from regretless.store import MANIFEST, fingerprint, read_json, write_text
@@ -335,6 +336,7 @@ def experiment(options: argparse.Namespace) -> Experiment:
 
 def arguments(description: str, recipe: Path, folder: Path, seeds: Sequence[int]) -> argparse.ArgumentParser:
     """Options that every experiment has: recipe, seeds and the folder that keeps finished work."""
+    never_fail_to_print()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--recipe", type=Path, default=recipe, help="recipe of the world")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="one world and two models each")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -238,3 +239,11 @@ def test_tables_when_printed_then_they_name_every_objective_and_version(capsys: 
     assert all(name in shown for name in ("repo", "repo_det", "tdpo", "beta"))
     assert regretless("env") == 0
     assert "torch" in capsys.readouterr().out
+
+
+def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "regretless", "objectives"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **plain}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert rb"number \u2265 0" in done.stdout and rb"\u03b2" in done.stdout

@@ -114,6 +114,8 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
             return None if rest[0] in targets else "no such target"
         if tool == "python":
             return None if rest[0] == "-m" or Path(rest[0]).is_file() else "no such script"
+        if tool == "torchrun" and "regretless" in rest:
+            tool, rest = "regretless", rest[rest.index("regretless") + 1 :]
         if tool.endswith("regretless"):
             result = CliRunner().invoke(app, rest)
             return None if result.exit_code == 0 else f"{result.output} {result.exception}"
@@ -145,6 +147,24 @@ def test_commands_when_collected_then_none_is_overlooked(problem: Callable[[list
     assert problem(["regretless", "pair", "max_corect=3"]) is not None
     assert problem(["regretless", "run", "recipes/quickstart.yaml", "train.lerning_rate=1"]) is not None
     assert problem(["regretless", "run", "recipes/quickstart.yaml", "train.learning_rate=1"]) is None
+
+
+def test_several_processes_when_a_page_starts_them_on_a_recipe_then_a_step_has_as_many_pairs_as_the_recipe_says() -> (
+    None
+):
+    checked = 0
+    for words in [words for page in PAGES for words in commands(page) if "--nproc-per-node" in words]:
+        if "--config" not in words:
+            continue
+        processes, recipe = (words[words.index(flag) + 1] for flag in ("--nproc-per-node", "--config"))
+        typed = [f"train.{word}" for word in words if "=" in word]
+        one, several = load_recipe(PROJECT / recipe).train, load_recipe(PROJECT / recipe, typed).train
+        assert one is not None and several is not None
+        for method in several.objectives:
+            sizes = [train.values_for(method)["per_device_train_batch_size"] for train in (one, several)]
+            assert sizes[1] * int(processes) == sizes[0], f"{shlex.join(words)}: {method}"
+            checked += 1
+    assert checked >= 3
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

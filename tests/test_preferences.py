@@ -102,10 +102,13 @@ BAD_ROWS = [
     ({"prompt": QUESTION, "chosen": assistant("a"), "rejected": assistant("")}, "rejected: empty completion"),
     ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal: the pair says nothing"),
     (GOOD | IDS | {"chosen_logps": [-1.0]}, "chosen_logps: expected one value per token, got 1 values for 2 tokens"),
-    (GOOD | IDS | {"rejected_logps": [-1.0, None]}, "rejected_logps: value 1 is nan; expected a finite number"),
+    (
+        GOOD | IDS | {"rejected_logps": [-1.0, None]},
+        "rejected_logps: value 1 is None; expected log-probabilities in nats, finite and from -1e+09 to 0",
+    ),
     (
         GOOD | IDS | {"rejected_logps": [float("-inf"), -1.0]},
-        "rejected_logps: value 0 is -inf; expected a finite number",
+        "rejected_logps: value 0 is -inf; expected log-probabilities in nats, finite and from -1e+09 to 0",
     ),
     (
         GOOD | IDS | {"chosen_logps": [-1.0, 0.5]},
@@ -182,6 +185,25 @@ def test_supervised_data_when_rejected_is_not_needed_then_completions_and_conver
         (QUESTION, assistant("4"), None),
         ("2+2?", " 4", None),
     ]
+
+
+def test_supervised_data_when_a_single_response_is_called_bad_then_it_is_refused_and_not_imitated() -> None:
+    row = {"prompt": "q", "completion": "a"}
+    good: list[dict[str, Any]] = [row | {"label": value} for value in (True, 1, 1.0, "true", "True", None)]
+    good += [row | {"kto_tag": True}, {"prompt": "q", "response": "a", "verdict": "correct"}]
+    good += [
+        {"prompt": "q", "chosen": "a", "rejected": "b", "label": "easy"},
+        {"messages": [*QUESTION, *assistant("4")]},
+    ]
+    bad: list[dict[str, Any]] = [row | {"label": value} for value in (False, 0, 0.0, "false", "False")]
+    bad += [row | {"kto_tag": False}, {"messages": [*QUESTION, *assistant("4")], "label": False}]
+    bad += [{"prompt": "q", "response": "a", "verdict": verdict} for verdict in ("wrong", "unknown")]
+    unclear: list[dict[str, Any]] = [row | {"label": value} for value in ("good", -1, 2, 0.5, [True], {})]
+    pairs, refused = parse_pairs([*good, *bad, *unclear], need_rejected=False)
+    assert [pair.origin for pair in pairs] == [f"rows:{line}" for line in range(1, len(good) + 1)]
+    reasons = [refusal.reason for refusal in refused]
+    assert all("supervised training imitates" in reason for reason in reasons[: len(bad)]), reasons
+    assert all(reason.startswith("label: expected true or false") for reason in reasons[len(bad) :]), reasons
 
 
 def test_pairs_when_written_as_parquet_then_they_are_read_back_equal(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_recipe_with_several_mistakes_when_loaded_then_all_are_named_with_their_
     with pytest.raises(ConfigError) as caught:
         load_recipe(write(tmp_path / "bad.yaml", mistakes))
     message = str(caught.value)
-    assert "6 problem(s)" in message
+    assert "7 problem(s)" in message
     parts = (
         "sede: unknown key",
         "pairs.limit",
@@ -93,6 +93,28 @@ def test_typed_value_when_a_method_brings_its_own_then_the_typed_one_wins(tmp_pa
     recipe = load_recipe(path, ["train.learning_rate=1e-4", "train.methods.dpo.beta=0.3"])
     assert values_of(recipe, "dpo") == {"beta": 0.3, "learning_rate": 1e-4}
     assert values_of(recipe, "ipo") == {"beta": 0.01, "learning_rate": 1e-4}
+
+
+def test_typed_value_when_it_replaces_what_trained_methods_bring_along_then_each_lost_value_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = Path(__file__).parents[1] / "recipes" / "math-released" / "qwen3-1.7b.yaml"
+    several = "train.objective=[repo,dpo,kto,tdpo]"
+
+    def said(*overrides: str) -> list[str]:
+        load_recipe(recipe, overrides)
+        return capsys.readouterr().err.splitlines()
+
+    (line,) = said(several, "train.per_device_train_batch_size=16")
+    assert line.startswith("train.per_device_train_batch_size=16 replaces what the recipe has for single methods: ")
+    assert "kto 32, tdpo 64. " in line and "train.methods.NAME.per_device_train_batch_size=" in line
+    (line,) = said(several, "train.learning_rate=1e-6")
+    assert "train.learning_rate=1e-06 replaces" in line and ": repo 5e-07, tdpo 5e-06. " in line
+    assert len(said("train.objective=kto", "train.per_device_train_batch_size=16", "train.beta=0.3")) == 2
+    # Nothing of what is trained is lost.
+    assert said("train.objective=dpo", "train.per_device_train_batch_size=16", "train.learning_rate=1e-6") == []
+    assert said(several, "train.methods.kto.per_device_train_batch_size=8", "train.num_train_epochs=1") == []
+    assert said("train.objective=kto", "train.per_device_train_batch_size=32") == []
 
 
 def test_value_typed_for_one_method_when_also_typed_for_all_then_order_does_not_matter(tmp_path: Path) -> None:

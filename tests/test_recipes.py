@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def test_recipe_when_parsed_then_it_parses_with_every_method_and_names_its_launc
         recipe = load_recipe(path, [f"train.objective={method}"])
         assert recipe.train is not None
         assert "beta" in recipe.train.split_for(method)[0], f"{name} leaves {method} to its defaults"
+    # An η of 0.2 is that of the mean; with the sum it would weigh some hundred times β as much.
+    likelihood = load_recipe(path, ["train.objective=rpo"]).train
+    assert likelihood is not None
+    assert likelihood.split_for("rpo")[0].items() >= {"eta": 0.2, "reduction": "mean"}.items()
+
+
+def test_batch_of_kto_in_the_released_scripts_when_taken_over_then_its_responses_are_pairs_of_two() -> None:
+    # Their batch sizes: 64 on Qwen, 128 on Llama, of single responses for KTO and of pairs for the others.
+    for path in RECIPES:
+        if path.parent.name.endswith("-released"):
+            train = load_recipe(path).train
+            assert train is not None
+            sizes = [train.values_for(name)["per_device_train_batch_size"] for name in ("kto", "tdpo", "dpo")]
+            assert sizes == ([64, 128, 128] if path.stem.startswith("llama") else [32, 64, 128]), path
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=NAMES)
@@ -64,6 +79,10 @@ def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path,
             assert found == {(name, label) for name in benchmarks for label in labels}
         whole = [row for row in results["chat"] if not row["metric"].startswith("category_")]
         assert {row["n"] for row in [*results["rows"], *whole]} == {8}
+        for name in recipe.evaluate.benchmarks:
+            answers, _ = read_responses(tmp_path / f"run/evaluate/samples/base/{name}/greedy/responses.parquet")
+            penalties = {json.loads(answer.sampling or "")["repetition_penalty"] for answer in answers}
+            assert penalties == {1.05 if path.parent.name == "math-released" else 1.0}
     assert bool(asked) == (recipe.judge is not None)
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from regretless.errors import RegretlessError
+from regretless.errors import RegretlessError, storage_error
+from regretless.progress import never_fail_to_print
+from regretless.text_gate import printable
 
 app = typer.Typer(
     help="Regret-based preference optimization (RePO) for language models: from prompts to a better model.",
@@ -207,11 +209,22 @@ def _stage(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a problem that the user can act on ends as its message and exit code."""
+    never_fail_to_print()
     try:
         app(arguments)
     except RegretlessError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _fail(error)
     except KeyboardInterrupt:
         typer.echo("interrupted; the same command goes on from here", err=True)
         sys.exit(130)
+    except Exception as error:
+        known = storage_error(error)
+        if known is None:
+            raise
+        _fail(known)
+
+
+def _fail(error: RegretlessError) -> NoReturn:
+    """Say the error on the terminal and end with its exit code."""
+    typer.echo(printable(f"error: {error}"), err=True)
+    sys.exit(error.exit_code)

@@ -203,6 +203,8 @@ class Codec:
 
         The text may lack the tokens behind its last whole character: vLLM leaves out what could still become one.
         """
+        if max(ids, default=0) >= self.size:
+            return False
         body = self.without_end(ids)
         wanted = _plain(self._without_spelled_end(text))
         return any(_plain(spelled) == wanted for special in (True, False) for spelled in self._spellings(body, special))

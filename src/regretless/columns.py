@@ -9,18 +9,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regretless.records import Message, Text, logps_problem, text_key
+from regretless.records import Message, Text
+from regretless.schema import SCORES, PairColumns, ScoreColumns, Unusable, check_lengths, found
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question")
 """Where a prompt is looked for when no key is given; `instruction` takes a non-empty `input` along."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
 """Where the text to imitate is looked for when rejected responses are not needed."""
+MARKS = ("label", "kto_tag")
+"""Columns that say of a single response whether it is a good one (TRL's and LLaMA-Factory's data for KTO)."""
 EQUAL = "chosen and rejected are equal: the pair says nothing"
 Side = Literal["chosen", "rejected"]
-
-
-class Unusable(Exception):
-    """Reason why a row is refused; the reader makes a `Refusal` of it."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,12 @@ def response_text(response: Text) -> str:
     return response if isinstance(response, str) else "\n".join(message["content"] for message in response)
 
 
-def read_kind(row: Mapping[str, Any]) -> Literal["original", "masked"]:
-    """Whether the rejected side is the beginning of the chosen one. Raises Unusable for another kind."""
-    kind = row.get("kind") or ("masked" if row.get("rejected_mask_len") else "original")
-    if kind not in ("original", "masked"):
-        raise Unusable(f"kind: expected original or masked, got {kind!r}")
-    return "masked" if kind == "masked" else "original"
+def read_kind(columns: PairColumns) -> Literal["original", "masked"]:
+    """Whether the rejected side is the beginning of the chosen one."""
+    return columns.kind or ("masked" if columns.rejected_mask_len else "original")
 
 
-def check_complete(sides: Mapping[str, Mapping[str, Any]], kind: str) -> None:
+def check_complete(sides: Mapping[Side, Mapping[str, Any]], kind: str) -> None:
     """Raise Unusable when a side is cut that should not be."""
     for side, values in sides.items():
         if values["complete"] is False and not (kind == "masked" and side == "rejected"):
@@ -61,6 +57,8 @@ def check_complete(sides: Mapping[str, Mapping[str, Any]], kind: str) -> None:
 def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | None]:
     """Prompt, chosen and rejected of a row, an implicit prompt taken out of the two. Raises Unusable."""
     prompt = _prompt(row, keys.prompt)
+    if not keys.need_rejected and row.get(keys.chosen) is None and row.get("chosen") is None:
+        _check_worth_imitating(row)
     chosen = _text(row, *((keys.chosen,) if keys.need_rejected else (keys.chosen, *COMPLETION_COLUMNS)))
     if chosen is None and not keys.need_rejected and (messages := _text(row, "messages")) is not None:
         chosen, prompt = messages, None
@@ -77,6 +75,24 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
         if isinstance(text, list) and text[0]["role"] not in ("assistant", "tool"):
             raise Unusable(f"{name}: expected it to start with an assistant message, got {text[0]['role']}")
     return prompt, chosen, rejected if keys.need_rejected else None
+
+
+def _check_worth_imitating(row: Mapping[str, Any]) -> None:
+    """Raise Unusable for a single response that its row calls bad, or that no one knows to be right."""
+    for name in MARKS:
+        value = row.get(name)
+        if value is None:
+            continue
+        good = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(good, bool | int | float | np.bool_ | np.number) or good not in (0, 1):
+            raise Unusable(
+                f"{name}: expected true or false (is the response a good one?), got {value!r:.40}; remove the column "
+                "where it says something else"
+            )
+        if not good:
+            raise Unusable(f"{name}: false, and supervised training imitates; only a good response is taken")
+    if row.get("verdict") in ("wrong", "unknown"):
+        raise Unusable(f"verdict: {row['verdict']}, and supervised training imitates; only a correct response is taken")
 
 
 def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:
@@ -107,13 +123,13 @@ def _text(row: Mapping[str, Any], *names: str) -> Text | None:
 
 def _message(item: Any, name: str) -> Message:
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
-        raise Unusable(f"{name}: expected messages with the texts role and content, got {item!r:.80}")
+        raise Unusable(f"{name}: expected messages with the texts role and content, got {found(item)}")
     return {"role": item["role"], "content": item["content"]}
 
 
 def _list(value: Any, name: str, expected: str) -> list[Any]:
     if not isinstance(value, list | tuple) or not value:
-        raise Unusable(f"{name}: expected {expected}, got {type(value).__name__} {value!r:.40}")
+        raise Unusable(f"{name}: expected {expected}, got {type(value).__name__} {found(value)}")
     return list(value)
 
 
@@ -133,6 +149,8 @@ def _split_prompt(
     if rejected is None:
         if isinstance(chosen, str):
             raise Unusable(f"missing column(s) {keys.prompt or 'prompt'}; without a rejected side it has to be given")
+        if len(chosen) == 1:
+            raise Unusable("no prompt column, and only one message, so there is nothing that it answers")
         return chosen[:-1], chosen[-1:], None
     if chosen == rejected:
         raise Unusable(EQUAL)
@@ -147,79 +165,57 @@ def _split_prompt(
     return chosen[:length], chosen[length:], rejected[length:]
 
 
-# ---- tokens and log-probabilities -----------------------------------------------------------------------------------
+# ---- tokens, log-probabilities, scores ------------------------------------------------------------------------------
 
 
-def read_side(
-    row: Mapping[str, Any], side: Side, text: Text, prompt_id: str, known: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """Columns of one side beyond its text; `known` holds the responses read so far. Raises Unusable."""
-    ids = read_ids(row, f"{side}_token_ids")
-    logps = _floats(row.get(f"{side}_logps"), f"{side}_logps")
-    tokens = row.get(f"{side}_tokens")
-    name = f"{side}_logps"
-    released = row.get(f"{side}_logprob_with_token")
-    if released is not None and logps is None:
-        name = f"{side}_logprob_with_token"
-        if not isinstance(released, Mapping) or not {"tokens", "logprobs"} <= set(released):
-            raise Unusable(f"{name}: expected an object with tokens and logprobs, got {released!r:.60}")
-        tokens = _list(released["tokens"], f"{name}.tokens", "a list of token strings")
-        logps = _floats(released["logprobs"], f"{name}.logprobs")
-        ids = read_ids(released, "token_ids", f"{name}.token_ids")
-    if tokens is not None and not all(isinstance(token, str) for token in tokens):
-        raise Unusable(f"{name}: expected token strings")
-    problem = logps_problem(name, ids if ids is not None else tokens, logps)
+def read_side(columns: PairColumns, side: Side, own_id: str, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Columns of one side beyond its text, `own_id` being its id where the row has none.
+
+    `known` holds the responses read so far. Raises Unusable.
+    """
+    ids, tokens, logps, name = _tokens(columns, side)
+    problem = check_lengths(name, ids if ids is not None else tokens, logps)
     if problem:
         raise Unusable(problem)
+    cut = bool(getattr(columns, f"{side}_mask_len"))
     values = {
-        "id": str(row.get(f"{side}_id") or f"{prompt_id}-{text_key(text)}"),
+        "id": name_or(getattr(columns, f"{side}_id"), own_id),
         "token_ids": ids,
         # Ids name tokens exactly; strings are for data that has nothing else.
         "tokens": tokens if ids is None else None,
         "logps": logps,
-        "model": row.get(f"{side}_model"),
-        "complete": _complete(row, side),
-        "score": _score(row, side),
+        "model": getattr(columns, f"{side}_model"),
+        "complete": False if cut else getattr(columns, f"{side}_complete"),
     }
     # A response stands in several pairs: its tokens, most of what is in memory, are kept once.
     same = known.setdefault(str(values["id"]), values)
     return values | {name: same[name] for name in ("token_ids", "tokens", "logps") if same[name] == values[name]}
 
 
-def read_ids(columns: Mapping[str, Any], column: str, name: str | None = None) -> list[int] | None:
-    """Token ids of a column, None where it is missing; `name` is what messages call it."""
-    value, name = columns.get(column), name or column
-    if value is None:
-        return None
-    ids = _list(value, name, "a list of token ids")
-    if np.asarray(ids).dtype.kind != "i" or min(ids) < 0:
-        raise Unusable(f"{name}: expected non-negative integers")
-    return ids
+def _tokens(columns: PairColumns, side: Side) -> tuple[list[int] | None, list[str] | None, list[float] | None, str]:
+    """Ids, token strings and log-probabilities of a side, and the column of the last."""
+    logps = getattr(columns, f"{side}_logps")
+    released = getattr(columns, f"{side}_logprob_with_token")
+    if released is not None and logps is None:
+        return released.token_ids, released.tokens, released.logprobs, f"{side}_logprob_with_token"
+    return getattr(columns, f"{side}_token_ids"), getattr(columns, f"{side}_tokens"), logps, f"{side}_logps"
 
 
-def _floats(value: Any, name: str) -> list[float] | None:
-    if value is None:
-        return None
-    try:
-        # A null becomes NaN, which is refused with its position.
-        floats: list[float] = np.asarray(_list(value, name, "a list of numbers"), dtype=np.float64).tolist()
-    except (TypeError, ValueError):
-        raise Unusable(f"{name}: expected a list of numbers") from None
-    return floats
+def name_or(name: str | int | None, other: str) -> str:
+    """A name that a row gives, as text, else the other one."""
+    return other if name in (None, "") else str(name)
 
 
-def _complete(row: Mapping[str, Any], side: Side) -> bool | None:
-    complete = row.get(f"{side}_complete")
-    if complete is not None and not isinstance(complete, bool):
-        raise Unusable(f"{side}_complete: expected true or false, got {complete!r}")
-    return False if row.get(f"{side}_mask_len") else complete
-
-
-def _score(row: Mapping[str, Any], side: Side) -> float | None:
+def read_score(row: Mapping[str, Any], columns: ScoreColumns, side: Side) -> float | None:
+    """Score of a side, from its columns or from those in `metadata`. Raises Unusable."""
     metadata = row.get("metadata")
-    for columns in (row, metadata if isinstance(metadata, Mapping) else {}):
+    try:
+        inner = SCORES.check(metadata) if isinstance(metadata, dict) else ScoreColumns()
+    except Unusable as reason:
+        raise Unusable(f"metadata.{reason}") from None
+    for given in (columns, inner):
         for name in (f"{side}_score", f"score_{side}", f"{side}_rating"):
-            value = columns.get(name)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                return float(value)
+            value: float | None = getattr(given, name)
+            if value is not None:
+                return value
     return None

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.errors import ConfigError, reject
 
+LONGEST_SHOWN = 120
+"""Characters of a value in a message."""
 SECRETS = ("api_key", "apikey", "secret", "password", "auth_token", "access_token")
 """A setting with such a word in its name may be a secret that does not belong there: its value is not shown."""
+
+
+LONGEST_NAME = 100
+"""Bytes; file systems take 255 in a name, and ours get something in front and behind."""
+
+
+def check_name(value: str) -> str:
+    """A name that a file or folder can get, as it is. Raises ValueError for one that could lead elsewhere.
+
+    Letters, digits, `_`, `.`, `+` and `-`, of which the first is a letter, a digit or `_`: so no separator, no `..`, no
+    hidden file, and nothing that looks like a flag.
+    """
+    if re.fullmatch(r"\w[\w.+-]*", value) is None or len(value.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"expected a name of letters, digits, _ . + and -, beginning with a letter, a digit or _, of at most "
+            f"{LONGEST_NAME} bytes: it becomes a file or folder"
+        )
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(check_name)]
+"""A name in settings that becomes part of a path."""
 
 
 class Section(BaseModel):
@@ -35,23 +63,118 @@ class Section(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            reject(where, [_describe(item) for item in error.errors()])
+            reject(where, _describe(cls, error.errors()))
             raise  # unreachable: a ValidationError has at least one item
 
 
-def _describe(item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"]) or "(top level)"
-    if item["type"] == "extra_forbidden":
-        found = "(hidden)" if any(word in key.lower() for word in SECRETS) else repr(item["input"])
-        return f"{key}: unknown key (got {found}); remove it or check its spelling"
-    if item["type"] == "missing":
-        return f"{key}: required, not given"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{key}: {message[0].lower()}{message[1:]} (got {item['input']!r})"
+def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
+    """One line for each setting with an error: its key, what was expected, what was found, and what may be meant."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        keys, holders = _place(section, item["loc"])
+        message, value = item["msg"].removeprefix("Value error, "), item["input"]
+        # What a section says about one of its settings belongs to that setting's key.
+        named = re.match(r"([\w.]+): ", message)
+        if (
+            item["type"] == "value_error"
+            and named
+            and any(named[1].split(".")[0] in one.model_fields for one in holders)
+        ):
+            keys, message = [*keys, named[1]], message[named.end() :]
+            value = value.get(named[1]) if isinstance(value, Mapping) else value
+        key = ".".join(keys) or "(top level)"
+        if item["type"] == "extra_forbidden":
+            shown = "(hidden)" if any(word in key.lower() for word in SECRETS) else _shown(value)
+            text = f"unknown key (got {shown}); {_meant(keys[-1], holders)}"
+        elif item["type"] == "missing":
+            text = "required, not given"
+        elif ", got " in message or (isinstance(value, Mapping) and item["type"] == "value_error"):
+            text = lower(message)
+        else:
+            text = f"{lower(message)} (got {_shown(value)})"
+        if text not in found.setdefault(key, []):
+            found[key].append(text)
+    # A value that fits none of several types has an error for each.
+    return [f"{key}: {' or: '.join(texts)}" for key, texts in found.items()]
+
+
+def setting_error(
+    place: tuple[int | str, ...], message: str, value: Any, kind: str = "value_error"
+) -> InitErrorDetails:
+    """An error of the setting at `place`, for a validator that reports several at once."""
+    # Braces in the message would be taken for placeholders.
+    text = PydanticCustomError(kind, "{message}", {"message": message})
+    return InitErrorDetails(type=text, loc=place, input=value)
+
+
+def lower(message: str) -> str:
+    """A message as the rest of a line."""
+    return message[:1].lower() + message[1:]
+
+
+def _shown(value: Any) -> str:
+    return textwrap.shorten(repr(value), LONGEST_SHOWN, placeholder=" …")
+
+
+def _place(section: type[Section], place: Sequence[int | str]) -> tuple[list[str], list[type[Section]]]:
+    """Keys that lead to an error, and the sections that it may belong to.
+
+    The place has more: names of the options of a union, which are no keys.
+    """
+    keys: list[str] = []
+    inside: list[type[Section]] = [section]
+    holders, free = inside, 0
+    for part in place:
+        fields = [one.model_fields[part] for one in inside if part in one.model_fields]
+        if fields and not free:
+            keys.append(str(part))
+            holders, inside = inside, [one for field in fields for one in _sections_in(field.annotation)]
+            free = max(_depth(field.annotation) for field in fields)
+        elif free:
+            keys.append(str(part))
+            free -= 1
+        elif part is place[-1] and inside and not (inside is not holders and part == "[key]"):
+            keys.append(str(part))
+            holders = inside
+    return keys, holders
+
+
+def _sections_in(annotation: Any) -> list[type[Section]]:
+    """Sections that a field may hold, inside lists and mappings too."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [found for option in typing.get_args(annotation) for found in _sections_in(option)]
+
+
+def _depth(annotation: Any) -> int:
+    """Keys or indices between a field and what its lists and mappings hold."""
+    inner = typing.get_args(annotation)
+    own = typing.get_origin(annotation) in (dict, list, tuple)
+    return own + max((_depth(option) for option in inner), default=0)
+
+
+def _meant(key: str, sections: Sequence[type[Section]]) -> str:
+    """What to do about an unknown key: the nearest one of these sections, or the same one further inside."""
+    inside = [
+        f"{name}.{'<name>.' * _depth(field.annotation)}{key}"
+        for section in sections
+        for name, field in section.model_fields.items()
+        if any(key in one.model_fields for one in _sections_in(field.annotation))
+    ]
+    names = [name for section in sections for name in section.model_fields]
+    close = list(dict.fromkeys(inside)) or difflib.get_close_matches(key, names, 1)
+    return f"did you mean {' or '.join(close)}?" if close else "remove it or check its spelling"
 
 
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-4 is a number, as in version 1.2; PyYAML's 1.1 wants 1.0e-4 and takes it for text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping, in which a key that stands twice is an error: YAML's own loader takes the last one."""
+        own = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := sorted({key for key in own if own.count(key) > 1}):
+            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)}: stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
@@ -71,7 +194,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = _load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
@@ -95,7 +218,7 @@ def parse_override(text: str) -> dict[str, Any]:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.beta=0.1")
     try:
         value: Any = _load(raw) if raw else None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from error
     for key in reversed(path.split(".")):
         value = {key: value}

@@ -35,7 +35,7 @@ def evaluate_models(
     drawn = {"temperature": config.temperature, "top_p": config.top_p}
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0}}
     passes |= {f"seed-{seed}": {**drawn, "seed": seed} for seed in config.seeds}
-    common: dict[str, Any] = {"n": 1, "top_k": 0, "repetition_penalty": 1.0}
+    common: dict[str, Any] = {"n": 1, "top_k": 0, "repetition_penalty": config.repetition_penalty}
     common |= {"max_new_tokens": config.max_new_tokens, "batch_size": config.batch_size}
     root = PurePosixPath(place)
     for label, model in models.items():

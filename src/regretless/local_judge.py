@@ -127,8 +127,11 @@ def _choice(prompt: str, lots: _Lots, *, is_preference: bool) -> tuple[str, dict
     """Kind of the answer, and the answer as a choice of a chat completion."""
     if is_preference:
         share = 0.02 + 0.96 * lots.share()
-        top = [{"token": token, "logprob": math.log(p)} for token, p in (("m", share), ("M", 1 - share))]
-        return "preferences", _said("m" if share > 0.5 else "M", {"content": [{"top_logprobs": top}]})
+        top: list[dict[str, Any]] = [
+            {"token": token, "logprob": math.log(p)} for token, p in (("m", share), ("M", 1 - share))
+        ]
+        drawn = max(top, key=lambda entry: entry["logprob"])
+        return "preferences", _said(drawn["token"], {"content": [{**drawn, "top_logprobs": top}]})
     headings = list(HEADING.finditer(prompt))
     if headings:
         types = "Type: None\nRationale: by lot\n" if "\nType:" in prompt[headings[0].end() :] else ""

@@ -27,6 +27,7 @@ from transformers.utils import find_adapter_config_file
 
 from regretless.config import Section
 from regretless.errors import ConfigError, reject
+from regretless.hub import one_attempt, why
 from regretless.special_tokens import choose_pad_token, set_chat_template, turn_end_ids
 from regretless.store import fingerprint
 
@@ -242,7 +243,26 @@ def _default_architecture(model_type: str) -> PretrainedConfig:
     return AutoConfig.for_model(model_type)
 
 
+def check_architecture(config: ModelConfig) -> None:
+    """Raise ConfigError for an `architecture` that cannot be built, before there are weights or a tokenizer."""
+    assert config.architecture is not None
+    model_type, values = _architecture(config.architecture)
+    with torch.random.fork_rng(), torch.device("meta"):
+        _build(model_type, values, torch.float32)
+
+
 def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTrainedModel:
+    model_type, values = _architecture(architecture)
+    if config.tokenizer is not None:
+        _fit_to_tokenizer(values, load_tokenizer(config))
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.init_seed)
+        return _build(model_type, values, dtype)
+
+
+def _architecture(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Model type and the other keys of an architecture. Raises ConfigError for ones that transformers does not know."""
     values = dict(architecture)
     model_type = str(values.pop("model_type"))
     known = _default_architecture(model_type)
@@ -254,16 +274,15 @@ def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTr
         f"model.architecture ({model_type})",
         [f"unknown key {key}" + (f"; did you mean {match[0]}?" if match else "") for key, match in close.items()],
     )
-    if config.tokenizer is not None:
-        _fit_to_tokenizer(values, load_tokenizer(config))
-    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
-    with torch.random.fork_rng():
-        torch.manual_seed(config.init_seed)
-        try:
-            return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=dtype)
-        # What a bad size raises depends on where in the model it is noticed.
-        except Exception as error:
-            raise ConfigError(f"model.architecture ({model_type}): cannot be built from {values}: {error}") from error
+    return model_type, values
+
+
+def _build(model_type: str, values: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=dtype)
+    # What a bad size raises depends on where in the model it is noticed.
+    except Exception as error:
+        raise ConfigError(f"model.architecture ({model_type}): cannot be built from {values}: {error}") from error
 
 
 def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
@@ -342,11 +361,11 @@ def _load(kind: str, source: str, action: Callable[[], T]) -> T:
     if Path(source).is_absolute() and not Path(source).exists():
         raise ConfigError(f"{kind} {source}: no such folder; check the path, or run the stage that makes it")
     try:
-        return action()
+        with one_attempt(source) as offline:
+            return action()
     except (OSError, ValueError, KeyError, RuntimeError, UserWarning) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{kind} {source}: cannot be loaded: {reason[0]}\n  expected an existing folder (relative to "
+            f"{kind} {source}: cannot be loaded: {why(error, offline)}\n  expected an existing folder (relative to "
             f"{Path.cwd()}) or a hub id that can be downloaded; without a network, download it elsewhere and give the "
             "folder; for a gated one, log in with `hf auth login`"
         ) from error

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import yaml
-from rich.console import Console
 
 from regretless.analysis import inspect as inspection
 from regretless.analysis import stage as analysis
@@ -20,7 +19,9 @@ from regretless.labeling import stage as labeling
 from regretless.models import ModelConfig
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
-from regretless.preferences import check_some_left, read_pairs, report_refusals
+from regretless.preferences import check_some_left, read_pairs, report_refusals, split_kinds
+from regretless.preflight import recipe_problems
+from regretless.progress import terminal
 from regretless.prompts import read_prompts
 from regretless.recipe import Recipe
 from regretless.records import write_jsonl, write_records
@@ -36,7 +37,8 @@ from regretless.world import stage as world
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     """Run the stages of a recipe (or `only` some) in its run folder; returns the folder with what became of each.
 
-    Raises ConfigError when another process works in the folder, and what the stages raise.
+    Raises ConfigError for everything that can be known to go wrong, before the first stage; when another process works
+    in the folder; and what the stages raise.
     """
     for name in only:
         if getattr(recipe, lookup("stage", {stage: stage for stage in STAGES}, name)) is None:
@@ -44,10 +46,14 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     if processes() > 1 and set(only) != {"train"}:
         raise ConfigError(
             "several processes were launched, and only training can use them: run the other stages in one process, "
-            "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE`"
+            "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE "
+            "per_device_train_batch_size=B`, where B is the pairs of a step divided by N"
         )
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
+    # In one process: several share a folder, and train at once.
+    if processes() == 1:
+        reject("recipe", recipe_problems(recipe, only or None))
     folder = RunFolder(recipe.run_dir)
     with folder.locked():
         if is_first_process():
@@ -55,34 +61,11 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         if not only:
             _set_aside(recipe, folder)
-        _check_ahead(recipe, folder, only or STAGES)
         for name, stage in STAGES.items():
             section = getattr(recipe, name)
             if section not in (None, {}) and (not only or name in only):
                 stage(section, recipe, folder)
     return folder
-
-
-def _check_ahead(recipe: Recipe, folder: RunFolder, names: Collection[str]) -> None:
-    """Raise at once, with every problem, what would end the work at its judges, hours later.
-
-    What a judge has done already needs no key.
-    """
-    checks: dict[str, Callable[[], Any]] = {}
-    if recipe.judge is not None and "judge" in names and not (folder.path / "judge" / MANIFEST).is_file():
-        checks["judge"] = recipe.judge.server.api_key
-    if recipe.evaluate is not None and "evaluate" in names:
-        labels = [BASE, *(recipe.train.objectives if recipe.train else [])]
-        for name, config in recipe.evaluate.chat.items():
-            if not all((folder.path / "evaluate" / label / name / MANIFEST).is_file() for label in labels):
-                checks[f"evaluate.chat.{name}"] = config.fetch
-    problems = []
-    for name, check in checks.items():
-        try:
-            check()
-        except ConfigError as error:
-            problems.append(f"{name}: {error}")
-    reject("recipe", problems)
 
 
 def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
@@ -170,7 +153,7 @@ def _import_pairs(section: Any, recipe: Recipe, folder: RunFolder) -> None:
     here = resolve(section, folder.path)
 
     def work(output: Path) -> dict[str, Any]:
-        pairs, refused = read_pairs(
+        read = read_pairs(
             here.dataset,
             split=here.split,
             subset=here.subset,
@@ -178,6 +161,7 @@ def _import_pairs(section: Any, recipe: Recipe, folder: RunFolder) -> None:
             chosen_key=here.chosen_key,
             rejected_key=here.rejected_key,
         )
+        pairs, refused = split_kinds(*read)
         report_refusals(refused, output / "refused.jsonl")
         check_some_left(pairs, refused, here.dataset)
         write_records(output / "pairs.parquet", pairs[: here.limit])
@@ -293,11 +277,11 @@ def _evaluate(section: Any, recipe: Recipe, folder: RunFolder) -> None:
 def show(folder: RunFolder) -> None:
     """Print the table of results and where the report lies, as far as the run has them."""
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
-    terminal = Console()
+    screen = terminal()
     if results.is_file():
-        terminal.print(evaluation.results_table(read_json(results)))
+        screen.print(evaluation.results_table(read_json(results)))
     if report.is_file():
-        terminal.print(f"report: {report}", soft_wrap=True, highlight=False)
+        screen.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
 def _report(section: Any, recipe: Recipe, folder: RunFolder) -> None:

@@ -7,10 +7,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regretless.columns import EQUAL, Keys, Unusable, check_complete, read_ids, read_kind, read_side, read_texts
+from regretless.columns import (
+    EQUAL,
+    Keys,
+    Side,
+    check_complete,
+    name_or,
+    read_kind,
+    read_score,
+    read_side,
+    read_texts,
+)
 from regretless.errors import DataError
+from regretless.hub import one_attempt, why
 from regretless.progress import console
-from regretless.records import Pair, Refusal, read_rows, text_key, write_refusals
+from regretless.records import Pair, Refusal, Text, of_one_kind, other_kind, read_rows, text_key, write_refusals
+from regretless.schema import PAIR, Unusable
+from regretless.text_gate import clean_row
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 SHOWN, REPORTED = 3, 20
@@ -50,7 +63,7 @@ def parse_pairs(
 
     `source` names the rows in messages, with their 1-based number.
     """
-    return _parse(enumerate(rows, 1), Keys(None, "chosen", "rejected", need_rejected), source)
+    return _parse(_numbered(rows), Keys(None, "chosen", "rejected", need_rejected), source)
 
 
 def pair_chunks(
@@ -75,6 +88,18 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
         except Unusable as reason:
             refused.append(Refusal(source, number, str(reason), row if isinstance(row, dict) else None))
     return kept, refused
+
+
+def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
+    """Pairs that one table can hold, all of them texts or all of them conversations; the others are refused too."""
+    kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen, str)))
+    more = [_refusal(pair, other_kind(pair.prompt)) for pair in others]
+    return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
+
+
+def _refusal(pair: Pair, reason: str) -> Refusal:
+    source, _, line = (pair.origin or "pairs:0").rpartition(":")
+    return Refusal(source, int(line), reason, {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected})
 
 
 def check_some_left(
@@ -116,35 +141,53 @@ def open_source(source: str | Path, split: str = "train", subset: str | None = N
 
 
 def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    return read_rows(rows) if isinstance(rows, Path) else enumerate(rows, 1)
+    return read_rows(rows) if isinstance(rows, Path) else enumerate(map(_cleaned, rows), 1)
+
+
+def _cleaned(row: Any) -> Any:
+    """A row in memory with whole characters only; as it is, where it cannot be used anyway."""
+    if not isinstance(row, Mapping):
+        return row
+    try:
+        return clean_row(row)
+    except ValueError as error:
+        return error
 
 
 def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:
     import datasets
 
+    offline: str | None = None
     try:
         if (path / "dataset_dict.json").is_file():
             return datasets.load_from_disk(source)[split]
         if (path / "dataset_info.json").is_file():
             return datasets.load_from_disk(source)
-        return datasets.load_dataset(source, subset, split=split)
+        with one_attempt(path) as offline:
+            return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # whatever hub, network and format can raise: the user needs the one line
-        reason = str(error).strip().split("\n")[0]
         raise DataError(
             f"{source} (split {split}): expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; "
-            f"it could not be loaded: {type(error).__name__}: {reason}"
+            f"it could not be loaded: {type(error).__name__}: {why(error, offline)}"
         ) from error
 
 
 def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[str, Any]]) -> Pair:
+    if isinstance(row, ValueError):
+        raise Unusable(str(row))
     if not isinstance(row, Mapping):
         raise Unusable(f"expected an object with columns, got {type(row).__name__}")
     prompt, chosen, rejected = read_texts(row, keys)
-    kind = read_kind(row)
-    prompt_id = str(row.get("prompt_id") or text_key(prompt))
-    sides = {"chosen": read_side(row, "chosen", chosen, prompt_id, known)}
+    columns = PAIR.check(row)
+    kind = read_kind(columns)
+    prompt_id = name_or(columns.prompt_id, text_key(prompt))
+    texts: dict[Side, Text] = {"chosen": chosen} if rejected is None else {"chosen": chosen, "rejected": rejected}
+    sides = {
+        side: read_side(columns, side, f"{prompt_id}-{text_key(text)}", known)
+        | {"score": read_score(row, columns, side)}
+        for side, text in texts.items()
+    }
     if rejected is not None:
-        sides["rejected"] = read_side(row, "rejected", rejected, prompt_id, known)
         check_complete(sides, kind)
         if chosen == rejected and sides["rejected"]["complete"] is not False:
             raise Unusable(EQUAL)
@@ -152,11 +195,11 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[
         prompt=prompt,
         chosen=chosen,
         rejected=rejected,
-        pair_id=str(row.get("pair_id") or f"row-{number}"),
+        pair_id=name_or(columns.pair_id, f"row-{number}"),
         prompt_id=prompt_id,
-        prompt_token_ids=read_ids(row, "prompt_token_ids"),
-        logps_kind=row.get("logps_kind"),
-        tokenizer=row.get("tokenizer"),
+        prompt_token_ids=columns.prompt_token_ids,
+        logps_kind=columns.logps_kind,
+        tokenizer=columns.tokenizer,
         kind=kind,
         origin=origin,
         **{f"{side}_{name}": value for side, values in sides.items() for name, value in values.items()},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,23 +13,28 @@ from pydantic import Field, field_validator
 
 from regretless.config import Section
 from regretless.errors import ConfigError, DataError, lookup
-from regretless.records import Message, Refusal, Text, read_rows, text_key
+from regretless.hub import one_attempt, why
+from regretless.records import Message, Refusal, Text, of_one_kind, other_kind, read_rows, text_key
+from regretless.schema import PROMPT, Unusable, read_gold
 
 
 def _with_system(line: str) -> Callable[[str], Text]:
     return lambda text: [{"role": "system", "content": line}, {"role": "user", "content": text}]
 
 
+SYSTEM_LINES = {
+    "math": "Please reason step by step, and put your final answer within \\boxed{}.",
+    "assistant": "You are a helpful assistant.",
+}
+"""System messages of templates: how a prompt is put to a model, and no part of what is asked."""
 TEMPLATES: dict[str, Callable[[str], Text]] = {
-    "math": _with_system("Please reason step by step, and put your final answer within \\boxed{}."),
-    "assistant": _with_system("You are a helpful assistant."),
+    **{name: _with_system(line) for name, line in SYSTEM_LINES.items()},
     "user": lambda text: [{"role": "user", "content": text}],
     "plain": lambda text: text,
 }
 """How a text becomes a prompt. `math` and `assistant` are the paper's data generation prompts (appendix)."""
 
 FILE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet"}
-ID_COLUMNS = ("prompt_id", "id")
 
 
 class PromptSource(Section):
@@ -101,6 +105,8 @@ def read_prompts(source: PromptSource) -> tuple[list[PromptRow], list[Refusal]]:
             prompts.append(_prompt_row(source, number, row, taken))
         except DataError as error:
             refused.append(Refusal(source.dataset, number, str(error), row))
+    prompts, others = of_one_kind(prompts, lambda row: (isinstance(row.prompt, str),))
+    refused += [Refusal(source.dataset, row.line, other_kind(row.prompt), {"prompt": row.prompt}) for row in others]
     wanted = [name for name in (source.prompt_column, source.answer_column) if name is not None]
     missing = [name for name in wanted if name not in columns]
     if columns and missing:
@@ -122,7 +128,12 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
                 f"{source.prompt_column}: template {source.template} needs a text, got messages; remove the template"
             )
         text = lookup("template", TEMPLATES, source.template)(text)
-    own = next((row[name] for name in ID_COLUMNS if row.get(name) is not None), None)
+    try:
+        columns = PROMPT.check(row)
+        answer = None if source.answer_column is None else read_gold(row, source.answer_column)
+    except Unusable as reason:
+        raise DataError(str(reason)) from None
+    own = columns.prompt_id if columns.prompt_id is not None else columns.id
     first = text_key(given) if own is None else str(own)
     numbered = (f"{first}-{copy}" for copy in itertools.count(2))
     prompt_id = next(name for name in itertools.chain([first], numbered) if name not in taken)
@@ -131,7 +142,7 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
     return PromptRow(
         prompt_id=prompt_id,
         prompt=text,
-        answer=_answer(row.get(source.answer_column)) if source.answer_column is not None else None,
+        answer=_answer(answer),
         extra={name: content for name, content in row.items() if name not in used},
         line=number,
     )
@@ -157,12 +168,10 @@ def _checked(name: str, value: Any) -> Text:
     return messages
 
 
-def _answer(value: Any) -> str | None:
+def _answer(value: str | float | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return json.dumps(value, ensure_ascii=False)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
@@ -181,16 +190,19 @@ def _load_dataset(source: PromptSource, path: Path) -> Sequence[dict[str, Any]]:
     # Imported here: it takes a second, and files need none of it.
     import datasets
 
+    offline: str | None = None
     try:
         if (path / "state.json").is_file():
             return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path)))
         if (path / "dataset_dict.json").is_file():
             return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path))[source.split])
-        return cast(Sequence[dict[str, Any]], datasets.load_dataset(source.dataset, source.subset, split=source.split))
+        with one_attempt(path) as offline:
+            found = datasets.load_dataset(source.dataset, source.subset, split=source.split)
+        return cast(Sequence[dict[str, Any]], found)
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"data set {source.dataset} (subset {source.subset}, split {source.split}): cannot be loaded: {reason[0]}\n"
+            f"data set {source.dataset} (subset {source.subset}, split {source.split}): cannot be loaded: "
+            f"{why(error, offline)}\n"
             "  expected a hub id that can be downloaded, a folder, or a .jsonl, .json or .parquet file; "
             "without a network, download it elsewhere and give the path"
         ) from error

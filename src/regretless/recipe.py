@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, TypeAdapter, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
 
 from regretless.analysis.inspect import InspectConfig
 from regretless.analysis.stage import AnalyzeConfig
-from regretless.config import Section, merge, parse_override, read_yaml
+from regretless.config import FolderName, Section, merge, parse_override, read_yaml, setting_error
 from regretless.errors import ConfigError, reject
 from regretless.evaluation.stage import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
@@ -20,10 +22,12 @@ from regretless.labeling.stage import VerifyConfig
 from regretless.models import ModelConfig
 from regretless.pairing.mask import MaskConfig
 from regretless.pairing.stage import PairConfig
+from regretless.progress import console
 from regretless.prompts import PromptSource
 from regretless.reporting.stage import ReportConfig
 from regretless.sampling.stage import SampleConfig
 from regretless.training.stage import TrainConfig
+from regretless.units import is_first_process
 from regretless.world.stage import WorldConfig
 
 MODELS = 1000
@@ -63,7 +67,7 @@ class PairsSource(Section):
 class Recipe(Section):
     """One run from prompts to a report. A section that is left out is a stage that does not run."""
 
-    name: str = Field(pattern=r"^[\w.-]+$")
+    name: FolderName
     """Names the run and, unless `output_dir` is given, its folder."""
     output_dir: str = ""
     """Run folder; runs/<name> unless given."""
@@ -73,11 +77,11 @@ class Recipe(Section):
     """CPU threads to compute with; one for each core unless given. Very small models are faster with one in all."""
     world: WorldConfig | None = None
     """Make the embedded world: problems, tokenizer, demonstrations."""
-    pretrain: dict[str, PretrainConfig] = Field(default_factory=dict)
+    pretrain: dict[FolderName, PretrainConfig] = Field(default_factory=dict)
     """Models trained from scratch first, by name; each lies in {run}/pretrain/<name>."""
     model: ModelConfig | None = None
     """The policy before preference training; also the reference."""
-    prompts: dict[str, PromptSource] = Field(default_factory=dict)
+    prompts: dict[FolderName, PromptSource] = Field(default_factory=dict)
     """Prompts of several sources, by name, brought together in {run}/prompts/prompts.jsonl (`prompt`, `answer`)."""
     sample: SampleConfig | None = None
     """Prompts to responses of the behaviour model."""
@@ -104,38 +108,22 @@ class Recipe(Section):
     report: ReportConfig | None = None
     """One HTML page of the run."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _in_place_of(cls, values: Any) -> Any:
-        """Data that exists takes the place of the stages that would make it, also of those that a parent file has."""
+    def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Report sections that do not fit together along with what is wrong inside them."""
         if not isinstance(values, Mapping):
-            return values
-        replaced: set[str] = set()
-        if values.get("pairs") is not None:
-            replaced = {"prompts", "sample", "responses", "verify", "judge", "pair"}
-        elif values.get("responses") is not None:
-            replaced = {"prompts", "sample"}
-        return {key: value for key, value in values.items() if key not in replaced}
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        has_responses = bool(self.sample or self.responses)
-        no_pairs = not (self.pair or self.pairs)
-        needs_model = [name for name in ("inspect", "train", "evaluate", "analyze") if getattr(self, name) is not None]
-        rules = (
-            (self.verify and not has_responses, "verify: nothing to verify; add `sample` or `responses`"),
-            (self.judge and not has_responses, "judge: nothing to judge; add `sample` or `responses`"),
-            (self.pair and not has_responses, "pair: nothing to pair; add `sample` or `responses`"),
-            (self.mask and no_pairs, "mask: no pairs to mask; add `pair` or `pairs`"),
-            (self.inspect and no_pairs, "inspect: no pairs to inspect; add `pair` or `pairs`"),
-            (self.train and no_pairs, "train: no pairs to train on; add `pair` or `pairs`"),
-            (self.analyze and not self.train, "analyze: no trained model to analyze; add `train`"),
-            (needs_model and self.model is None, f"model: required by {', '.join(needs_model)}"),
-        )
-        problems = [problem for broken, problem in rules if broken]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+            return handler(values)
+        values = _in_place_of(values)
+        errors: list[InitErrorDetails] = []
+        try:
+            recipe = handler(values)
+        except ValidationError as error:
+            errors = [setting_error(item["loc"], item["msg"], item["input"], item["type"]) for item in error.errors()]
+        errors += [setting_error(tuple(key.split(".")), problem, {}) for key, problem in _misfits(values)]
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return recipe
 
     @property
     def run_dir(self) -> Path:
@@ -143,17 +131,82 @@ class Recipe(Section):
         return run_folder(self.name, self.output_dir)
 
 
+def _in_place_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Data that exists takes the place of the stages that would make it, also of those that a parent file has."""
+    replaced: set[str] = set()
+    if values.get("pairs") is not None:
+        replaced = {"prompts", "sample", "responses", "verify", "judge", "pair"}
+    elif values.get("responses") is not None:
+        replaced = {"prompts", "sample"}
+    return {key: value for key, value in values.items() if key not in replaced}
+
+
+def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Sections that lack another one, and what it is."""
+    given = {name for name, value in values.items() if value is not None and value != ""}
+    rules: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+        (("verify", "judge", "pair"), ("sample", "responses"), "nothing to {}; add `sample` or `responses`"),
+        (("mask", "inspect", "train"), ("pair", "pairs"), "no pairs to {}; add `pair` or `pairs`"),
+        (("analyze",), ("train",), "no trained model to {}; add `train`"),
+    )
+    for names, either, problem in rules:
+        yield from ((name, problem.format(name)) for name in names if name in given and not given.intersection(either))
+    needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in given]
+    if needing and "model" not in given:
+        yield "model", f"required by {', '.join(needing)}, not given"
+    report = values.get("report")
+    if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in given:
+        yield "report.figures", "no token rewards to draw; add `analyze`"
+
+
 def run_folder(name: str, output_dir: str = "") -> Path:
     """Where a recipe works: `output_dir`, or runs/<name> unless given."""
     return Path(output_dir or f"runs/{name}")
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    path: Path, overrides: Sequence[str] = (), ahead: Callable[[Recipe], list[str]] | None = None
+) -> Recipe:
     """Recipe of a YAML file with `key=value` overrides on top.
 
+    ahead: finds further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
-    return parse_recipe(apply_overrides(read_recipe_file(path), overrides), str(path))
+    values = apply_overrides(read_recipe_file(path), overrides)
+    try:
+        recipe = parse_recipe(values, str(path))
+    except ConfigError as error:
+        if ahead is None:
+            raise
+        reject(str(path), [*error.problems, *ahead(_sound_sections(values))])
+        raise  # unreachable: it has at least one problem
+    reject(str(path), ahead(recipe) if ahead is not None else [])
+    return recipe
+
+
+def _sound_sections(values: Mapping[str, Any]) -> Recipe:
+    """What is right of a recipe that has problems: for further checks only, it may not fit together."""
+    sound: dict[str, Any] = {"name": "recipe"}
+    for name, value in _in_place_of(with_seeds(values)).items():
+        field = Recipe.model_fields.get(name)
+        if field is None:
+            continue
+        kind: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
+        try:
+            sound[name] = kind.validate_python(value)
+        except ValidationError as error:
+            with contextlib.suppress(ValidationError):
+                sound[name] = kind.validate_python(_without_places(value, [item["loc"] for item in error.errors()]))
+    return Recipe.model_construct(**sound)
+
+
+def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
+    """Settings without those at some places, as far as these lead anywhere."""
+    if not isinstance(value, Mapping):
+        return value
+    gone = {place[0] for place in places if len(place) == 1}
+    below = {key: [place[1:] for place in places if place[:1] == (key,)] for key in value}
+    return {key: _without_places(item, below[key]) for key, item in value.items() if key not in gone}
 
 
 def read_recipe_file(path: Path) -> dict[str, Any]:
@@ -173,7 +226,8 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     """Settings with `key=value` overrides on top.
 
     An override of `train.<key>` also holds for every entry of `train.methods` (what is typed last should win over what
-    a method brings along), unless it names the entry: `train.methods.dpo.beta=0.3`.
+    a method brings along), unless it names the entry: `train.methods.dpo.beta=0.3`. What methods to be trained lose
+    by that is said on the terminal, for it makes them equal where the recipe does not.
     Raises ConfigError that lists every override that cannot be read.
     """
     parsed: list[dict[str, Any]] = []
@@ -187,7 +241,33 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     result = dict(values)
     for override in sorted(parsed, key=_names_a_method):
         result = merge(_without_in_methods(result, override), override)
+    if is_first_process():
+        for line in replaced_in_methods(values, result):
+            console.print(line, style="yellow", markup=False, soft_wrap=True)
     return result
+
+
+def replaced_in_methods(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> list[str]:
+    """A line for each common setting that took the place of other values of methods which are trained."""
+    lines = []
+    methods, objective = before.get("methods"), after.get("objective")
+    if isinstance(methods, Mapping):
+        trained = [objective] if isinstance(objective, str) else objective or list(methods)
+        lost: dict[str, list[str]] = {}
+        for name in trained:
+            own, left = (values.get("methods", {}).get(name) or {} for values in (before, after))
+            for key, value in own.items():
+                if key not in left and key in after and after[key] != value:
+                    lost.setdefault(key, []).append(f"{name} {value}")
+        lines = [
+            f"{place}{key}={after[key]} replaces what the recipe has for single methods: {', '.join(values)}. To keep "
+            f"those, set the others by name: {place}methods.NAME.{key}=…"
+            for key, values in lost.items()
+        ]
+    for key, value in before.items():
+        if key != "methods" and isinstance(value, Mapping) and isinstance(now := after.get(key), Mapping):
+            lines += replaced_in_methods(value, now, f"{place}{key}.")
+    return lines
 
 
 def _names_a_method(override: Mapping[str, Any]) -> bool:
@@ -215,6 +295,8 @@ def _without(entry: Any, key: str) -> Any:
 def with_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a recipe, with its seed in every section that takes one and gives none."""
     seed = values.get("seed", Recipe.model_fields["seed"].default)
+    if type(seed) is not int or seed < 0:
+        return dict(values)  # an error of its own, which need not show in every section
     result = dict(values)
     for name, field in Recipe.model_fields.items():
         section = section_type(field.annotation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -18,6 +19,7 @@ from typing import Any
 import xxhash
 
 from regretless.errors import DataError
+from regretless.text_gate import clean_text
 
 MANIFEST = "manifest.json"
 PENDING = "pending.json"
@@ -28,14 +30,36 @@ VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datas
 def atomic_path(path: Path) -> Iterator[Path]:
     """Temporary sibling of `path` to write to; moved onto `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with _sibling(path) as temporary:
         yield temporary
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _sibling(path: Path) -> Iterator[Path]:
+    """Name of a temporary file beside `path`, gone when the block ends; errors name `path` itself."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+    except OSError as error:
+        # Errors of open files name none, and nobody knows the temporary name.
+        if error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise, before any work is done, what writing the file `path` will raise (OSError): what is there stays."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _sibling(path) as probe:
+        probe.touch()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,7 +70,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically. Raises ValueError on NaN or infinity: a report must say null, not NaN."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    if clean_text(text) != text:
+        # Names of files that are not UTF-8: as escapes they come back as they were.
+        text = json.dumps(value, indent=2, allow_nan=False, default=str)
+    write_text(path, text + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -55,7 +83,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
 
 
@@ -75,7 +103,7 @@ def path_fingerprint(path: Path) -> str:
     files = [path] if path.is_file() else sorted(item for item in path.rglob("*") if item.is_file())
     digest = xxhash.xxh3_128()
     for file in files:
-        digest.update(file.relative_to(path).as_posix().encode())
+        digest.update(os.fsencode(file.relative_to(path).as_posix()))
         with file.open("rb") as handle:
             while block := handle.read(1 << 20):
                 digest.update(block)
@@ -125,9 +153,15 @@ class StageFolder:
                 doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
                 self.path.rename(doomed)
                 shutil.rmtree(doomed)
-            self.path.mkdir(parents=True)
+            # It may be there again: `give_up` in another process.
+            self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / PENDING, {"key": self.key})
         return resumes
+
+    def give_up(self) -> None:
+        """Leave the folder as one of ours that is not done, whatever it holds: the next run of its stage redoes it."""
+        write_json(self.path / PENDING, {"key": self.key})
+        (self.path / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, stage: str, settings: Any, summary: Mapping[str, Any], seconds: float) -> None:
         """Write the manifest: from now on the stage is done."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from regretless.objectives import OBJECTIVES
+from regretless.progress import terminal
 from regretless.store import versions
 
 
@@ -18,7 +18,7 @@ def show_objectives() -> None:
             meaning = parameter.description.replace("\n", " ")
             table.add_row(name if row == 0 else "", key, parameter.type, str(parameter.default), meaning)
         table.add_section()
-    Console().print(table)
+    terminal().print(table)
 
 
 def show_environment() -> None:
@@ -31,4 +31,4 @@ def show_environment() -> None:
         "accelerator", "none" if accelerator is None else f"{accelerator} × {torch.accelerator.device_count()}"
     )
     table.add_row("CPU threads", str(torch.get_num_threads()))
-    Console().print(table)
+    terminal().print(table)

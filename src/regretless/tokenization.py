@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from regretless.codec import Codec, Ids, Tokenizer, codec_of
-from regretless.errors import DataError
+from regretless.errors import ConfigError, DataError
 from regretless.records import Pair, Refusal, Text
 
 Truncation = Literal["refuse", "keep_start"]
@@ -84,7 +84,7 @@ def tokenize_pairs(
     need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of refusing them.
     first: number of the first pair, for messages about pairs that do not know where they were read.
 
-    Raises ConfigError when the tokenizer cannot be used with these prompts at all.
+    Raises ConfigError when the tokenizer has no end-of-sequence token.
     """
     encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps)
     encoder.prepare(pairs)
@@ -164,10 +164,10 @@ class _PairEncoder:
             if key not in rendered and key not in self.prompts:
                 try:
                     rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt)
-                except DataError as reason:
+                except (ConfigError, DataError) as reason:
                     self.prompts[key] = str(reason)
             # A response that cannot be written is said with its row, when the pair's turn comes.
-            with suppress(DataError):
+            with suppress(ConfigError, DataError):
                 for side in self._sides(pair):
                     stored = side.stored
                     if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
@@ -192,10 +192,7 @@ class _PairEncoder:
         fitted = [(side, *self._fitted(prompt, side)) for side in self._sides(pair)]
         ids = [item[1] for item in fitted]
         if len(ids) == 2 and ids[0] == ids[1]:
-            cut = self.truncation == "keep_start" and self.max_length == len(prompt) + len(ids[0])
-            raise DataError(
-                "chosen and rejected are equal" + (f" when cut to max_length {self.max_length}" if cut else "")
-            )
+            raise DataError(self._equal(len(prompt) + len(ids[0]), fitted[0][0].stored, fitted[1][0].stored))
         logps = [item[2] for item in fitted]
         dropped = [f"{side.name}: {reason}" for side, _, _, reason in fitted if side.logps is not None and reason]
         return TokenizedPair(
@@ -209,6 +206,14 @@ class _PairEncoder:
             kind=pair.kind,
             logps_dropped="; ".join(dropped) or None,
         )
+
+    def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
+        """In what the two sides are equal that have the same ids."""
+        if chosen.text == rejected.text:
+            return "chosen and rejected are equal"
+        if self.truncation == "keep_start" and self.max_length == length:
+            return f"chosen and rejected are equal when cut to max_length {self.max_length}"
+        return "chosen and rejected have the same token ids, though their texts differ: nothing tells them apart"
 
     def _sides(self, pair: Pair) -> list[_Side]:
         """The one or two responses of a pair. Raises DataError when one cannot be written behind its prompt."""

@@ -75,6 +75,10 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def last_complete_checkpoint(folder: Path) -> str | None:
-    """The checkpoint-N with the largest N that was written to its end, or None."""
-    found = list(complete_checkpoints(folder).values())
+    """The checkpoint-N with the largest N that training can go on from, or None.
+
+    One without the optimizer's state (`save_only_model`) holds a model and nothing to go on with; the random state is
+    saved with the optimizer's, in whatever files that lies.
+    """
+    found = [path for path in complete_checkpoints(folder).values() if any(path.glob("rng_state*.pth"))]
     return str(found[-1]) if found else None

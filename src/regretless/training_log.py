@@ -75,12 +75,7 @@ def read(file: Path) -> TrainingLog | None:
     """The log in a file; None while there is none."""
     if not file.is_file():
         return None
-    found = []
-    for text in file.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
+    found = [line for text in file.read_bytes().splitlines() if (line := _line(text)) is not None]
     start = next((line for line in found if line["event"] == "start"), None)
     if start is None:
         return None
@@ -88,11 +83,27 @@ def read(file: Path) -> TrainingLog | None:
     return TrainingLog(start, lines, next((line for line in found if line["event"] == "end"), None))
 
 
+NUMBERS = {"start": ("step", "steps", "process", "time"), "log": ("step",), "end": ("step",)}
+"""Numbers that the lines of each event have."""
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    """A line of the log, or None where it is not whole."""
+    try:
+        line = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        return None
+    numbers = NUMBERS.get(str(line.get("event"))) if isinstance(line, dict) else None
+    if numbers is None or not all(isinstance(line.get(name), int | float) for name in numbers):
+        return None
+    return line if line["event"] != "start" or isinstance(line.get("host"), str) else None
+
+
 def is_alive(process: int) -> bool:
     """Whether a process of this machine is there."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

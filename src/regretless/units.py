@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -12,8 +13,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
@@ -99,21 +101,25 @@ def _file_content(path: Path) -> str:
 
 def _table_content(path: Path) -> str:
     """Hash of a table's rows; what its writer noted beside them, such as when its inputs were made, does not count."""
-    file = pq.ParquetFile(path)
-    digest = xxhash.xxh3_128(str(file.schema_arrow.remove_metadata()).encode())
-    for batch in file.iter_batches():
-        digest.update(batch.serialize())
+    try:
+        with path.open("rb") as handle:
+            file = pq.ParquetFile(handle)
+            digest = xxhash.xxh3_128(str(file.schema_arrow.remove_metadata()).encode())
+            for batch in file.iter_batches():
+                digest.update(batch.serialize())
+    except (pa.ArrowException, OSError):
+        return path_fingerprint(path)  # its reader says what is wrong with it
     return str(digest.hexdigest())
 
 
 @contextlib.contextmanager
-def lock(file: Path, what: Path) -> Iterator[None]:
-    """Hold a lock on `file` for the length of the block. Raises ConfigError when another process works in `what`."""
-    with file.open("a+", encoding="utf-8") as handle:
+def lock(file: Path, what: Path) -> Iterator[int]:
+    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError when another process works in `what`."""
+    with _open_lock(file) as handle:
         try:
             # The lock of a process, not of an open file: workers that outlive a killed run must not keep it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:
             handle.seek(0)
             owner = handle.read().strip() or "unknown process"
             raise ConfigError(
@@ -122,7 +128,39 @@ def lock(file: Path, what: Path) -> Iterator[None]:
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
-        yield
+        yield handle.fileno()
+
+
+@contextlib.contextmanager
+def lock_beside(output: Path) -> Iterator[None]:
+    """Hold a lock beside an output folder, where no lock file may stay behind: it is removed at the end of the block.
+
+    For a folder that is emptied, and so cannot hold the lock itself. Raises ConfigError when another process works in
+    `output`.
+    """
+    file = output.with_name(f".{output.name}.lock")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with lock(file, output) as descriptor:
+            # Another process may have removed the file after it was opened here: a lock on that one keeps nobody out.
+            if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+                continue
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
+
+
+def _open_lock(file: Path) -> TextIO:
+    """The lock file, never through a symbolic link: whoever laid it chose the file that would be written to."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{file}: expected a lock file, found a symbolic link; remove it") from error
 
 
 @dataclass
@@ -183,6 +221,14 @@ class RunFolder:
             text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
             console.print(f"{label}: {text}", markup=False, soft_wrap=True)
         return outcome
+
+    def mark_unfinished(self, name: str) -> None:
+        """Make the folder of a unit one that its next run does again, whatever is put there in the meantime.
+
+        Raises ConfigError for a folder with somebody else's files.
+        """
+        _refuse_foreign(self.path / name)
+        StageFolder(self.path / name, "none").give_up()
 
     def select(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> None:
         """Leave only the wanted units below `parent`, so that results of an earlier recipe do not pass for this one's.

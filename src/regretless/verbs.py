@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from regretless import pipeline
@@ -26,17 +23,18 @@ from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
-from regretless.progress import console
+from regretless.preflight import recipe_problems
+from regretless.progress import console, terminal
 from regretless.recipe import load_recipe, read_recipe_file
 from regretless.records import read_rows, write_jsonl
 from regretless.reporting import stage as reporting
 from regretless.request import Request
 from regretless.sampling import stage as sampling
 from regretless.smoke import NOTE, judged_locally, smoke_recipe
-from regretless.store import atomic_path
+from regretless.store import atomic_path, check_writable
 from regretless.trained import read_trained
 from regretless.training import stage as training
-from regretless.units import RunFolder, dump, is_first_process, lock, summary_line
+from regretless.units import RunFolder, dump, is_first_process, lock_beside, summary_line
 from regretless.world import stage as world
 
 Work = Callable[[Path], dict[str, Any]]
@@ -48,7 +46,7 @@ warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # be
 
 def run(path: Path, overrides: Sequence[str], *, smoke: bool, output_dir: Path | None) -> None:
     """Run a recipe and show what came out. Raises what its stages raise."""
-    recipe = load_recipe(path, overrides)
+    recipe = load_recipe(path, overrides, None if smoke else recipe_problems)
     if smoke:
         recipe = smoke_recipe(recipe)
     if output_dir is not None:
@@ -66,7 +64,8 @@ def stage(name: str, request: Request) -> None:
     if request.config is not None and request.output is None and not given:
         if name not in read_recipe_file(request.config):
             raise ConfigError(f"{request.config}: is no recipe with a section {name}, so say on which files to work")
-        recipe = load_recipe(request.config, [f"{name}.{text}" for text in request.overrides])
+        overrides = [f"{name}.{text}" for text in request.overrides]
+        recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
         pipeline.run_recipe(recipe, only=[name])
         return
     VERBS[name](request)
@@ -163,7 +162,7 @@ def _evaluate(request: Request) -> None:
     folder = RunFolder(request.output)
     with folder.locked():
         results = evaluate_models(folder, "", {"model": model}, config, labeling.VerifyConfig())
-    Console().print(evaluation.results_table(results))
+    terminal().print(evaluation.results_table(results))
 
 
 def _benchmark(text: str) -> tuple[str, dict[str, str]]:
@@ -200,7 +199,10 @@ def _report(request: Request) -> None:
     if not run_dir.is_dir():
         raise ConfigError(f"{run_dir}: no such run folder")
     assert request.output is not None
-    request.output.mkdir(parents=True, exist_ok=True)
+    if request.output.resolve() == (run_dir / "report").resolve():
+        # Where the run's own stage writes: it must neither refuse the folder nor take this page, of other settings and
+        # of a run that may still go on, for its own.
+        RunFolder(run_dir).mark_unfinished("report")
     reporting.run(config, run_dir, request.output)
     console.print(f"report: {request.output / 'report.html'}")
 
@@ -240,6 +242,7 @@ def _to_file(request: Request, made: str, config: Section, work: Work, **setting
     if output.suffix not in FILE_SUFFIXES:
         _to_folder(request, config, work, **settings)
         return
+    check_writable(output)
     folder = RunFolder(output.with_name(f".{output.name}.work"))
     with folder.locked():
         refused = folder.path / request.verb / "refused.jsonl"
@@ -281,7 +284,5 @@ def _locked(output: Path) -> Iterator[None]:
     if not is_first_process():
         yield
         return
-    # Not beside the folder, where the lock would stay behind, nor in it, for it is emptied.
-    name = hashlib.sha256(str(output).encode()).hexdigest()[:16]
-    with lock(Path(tempfile.gettempdir()) / f"regretless-{name}.lock", output):
+    with lock_beside(output):
         yield

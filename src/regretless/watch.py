@@ -11,14 +11,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from regretless.config import read_yaml
 from regretless.errors import DataError, RegretlessError
+from regretless.progress import terminal
 from regretless.store import MANIFEST
 from regretless.training_log import FILE, TrainingLog, is_alive, read
 from regretless.units import LOCK
@@ -76,7 +77,7 @@ def watch(folder: Path, *, once: bool, every: float = 1.0, console: Console | No
     every: seconds between two looks. Raises DataError when nothing trains or trained here, RegretlessError when
     training broke off.
     """
-    console = console or Console()
+    console = console or terminal()
     found = look(folder)
     if found.current is None and not (found.to_come and found.run_is_alive):
         raise DataError(
@@ -107,16 +108,17 @@ def look(folder: Path) -> Trainings:
 def _asked_for(folder: Path) -> Iterator[str]:
     """Folders of the trainings that the run's recipe names, in their order."""
     file = folder / "recipe.yaml"
-    recipe = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    yield from (f"pretrain/{name}" for name in recipe.get("pretrain", {}))
-    if recipe.get("train") is not None:
-        objective = recipe["train"].get("objective", "repo")
-        yield from (f"train/{name}" for name in ([objective] if isinstance(objective, str) else objective))
+    recipe = read_yaml(file) if file.is_file() else {}
+    yield from (f"pretrain/{name}" for name in recipe.get("pretrain") or ())
+    if isinstance(train := recipe.get("train"), Mapping):
+        objective = train.get("objective", "repo")
+        yield from (f"train/{name}" for name in (objective if isinstance(objective, list) else [objective]))
 
 
 def _run_is_alive(folder: Path) -> bool:
     file = folder / LOCK
-    owner = re.match(r"process (\d+) on (.*), since", file.read_text(encoding="utf-8") if file.is_file() else "")
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    owner = re.match(r"process (\d+) on (.*), since", text)
     return owner is not None and (owner[2] != platform.node() or is_alive(int(owner[1])))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from regretless.errors import BudgetError, ConfigError, DataError, ServerError
 from regretless.labeling.judge import JudgeConfig, run
 from regretless.pairing.stage import PairConfig
 from regretless.pairing.stage import run as pair
-from regretless.records import Verdict, read_responses, write_records
+from regretless.prompts import TEMPLATES
+from regretless.records import Response, Verdict, read_responses, write_records
 from scripted_server import Act, Request, answer, failure, serving
 
 
@@ -84,6 +86,32 @@ def test_request_when_made_carries_rubric_parameters_and_both_sides_of_a_convers
     assert [message["role"] for message in request.body["messages"]] == ["system", "user"]
     assert "[system]\nbe brief\n\n[user]\nwhy?" in request.user
     assert "whole number from 1 to 5, or N/A" in request.user
+
+
+@pytest.mark.parametrize(
+    ("template", "own", "shown", "instruction"),
+    [
+        ("assistant", [], "own", "why?"),
+        ("math", [], "own", "why?"),
+        ("user", [], "own", "why?"),
+        ("assistant", ["be brief"], "own", "[system]\nbe brief\n\n[user]\nwhy?"),
+        ("assistant", ["be brief"], "none", "why?"),
+        ("assistant", [], "all", "[system]\nYou are a helpful assistant.\n\n[user]\nwhy?"),
+    ],
+)
+def test_instruction_when_a_sampling_template_put_a_system_line_in_front_is_shown_without_it(
+    template: str, own: list[str], shown: str, instruction: str, tmp_path: Path
+) -> None:
+    framed = TEMPLATES[template]("why?")
+    assert isinstance(framed, list)
+    prompt = [*framed[:-1], *({"role": "system", "content": text} for text in own), framed[-1]]
+    write_records(tmp_path / "in.parquet", [Response(prompt_id="p", response_id="r", prompt=prompt, response="so 3")])
+    with serving(judge_by(last_digit)) as server:
+        judged(settings(server.url, shown_system=shown), tmp_path / "in.parquet", tmp_path / "judge")
+    found = {
+        re.findall(r"<<<begin instruction \w+>>>\n(.*?)\n<<<end", each.user, re.DOTALL)[0] for each in server.requests
+    }
+    assert found == {instruction}
 
 
 def test_scores_feed_best_versus_random(tmp_path: Path) -> None:

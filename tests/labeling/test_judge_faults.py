@@ -144,6 +144,34 @@ def test_text_that_imitates_a_block_cannot_rate_itself_even_with_a_judge_that_co
     assert summary["replies_unreadable"] == {"no output blocks": 4}
 
 
+def test_reply_when_it_holds_what_no_file_can_is_repaired_or_asked_for_again_and_the_run_ends(tmp_path: Path) -> None:
+    oddities = ["\ud800", "\udfff tail", "\x00", "\x1b[2J", "\ufffe", "\u2028"]
+    usages = [{"prompt_tokens": 10**30, "completion_tokens": 1}, {"prompt_tokens": 3, "completion_tokens": [1]}]
+
+    def script(request: Request) -> Act:
+        reply = json.loads(judge_by(last_digit)(request).body)
+        number = request.number
+        if number % 7 == 6:
+            return answer(f"#### Output for Text {'9' * 5000} [{TEXT.findall(request.user)[0][1]}]\nRating: 3")
+        oddity = oddities[number % len(oddities)]
+        message = reply["choices"][0]["message"]
+        message["content"] = message["content"].replace("reason", f"reason {oddity}")
+        return Act(json.dumps({**reply, "usage": usages[number % 2]}).encode())
+
+    responses = write_responses(tmp_path / "in.parquet", 8, lambda n: [f"a {n % 5 + 1}", "b 2"])
+    (tmp_path / "judge").mkdir()
+    with serving(script) as server:
+        config = settings(server.url, {"concurrency": 1})
+        summary = run(config, responses, tmp_path / "judge")
+        asked = len(server.requests)
+        assert run(config, responses, tmp_path / "judge")["scored"] == summary["scored"] == 16
+        assert len(server.requests) == asked == 32 + summary["replies_unreadable"]["no output blocks"]
+    rows = [json.loads(line) for line in (tmp_path / "judge/judgments.jsonl").read_text("utf-8").split("\n")[:-1]]
+    reasons = " ".join(aspect["rationale"] for row in rows for aspect in row["aspects"].values())
+    assert {"reason \ufffd", "reason \ufffd tail", "reason \x00"} <= set(reasons.replace(" 2", "\n").split("\n"))
+    assert scores_in(tmp_path / "judge")["p3-0"] == 4.0
+
+
 def test_key_when_the_server_echoes_it_is_in_no_file_log_or_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,7 +151,7 @@ def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_
     refused = [json.loads(line) for line in (tmp_path / "out.refused.jsonl").read_text().splitlines()]
     assert [row["line"] for row in refused] == [2, 4, 5]
     assert refused[1]["reason"] == "missing column(s) answer; found level, prompt, response"
-    assert refused[2]["reason"] == "response: expected text, got int"
+    assert refused[2]["reason"] == "response: expected text, got 5"
 
 
 def test_verify_when_no_row_is_left_then_error_names_the_reasons(tmp_path: Path) -> None:

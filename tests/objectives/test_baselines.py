@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -51,10 +52,22 @@ def test_ipo_in_both_reductions_squares_the_distance_to_its_target(reduction: st
     assert float(output.rewards[0] - output.rewards[1]) == pytest.approx(BETA * difference)
 
 
-@pytest.mark.parametrize(("sft", "term"), [("sum", 0.2 * BETA * 2.0), ("mean", 0.2 * 1.0)])
-def test_rpo_in_both_variants_adds_its_likelihood_term_to_dpo(sft: str, term: float) -> None:
+@pytest.mark.parametrize(
+    ("settings", "term"),
+    [
+        # The chosen response costs 2 nats over its two tokens, 1 on average.
+        ({}, 0.2 * 1.0),
+        ({"reduction": "sum"}, 0.005 * BETA * 2.0),
+        ({"eta": 0.3}, 0.3 * 1.0),
+        ({"eta": 0.3, "reduction": "sum"}, 0.3 * BETA * 2.0),
+        ({"eta": 0.0}, 0.0),
+    ],
+)
+def test_rpo_in_both_reductions_adds_its_likelihood_term_with_the_weight_that_belongs_to_it(
+    settings: dict[str, Any], term: float
+) -> None:
     logps = _logps()
-    dpo, rpo = build("dpo", beta=BETA)(logps, PAIRS), build("rpo", beta=BETA, eta=0.2, sft=sft)(logps, PAIRS)
+    dpo, rpo = build("dpo", beta=BETA)(logps, PAIRS), build("rpo", beta=BETA, **settings)(logps, PAIRS)
     assert (rpo.loss - dpo.loss).item() == pytest.approx(term)
     assert rpo.rewards is not None
     assert dpo.rewards is not None

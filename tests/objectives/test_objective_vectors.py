@@ -16,6 +16,7 @@ from regretless.objectives import Logps, build
 ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "repo_code": ("repo", {"formulation": "released"}),
     "repo_det_code": ("repo_det", {"formulation": "released"}),
+    "rpo": ("rpo", {"reduction": "sum"}),
     "tdpo1": ("tdpo", {"variant": "tdpo1"}),
 }
 RENAMED = {"lambda_w": "desirable_weight", "lambda_l": "undesirable_weight"}

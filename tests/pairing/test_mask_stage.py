@@ -147,5 +147,8 @@ def test_tokenizer_when_missing_or_of_another_vocabulary_then_the_error_says_whi
     with pytest.raises(ConfigError, match=r"mask.tokenizer: expected the tokenizer that made the ids"):
         mask_pairs([pair], MaskConfig(tokenizer=str(shared / "data/tokenizers/mistral-v1")))
     drifted = replace(pair, chosen=[{"role": "assistant", "content": "Something else."}], origin="p.jsonl:3")
-    with pytest.raises(DataError, match=r"p.jsonl:3: chosen_token_ids do not spell the text"):
+    with pytest.raises(DataError, match=r"at most 0, .*ids_do_not_spell_the_text 1"):
         mask_pairs([drifted], MaskConfig(tokenizer=folder))
+    foreign = replace(pair, chosen_id="other", tokenizer="0" * 32)
+    masked, counts = mask_pairs([drifted, foreign, replace(pair, chosen_id="good")], MaskConfig(tokenizer=folder))
+    assert (len(masked), counts["left_out"]) == (1, {"another_tokenizer": 1, "ids_do_not_spell_the_text": 1})

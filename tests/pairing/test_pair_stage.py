@@ -235,10 +235,31 @@ def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -
 
 
 def test_prompt_id_when_it_stands_for_two_prompts_then_both_places_are_named(tmp_path: Path) -> None:
-    write_records(tmp_path / "r.jsonl", [CORRECT[0], replace(WRONG[0], prompt="another")])
+    other = [{"role": "user", "content": "another"}]
+    write_records(tmp_path / "r.jsonl", [CORRECT[0], replace(WRONG[0], prompt=other)])
     rows, _ = read_responses(tmp_path / "r.jsonl")
     with pytest.raises(DataError, match=r"prompt id q1: stands for two prompts \(.*r.jsonl:1 and .*r.jsonl:2\)"):
         make_pairs(rows, PairConfig())
+
+
+def test_stage_when_single_rows_do_not_fit_the_others_then_they_alone_are_refused(tmp_path: Path) -> None:
+    other = [{"role": "user", "content": "another"}]
+    rows = [
+        CORRECT[0],
+        WRONG[0],
+        replace(CORRECT[0], prompt_id="q2"),
+        replace(WRONG[0], prompt_id="q2", prompt=other),
+        replace(CORRECT[0], prompt_id="q3", prompt="a text"),
+    ]
+    write_records(tmp_path / "r.jsonl", rows)
+    summary = run(PairConfig(), tmp_path / "r.jsonl", tmp_path)
+    assert (summary["pairs"], summary["refused"]) == (1, 3)
+    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").open()]
+    assert [(row["line"], row["reason"][:35]) for row in refused] == [
+        (3, "prompt_id: 'q2' stands for two prom"),
+        (4, "prompt_id: 'q2' stands for two prom"),
+        (5, "prompt: a text, where most rows hav"),
+    ]
 
 
 def test_published_samples_when_paired_then_the_seven_prompts_with_both_kinds_give_pairs(

@@ -239,11 +239,11 @@ def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_p
     [
         ({"logprobs": None, "token_ids": None}, "gives no log-probabilities; start it so that it does, or set"),
         ({"token_ids": [1, 2, 3, 0, 0]}, "expected one value per token, got 2 values for 5 tokens"),
-        ({"logprobs": {"content": [{"token": "a", "logprob": None}] * 2}}, "value 0 is None; expected a finite number"),
         (
-            {"logprobs": {"content": [{"token": "a", "logprob": 0.5}] * 2}},
-            "above 0; expected log-probabilities in nats",
+            {"logprobs": {"content": [{"token": "a", "logprob": None}] * 2}},
+            "0.logprob: Input .* number, got None",
         ),
+        ({"logprobs": {"content": [{"token": "a", "logprob": 0.5}] * 2}}, "less than or equal to 0.001, got 0.5"),
         ({"message": {"content": "b", "reasoning_content": "a"}}, "takes the model's thoughts out of the text"),
     ],
 )
@@ -264,6 +264,49 @@ def test_reply_when_its_log_probabilities_cannot_be_those_of_its_text_is_refused
         if "thoughts" in problem or "no log" in problem:
             without = asked(engine_for(server.url, PLAIN, {"logprobs": False}), count=1)[0]
             assert (without.logps, without.logps_kind) == (None, None)
+
+
+def test_reply_when_one_is_bad_is_asked_for_again_and_half_characters_are_repaired(tmp_path: Path) -> None:
+    model = Model()
+
+    def script(request: Request) -> Act:
+        reply = json.loads(model(request).body)
+        if request.number % 3 == 0:
+            entries = reply["choices"][0]["logprobs"]["content"]
+            entries[0] = {**entries[0], "logprob": math.nan}
+        reply["choices"][0]["message"]["content"] += "\ud800"
+        return Act(json.dumps({**reply, "usage": [10**30]}).encode())
+
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "One color?"}\n{"prompt": "Two colors?"}\n')
+    settings: dict[str, Any] = {
+        "engine": "openai",
+        "prompts": {"dataset": str(tmp_path / "prompts.jsonl"), "template": "user"},
+        "models": [{"name_or_path": "colors"}],
+        "n": 4,
+        **PLAIN,
+    }
+    with serving(script) as server:
+        settings["server"] = {"base_url": server.url, "retry_seconds": 0.01, "concurrency": 1, "max_tokens": 10**6}
+        run(SampleConfig.parse(settings, "sample"), tmp_path)
+        assert len(server.requests) == 12
+    rows, refused = read_responses(tmp_path / "responses.parquet")
+    assert not refused and len(rows) == 8
+    assert all(row.response.endswith("\ufffd") and len(row.logps or []) == len(row.token_ids or [0]) for row in rows)
+
+
+def test_ids_when_the_named_tokenizer_lacks_one_are_refused(tmp_path: Path) -> None:
+    backend = Tokenizer(WordLevel({"<end>": 0, "one": 1}, unk_token="<end>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer.save_pretrained(tmp_path)
+    settings = {"endpoint": "completions", "max_tries": 2, "retry_seconds": 0.01}
+    with serving(Model()) as server:
+        params = {"engine": "openai", "n": 1, "server": {"base_url": server.url, **settings}, **PLAIN}
+        engine = OpenAIEngine(
+            ModelConfig(name_or_path="colors", tokenizer=str(tmp_path)), SamplingParams.parse(params, "s")
+        )
+        with pytest.raises(ServerError, match=r"token id beyond the vocabulary \(\d, and the tokenizer .* has 2; name"):
+            engine.generate([engine.encode("one")], 0)
+        assert len(server.requests) == 2
 
 
 def test_server_when_it_fails_or_refuses_or_the_budget_ends_says_so() -> None:

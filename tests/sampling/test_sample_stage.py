@@ -191,7 +191,7 @@ def test_stage_when_prompts_are_bad_or_long_refuses_them_with_line_and_reason(
     assert refused[1]["reason"] == "prompt of 4 tokens; max_prompt_tokens is 3"
     prompts = {**settings["prompts"], "dataset": str(tmp_path / "long.jsonl")}
     (tmp_path / "long.jsonl").write_text('{"prompt": "w1 w1", "answer": 1}\n')
-    with pytest.raises(DataError, match="no usable prompt"):
+    with pytest.raises(DataError, match="no usable row is left"):
         run(parse(settings, prompts=prompts, max_prompt_tokens=1), tmp_path)
 
 

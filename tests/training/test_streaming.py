@@ -269,7 +269,7 @@ def test_reference_when_few_steps_are_asked_for_then_what_they_read_is_computed_
         data, sampler = trainer.train_dataset, StepSampler(trainer.train_dataset, 5, seed=42, grouped=True)
         steps = [step for epoch in (0, 1) for _ in [sampler.set_epoch(epoch)] for step in sampler]
         pairs = [data[index] for step in steps[first:last] for index in step]
-        mismatched = {(pair.pair.prompt_ids, pair.mismatched) for pair in pairs if pair.mismatched}
+        mismatched = {item for pair in pairs for item in pair.mismatched_items()}
         return mismatched | {item for pair in pairs for item in pair.items(rejected=True)}
 
     whole = make_trainer(**options, output_dir=str(tmp_path / "whole"))

@@ -18,6 +18,7 @@ from regretless.errors import ConfigError, DataError, NonFiniteLossError
 from regretless.objectives import OBJECTIVES, Logps, build
 from regretless.tokenization import TokenizedPair
 from regretless.trained import last_complete_checkpoint
+from regretless.training.data import PairDataset
 from regretless.training.trainer import PreferenceTrainer
 
 Make = Callable[..., PreferenceTrainer]
@@ -52,7 +53,7 @@ def plain_loss(
     pairs: list[TokenizedPair],
     name: str,
     hyperparameters: dict[str, Any],
-    mismatched: list[tuple[int, ...] | None],
+    mismatched: list[tuple[tuple[int, ...], ...]],
 ) -> Tensor:
     """The mean loss, every response of every pair by itself and one row of logits at a time."""
     responses = [
@@ -89,7 +90,7 @@ def plain_loss(
             if hyperparameters.get("reference_point") == "paired":
                 items = [(prompt, ids) for prompt, ids, _ in responses]
             else:
-                items = [(p.prompt_ids, other) for p, other in zip(pairs, mismatched, strict=True) if other]
+                items = [(p.prompt_ids, ids) for p, others in zip(pairs, mismatched, strict=True) for ids in others]
             ratios = [
                 (chosen_logps(logits_of(policy, *item), item[1]) - chosen_logps(reference(*item), item[1])).sum()
                 for item in items
@@ -127,6 +128,17 @@ def test_training_step_when_compared_with_plain_computation_then_loss_and_lora_g
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
     assert expected.norm() > 0
     assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_zero_point_of_kto_when_estimated_then_chosen_and_rejected_answers_to_other_prompts_count_alike(
+    pairs: list[TokenizedPair],
+) -> None:
+    written = {(pair.prompt_ids, pair.chosen_ids, pair.rejected_ids) for pair in pairs}
+    for item in PairDataset(pairs, mismatched=True):
+        (prompt,) = {prompt for prompt, *answers in written if tuple(answers) == item.mismatched}
+        assert prompt != item.pair.prompt_ids
+        assert item.mismatched_items() == [(item.pair.prompt_ids, answer) for answer in item.mismatched]
+    assert not any(item.mismatched for item in PairDataset(pairs, mismatched=False))
 
 
 def test_every_objective_has_a_gradient_test() -> None:
@@ -366,7 +378,7 @@ def test_trainer_when_settings_cannot_work_then_it_says_what_to_do(
 ) -> None:
     with pytest.raises(ConfigError, match=r"objective: expected one of .*; got 'dpoo'"):
         make_trainer(objective="dpoo")
-    with pytest.raises(ConfigError, match=r"(?s)2 problem.*truncation.*max_length"):
+    with pytest.raises(ConfigError, match=r"(?s)2 problem.*max_length.*truncation"):
         make_trainer(truncation="keep_end", max_length=0)
     with pytest.raises(ConfigError, match="beta"):
         make_trainer(objective="dpo", beta=-1.0)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from regretless.client.config import ServerConfig
-from regretless.client.http import Client, Endpoint, Reply, Unanswered
+from regretless.client.http import Client, Unanswered
 from regretless.client.limits import Budget, Spending
+from regretless.client.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
 from regretless.client.store import ReplyStore
 from regretless.errors import RegretlessError, ServerError
 from regretless.progress import bar
@@ -120,6 +121,8 @@ class _Asker(Generic[T]):
     advance: Callable[[int], None]
     failures: int = 0
     """Questions in a row whose tries all failed."""
+    has_answered: bool = False
+    """Whether any reply could be used."""
 
     async def run(self, budget: Budget) -> None:
         async with Client(self.config, budget) as client:
@@ -160,17 +163,33 @@ class _Asker(Generic[T]):
     async def _reply(
         self, client: Client, question: Question[T], key: str, body: Mapping[str, Any], attempt: int
     ) -> Reply:
-        kept = self.store.get(key)
+        kept = self._kept(key, body)
         if kept is not None:
             self.result.reused += 1
-            return Reply(kept)
+            self.has_answered = True
+            return kept
         reply = await client.ask(self.endpoint, body, self.most_tokens)
         self.store.put(key, f"{question.label} attempt {attempt}", reply.text)
         self.failures = 0
+        self.has_answered = True
         return reply
 
+    def _kept(self, key: str, body: Mapping[str, Any]) -> Reply | None:
+        """The reply kept under a key; None where there is none, or one that cannot be used and is asked for again."""
+        text = self.store.get(key)
+        try:
+            return None if text is None else Reply(text, self.endpoint, body)
+        except BadReplyError:
+            return None
+
     def _count_failure(self, client: Client, error: Unanswered) -> None:
-        """Raise ServerError when so many questions in a row failed that the server is down."""
+        """Raise ServerError when so many questions in a row failed that the server is down, or it seems not to have
+        what is needed."""
+        if error.reason == NO_LOGPS and not self.has_answered:
+            raise ServerError(
+                f"{client.label} gives no log-probabilities, and the answers are read from them; choose a model that "
+                "has them (OpenAI's reasoning models do not)"
+            ) from None
         self.failures = 0 if error.is_refusal else self.failures + 1
         if self.failures >= MOST_FAILURES:
             raise ServerError(

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import tenacity
 
 from regretless.client.config import HIDDEN, ServerConfig
 from regretless.client.limits import Budget, Pace, Spending
+from regretless.client.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
 from regretless.errors import ServerError
+from regretless.text_gate import one_line
 
 if TYPE_CHECKING:
     import openai
 
-Endpoint = Literal["chat", "completions"]
 TEMPORARY = {408, 409, 425, 429}
 """Status codes below 500 that may be different next time."""
 HOPELESS = {401, 403, 404}
@@ -45,50 +46,14 @@ class Unanswered(Exception):
 
 
 class _Passing(Exception):
-    """A failure that may pass: the request is worth another try. The message is a fixed phrase, countable."""
+    """A failure that may pass: the request is worth another try. `kind` is a fixed phrase, countable; the message may
+    say more."""
 
-    def __init__(self, kind: str, *, may_be_billed: bool) -> None:
-        super().__init__(kind)
+    def __init__(self, kind: str, *, may_be_billed: bool, detail: str = "") -> None:
+        super().__init__(f"{kind} ({detail})" if detail else kind)
+        self.kind = kind
         self.may_be_billed = may_be_billed
         """An answer may have been written and lost on its way."""
-
-
-class Reply:
-    """What a server answered, as the JSON text it sent."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @cached_property
-    def data(self) -> dict[str, Any]:
-        """The JSON object."""
-        return dict(json.loads(self.text))
-
-    @property
-    def choice(self) -> dict[str, Any]:
-        """The first answer."""
-        return dict(self.data["choices"][0])
-
-    @property
-    def content(self) -> str:
-        """Text of the first answer; empty when there is none."""
-        message = self.choice.get("message")
-        text = message.get("content") if isinstance(message, dict) else self.choice.get("text")
-        return text if isinstance(text, str) else ""
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the first answer ended: stop, length, content_filter and others."""
-        return self.choice.get("finish_reason")
-
-    @property
-    def usage(self) -> tuple[int, int] | None:
-        """Tokens read and written, if the server reports them."""
-        usage = self.data.get("usage")
-        if not isinstance(usage, dict):
-            return None
-        counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        return (int(counts[0]), int(counts[1] or 0)) if isinstance(counts[0], int) else None
 
 
 class Client:
@@ -111,7 +76,12 @@ class Client:
         key = config.api_key()
         self._hide = _Hide(key)
         self._api = openai.AsyncOpenAI(
-            base_url=config.base_url, api_key=key or "none", max_retries=0, timeout=config.timeout_seconds
+            base_url=config.base_url,
+            api_key=key or "none",
+            max_retries=0,
+            timeout=config.timeout_seconds,
+            # A redirect would send the prompts to wherever a server says.
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
 
     async def __aenter__(self) -> Self:
@@ -120,10 +90,17 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._api.close()
 
-    async def ask(self, endpoint: Endpoint, body: Mapping[str, Any], most_tokens: int) -> Reply:
+    async def ask(
+        self,
+        endpoint: Endpoint,
+        body: Mapping[str, Any],
+        most_tokens: int,
+        check: Callable[[Reply], None] = lambda reply: None,
+    ) -> Reply:
         """The server's answer to a request.
 
-        body: the request as it is sent. most_tokens: the most that the server may write.
+        body: the request as it is sent. most_tokens: the most that the server may write. check: raises BadReplyError
+        for a well-formed reply that cannot be used; it is tried again like one that is not well-formed.
         Raises Unanswered when this request is refused or all its tries failed, ServerError when there is no point in
         sending more, BudgetError when the budget does not allow it.
         """
@@ -136,22 +113,30 @@ class Client:
             reraise=True,
         )
         try:
-            return await retrying(self._try, endpoint, body, _most_tokens_read(body) + most_tokens)
+            return await retrying(self._try, endpoint, body, _most_tokens_read(body) + most_tokens, check)
         except _Passing as error:
             detail = f"{self.config.max_tries} tries, the last one: {error}"
-            raise Unanswered("no reply", detail, is_refusal=False) from None
+            reason = NO_LOGPS if error.kind == NO_LOGPS else "no reply"
+            raise Unanswered(reason, detail, is_refusal=False) from None
 
-    async def _try(self, endpoint: Endpoint, body: Mapping[str, Any], most: int) -> Reply:
+    async def _try(
+        self, endpoint: Endpoint, body: Mapping[str, Any], most: int, check: Callable[[Reply], None]
+    ) -> Reply:
         await self.budget.reserve(most)
         used = Spending(charged_tokens=most)
         try:
             await self._pace.turn()
             reply = await self._send(endpoint, body)
             if reply.usage is not None:
-                used = Spending(0, *reply.usage, charged_tokens=sum(reply.usage))
+                read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
+                used = Spending(0, read, written, charged_tokens=read + written)
+            check(reply)
             return reply
+        except BadReplyError as error:
+            self.trouble[error.kind] += 1
+            raise _Passing(error.kind, may_be_billed=True, detail=str(error)) from None
         except _Passing as error:
-            self.trouble[str(error)] += 1
+            self.trouble[error.kind] += 1
             used = Spending(charged_tokens=most if error.may_be_billed else 0)
             raise
         except (Unanswered, ServerError):
@@ -161,7 +146,7 @@ class Client:
             await self.budget.settle(most, used)
 
     async def _send(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
-        """One request. Raises _Passing, Unanswered or ServerError."""
+        """One request. Raises _Passing, BadReplyError, Unanswered or ServerError."""
         api = self._api
         create: Any = (api.chat.completions if endpoint == "chat" else api.completions).with_raw_response.create
         named = ("model", "messages" if endpoint == "chat" else "prompt")
@@ -177,17 +162,20 @@ class Client:
         except self._errors.APIConnectionError as error:
             never_sent = type(error.__cause__).__name__ == "ConnectError"
             raise _Passing("connection failed or dropped", may_be_billed=not never_sent) from None
-        reply = Reply(self._hide(raw.content.decode("utf-8", errors="replace")))
-        if not _is_whole(reply, endpoint):
-            raise _Passing("reply is not a completion", may_be_billed=True)
-        return reply
+        return Reply(self._hide(raw.content.decode("utf-8", errors="replace")), endpoint, body)
 
     def _meaning(self, error: openai.APIStatusError) -> Exception:
         """What a status code means for this request and for all others, as the exception to raise."""
         code, wait = error.status_code, _asked_wait(error.response.headers)
-        said = textwrap.shorten(self._hide(str(error)), 300)
+        said = textwrap.shorten(one_line(self._hide(str(error))), 300)
         if code in HOPELESS or error.code == OUT_OF_CREDIT:
             return ServerError(f"{self.label} refuses every request: {said}")
+        if 300 <= code < 400:
+            place = textwrap.shorten(one_line(self._hide(error.response.headers.get("location", "elsewhere"))), 300)
+            return ServerError(
+                f"{self.label} answers with HTTP {code}, a redirect to {place}; prompts and key go to base_url alone: "
+                "put the other address there if it is right"
+            )
         if code not in TEMPORARY and code < 500:
             return Unanswered(f"refused with HTTP {code}", said, is_refusal=True)
         if wait > LONGEST_WAIT:
@@ -220,23 +208,15 @@ def _most_tokens_read(body: Mapping[str, Any]) -> int:
     return len(json.dumps(body, ensure_ascii=False).encode())
 
 
-def _is_whole(reply: Reply, endpoint: Endpoint) -> bool:
-    try:
-        answer = reply.choice
-    except (ValueError, TypeError, LookupError):
-        return False
-    return isinstance(answer.get("message"), dict) if endpoint == "chat" else isinstance(answer.get("text"), str)
-
-
 def _asked_wait(headers: Mapping[str, str]) -> float:
     """Seconds that the server asks to wait; 0 when it does not say."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        value = headers.get(name, "")
         try:
-            return max(0.0, float(value) / unit)
+            wait = float(headers.get(name, "")) / unit
         except ValueError:
             continue
+        return max(0.0, wait) if math.isfinite(wait) else 0.0
     try:
         return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from rich.table import Table
 
 from regretless.client.config import ServerConfig
-from regretless.config import Section, merge
+from regretless.config import FolderName, Section, merge
 from regretless.errors import DataError
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import stage as chat_benchmarks
@@ -72,9 +72,9 @@ class BenchmarkSource(Section):
 class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, sampling over seeds where asked for, and chat benchmarks."""
 
-    benchmarks: dict[str, BenchmarkSource] = Field(default={})
+    benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
     """Benchmarks with gold answers, by label."""
-    chat: dict[str, ChatBenchmark] = Field(default={})
+    chat: dict[FolderName, ChatBenchmark] = Field(default={})
     """Benchmarks of which a judge reads the answers, by label."""
     server: ServerConfig | None = None
     """Where the judges of the chat benchmarks run, and the budget; what a benchmark says in its own `server` goes over
@@ -83,6 +83,8 @@ class EvaluateConfig(Section):
     """Of chat benchmarks that have none of their own."""
     max_new_tokens: int = Field(default=2048, ge=1)
     """Longest response to a benchmark with gold answers; one that is cut there is not correct, and counted."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Of all answers to benchmarks with gold answers; 1 is none, the RePO authors' scripts have 1.05."""
     batch_size: int = Field(default=64, ge=1)
     """Responses written at the same time."""
     seeds: list[int] = Field(default_factory=list)

@@ -13,13 +13,13 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from regretless.client.ask import Answer, Answers, Question, UnreadableError
-from regretless.client.http import Reply
 from regretless.client.judge import JudgeAccess, ask_judge, bill, check_judged
+from regretless.client.reply import Reply
 from regretless.errors import DataError
 from regretless.labeling.judge_parse import Rating, parse_ratings
-from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, load_aspects
+from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, ShownSystem, load_aspects
 from regretless.preferences import check_some_left, report_refusals
-from regretless.records import Response, Text, read_responses, write_jsonl, write_records
+from regretless.records import Response, Text, read_responses, split_ambiguous, write_jsonl, write_records
 
 
 class JudgeConfig(JudgeAccess):
@@ -40,6 +40,9 @@ class JudgeConfig(JudgeAccess):
     """Jinja file with the system message, in place of this package's."""
     layout: str | None = None
     """Jinja file that lays out a request, in place of this package's."""
+    shown_system: ShownSystem = "own"
+    """Which system messages of a prompt belong to the instruction that the judge is shown: its own, without those that
+    the templates `assistant` and `math` put in front of it for sampling; all; or none."""
     seed: int = 0
     """Shuffles the texts of each request."""
 
@@ -96,9 +99,11 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     when the budget is used up, ServerError when the server is down; after the last two, a further run goes on.
     """
     rows, refused = read_responses(responses)
+    rows, ambiguous = split_ambiguous(rows, responses)
+    refused += ambiguous
     check_some_left(rows, refused, responses)
     report_refusals(refused, output / "refused.jsonl")
-    prompt = JudgePrompt(config.system, config.layout)
+    prompt = JudgePrompt(config.system, config.layout, config.shown_system)
     aspects = load_aspects(config.aspects, config.rubrics, config.typed, config.not_applicable)
     groups = group_responses(rows)
     # Prompt by prompt: when a budget ends, what was paid for is mostly complete.

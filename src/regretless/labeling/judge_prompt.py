@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
 from regretless.errors import ConfigError, reject
+from regretless.prompts import SYSTEM_LINES
 from regretless.records import Message, Text
 
+ShownSystem = Literal["own", "all", "none"]
+"""Which of a prompt's system messages a judge is shown as part of the instruction."""
 ASPECTS = ("instruction_following", "helpfulness", "honesty", "truthfulness")
 """Aspects with a scale of their own in this package."""
 PROBE_CODE, PROBE_INSTRUCTION, PROBE_GUIDELINE = "c0de", "an instruction", "a guideline"
@@ -42,8 +45,10 @@ class JudgePrompt:
     blocks are genuine.
     """
 
-    def __init__(self, system: str | None, layout: str | None) -> None:
-        """Files of the templates; this package's own where None. Raises ConfigError for a layout that cannot work."""
+    def __init__(self, system: str | None, layout: str | None, shown_system: ShownSystem = "own") -> None:
+        """system, layout: files of the templates; this package's own where None. shown_system: see `as_instruction`.
+        Raises ConfigError for a layout that cannot work."""
+        self._shown_system = shown_system
         self._system = Template("system", system).render()
         self._layout = Template("layout", layout)
         for has_types in (False, True):
@@ -56,7 +61,8 @@ class JudgePrompt:
 
     def messages(self, prompt: Text, texts: Sequence[str], aspect: Aspect, code: str) -> list[Message]:
         """Messages that ask for ratings of texts, in this order, as answers to a prompt."""
-        user: Message = {"role": "user", "content": self._user(as_instruction(prompt), texts, aspect, code)}
+        instruction = as_instruction(prompt, self._shown_system)
+        user: Message = {"role": "user", "content": self._user(instruction, texts, aspect, code)}
         return [{"role": "system", "content": self._system}, user] if self._system else [user]
 
     def _user(self, instruction: str, texts: Sequence[str], aspect: Aspect, code: str) -> str:
@@ -83,13 +89,23 @@ def load_aspects(
     ]
 
 
-def as_instruction(prompt: Text) -> str:
-    """A prompt as one text: of a conversation with one message its content, else every message under its role."""
+def as_instruction(prompt: Text, shown_system: ShownSystem = "own") -> str:
+    """What a prompt asks for, as one text: of a conversation with one message its content, else every message under
+    its role.
+
+    shown_system: which system messages belong to it. `own`: all but those of this package's templates, which a prompt
+    did not come with; `all`; `none`.
+    """
     if isinstance(prompt, str):
         return prompt
-    if len(prompt) == 1:
-        return prompt[0]["content"]
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in prompt)
+    shown = [message for message in prompt if message["role"] != "system" or _is_shown(message, shown_system)] or prompt
+    if len(shown) == 1:
+        return shown[0]["content"]
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in shown)
+
+
+def _is_shown(system: Message, shown_system: ShownSystem) -> bool:
+    return shown_system == "all" or (shown_system == "own" and system["content"] not in SYSTEM_LINES.values())
 
 
 class Template:

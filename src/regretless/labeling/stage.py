@@ -6,12 +6,11 @@ import dataclasses
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field, field_validator
 
 from regretless.config import Section
@@ -21,9 +20,22 @@ from regretless.labeling.pool import Pool
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.preferences import check_some_left, report_refusals
 from regretless.progress import bar
-from regretless.records import Refusal, Response, Verdict, read_responses, read_rows, write_jsonl, write_records
-from regretless.store import atomic_path, read_json, write_json
+from regretless.records import (
+    Refusal,
+    Response,
+    Verdict,
+    check_response,
+    read_responses,
+    read_rows,
+    write_jsonl,
+    write_parquet,
+    write_records,
+)
+from regretless.schema import Unusable, found
+from regretless.store import check_writable, read_json, write_json
+from regretless.text_gate import without_nan
 
+NAMES = ("answer", "prompt_id", "response_id")
 PART_ROWS = 2000
 """Rows between two points that a killed run can go on from."""
 
@@ -82,7 +94,8 @@ def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str
     """
     if output.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{output}: expected a .jsonl or .parquet file")
-    kept: list[dict[str, Any]] = []
+    check_writable(output)
+    kept: dict[int, dict[str, Any]] = {}
     refused: list[Refusal] = []
     for number, row in read_rows(responses):
         if isinstance(row, Refusal):
@@ -90,36 +103,84 @@ def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str
         elif problem := _problem(row):
             refused.append(Refusal(str(responses), number, problem, row))
         else:
-            kept.append(row)
+            kept[number] = row
+    if output.suffix == ".parquet":
+        refused += _split_types(kept, responses)
     beside = output.with_suffix(".refused.jsonl")
     beside.unlink(missing_ok=True)
     if refused:
-        report_refusals(refused, beside)
-    check_some_left(kept, refused, responses)
-    questions = [Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length") for row in kept]
+        report_refusals(sorted(refused, key=lambda refusal: refusal.line), beside)
+    rows = list(kept.values())
+    check_some_left(rows, refused, responses)
+    questions = [Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length") for row in rows]
     checks = _checks(config, questions, parts=None)
-    judged = [{**row, **_columns(check)} for row, check in zip(kept, checks, strict=True)]
+    judged = [{**row, **_columns(check)} for row, check in zip(rows, checks, strict=True)]
     if output.suffix == ".jsonl":
-        write_jsonl(output, judged)
+        write_jsonl(output, map(without_nan, judged))
     else:
         _write_parquet(output, judged)
     return _summary(checks, refused)
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that may differ in their columns. Raises DataError for a column with values of several types."""
-    columns: dict[str, Any] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        # Gold answers come as numbers and as texts; everywhere else in the package they are texts.
-        values = [str(row[name]) if name == "answer" else row.get(name) for row in rows]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(
-                f"{path}: column {name}: expected values of one type, found several; write a .jsonl file instead"
-            ) from error
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.table(columns), temporary, compression="zstd")
+    """Write rows that may differ in their columns, but not in the types of these."""
+    write_parquet(path, pa.table({name: _array(name, rows) for name in _names(rows)}))
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
+    """A column of a table. Raises ArrowException or OverflowError when its values have no type in common."""
+    # Gold answers and names come as numbers and as texts; everywhere else in the package they are texts.
+    values = [row.get(name) for row in rows]
+    return pa.array([None if value is None else str(value) for value in values] if name in NAMES else values)
+
+
+def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refusal]:
+    """Take the rows out that do not fit into one table with the others; a column's commonest kind of value counts."""
+    refused: list[Refusal] = []
+    for name in _names(rows.values()):
+        while True:
+            try:
+                _array(name, rows.values())
+                break
+            except (pa.ArrowException, OverflowError):
+                kinds = Counter(_kind(row[name]) for row in rows.values() if row.get(name) is not None)
+                most = max(kinds, key=kinds.__getitem__)
+                others = [
+                    number for number, row in rows.items() if row.get(name) is not None and _kind(row[name]) != most
+                ]
+                if not others:
+                    raise DataError(
+                        f"{responses}: column {name}: its values have no type in common that a table can hold; write a "
+                        ".jsonl file, or take the column out"
+                    ) from None
+            refused += [
+                Refusal(
+                    str(responses),
+                    number,
+                    f"{name}: expected {most} as in most rows, for a table, got {found(rows[number][name])}; or write "
+                    "a .jsonl file",
+                    rows[number],
+                )
+                for number in others
+            ]
+            for number in others:
+                del rows[number]
+    return refused
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number" if not isinstance(value, int) or -(2**63) <= value < 2**63 else "a number of any length"
+    if isinstance(value, list):
+        return f"a list of {_kind(value[0])}" if value else "a list"
+    names = {str: "text", dict: "an object"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
 
 
 def _refusal(row: Response, responses: Path) -> Refusal:
@@ -131,10 +192,10 @@ def _problem(row: Mapping[str, Any]) -> str | None:
     missing = [name for name in ("prompt", "response", "answer") if row.get(name) is None]
     if missing:
         return f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}"
-    if not isinstance(row["response"], str):
-        return f"response: expected text, got {type(row['response']).__name__}"
-    if not isinstance(row["answer"], str | int | float):
-        return f"answer: expected text or a number, got {type(row['answer']).__name__}"
+    try:
+        check_response(row)
+    except Unusable as reason:
+        return str(reason)
     return None
 
 

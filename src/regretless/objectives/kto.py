@@ -11,7 +11,7 @@ from regretless.objectives.base import Logps, Need, NonNegative, Objective, Outp
 
 
 class KTO(Objective):
-    """λ_w (1 − σ(β(ρ⁺ − z))) and λ_l (1 − σ(β(z − ρ⁻))), the loss being the mean over all 2P terms .
+    """λ_w (1 − σ(β(ρ⁺ − z))) and λ_l (1 − σ(β(z − ρ⁻))), the loss being the mean over all 2P terms.
 
     ρ: summed log-ratio of policy to reference, nats. z ≥ 0: the reference point, without gradient; a negative `z_ref`
     counts as 0.

@@ -9,21 +9,29 @@ from torch.nn import functional as F
 
 from regretless.objectives.base import Logps, NonNegative, Objective, Output, Positive, margins
 
+ETA: dict[Literal["mean", "sum"], float] = {"mean": 0.2, "sum": 0.005}
+"""The authors' own weights: of their average loss, which they call the default, and of their cumulative one."""
+
 
 class RPO(Objective):
-    """DPO plus the negative log-likelihood of the chosen response: η β times its sum, or η times its token mean."""
+    """DPO plus the negative log-likelihood of the chosen response: η times its token mean, or η β times its sum.
+
+    A response of T tokens has a sum that is T times its mean, so an η is worth something only with its reduction.
+    """
 
     name: ClassVar[str] = "rpo"
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
-    eta: NonNegative = 0.2
-    """Weight η of the likelihood term."""
-    sft: Literal["sum", "mean"] = "sum"
-    """Likelihood term: η β Σ −log π over tokens (the method's own code), or η times the token mean (no β)."""
+    eta: NonNegative | None = None
+    """Weight η of the likelihood term; none means 0.2 for the mean, 0.005 for the sum."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Likelihood term over the tokens: averaged, times η; or summed, times η β (the formula as printed)."""
 
     def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
         rewards = self.beta * logps.log_ratio()
-        weight = self.eta * self.beta if self.sft == "sum" else self.eta
-        losses = -F.logsigmoid(margins(rewards, pairs)) + weight * logps.nll(self.sft)[pairs[:, 0]]
+        weight = ETA[self.reduction] if self.eta is None else self.eta
+        if self.reduction == "sum":
+            weight *= self.beta
+        losses = -F.logsigmoid(margins(rewards, pairs)) + weight * logps.nll(self.reduction)[pairs[:, 0]]
         return Output(losses, rewards=rewards.detach())

@@ -21,7 +21,7 @@ from regretless.columns import response_text
 from regretless.config import Section
 from regretless.errors import ConfigError, DataError
 from regretless.models import ModelConfig, load_tokenizer
-from regretless.preferences import check_some_left, read_pairs, report_refusals
+from regretless.preferences import check_some_left, read_pairs, report_refusals, split_kinds
 from regretless.records import Pair, Text, write_records
 
 
@@ -58,7 +58,7 @@ def run(config: MaskConfig, pairs: Path, output: Path) -> dict[str, Any]:
     Written into the folder `output`: pairs.parquet (the pairs read, in their order, then the masked ones) and
     refused.jsonl. Raises DataError when no pair can be read, or fewer masked pairs can be made than `count` asks for.
     """
-    originals, refused = read_pairs(pairs)
+    originals, refused = split_kinds(*read_pairs(pairs))
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(originals, refused, pairs)
     masked, counts = mask_pairs(originals, config)
@@ -105,6 +105,7 @@ def _sources(
 ) -> Iterable[_Source]:
     """Distinct chosen responses of original pairs that can be masked, in order; the others are counted by reason."""
     seen: set[str] = set()
+    usable, foreign = 0, None
     for pair in pairs:
         key = f"{pair.prompt_id}/{pair.chosen_id}"
         if pair.kind == "masked" or key in seen:
@@ -120,28 +121,40 @@ def _sources(
             left_out["too_short"] += 1
         else:
             source = _Source(pair, key, Random(f"{config.seed}:length:{key}").choice(fitting))
-            if _text_left(source, codec).strip():
+            if reason := _unwritable(pair, codec):
+                left_out[reason] += 1
+                foreign = foreign or (pair.tokenizer if reason == "another_tokenizer" else None)
+            elif _text_left(source, codec).strip():
+                usable += 1
                 yield source
             else:
                 left_out["no_text_left"] += 1
+    if foreign is not None and codec is not None and not usable:
+        raise ConfigError(
+            f"mask.tokenizer: expected the tokenizer that made the ids ({foreign}), got another vocabulary "
+            f"({codec.fingerprint}); name the behaviour model's"
+        )
 
 
-def _text_left(source: _Source, codec: Codec | None) -> str:
-    pair = source.pair
+def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
+    """Why the text that is left of a response cannot be written, or None. Raises ConfigError without a tokenizer."""
     if pair.chosen_token_ids is None:
-        return "".join((pair.chosen_tokens or [])[: -source.length])
+        return None
     if codec is None:
         raise ConfigError(
             "mask.tokenizer: required to write the text of the tokens that are left; give the hub id or folder of the "
             "behaviour model's tokenizer"
         )
     if pair.tokenizer not in (None, codec.fingerprint):
-        raise ConfigError(
-            f"mask.tokenizer: expected the tokenizer that made the ids ({pair.tokenizer}), got another vocabulary "
-            f"({codec.fingerprint}); name the behaviour model's"
-        )
-    if not codec.spells(tuple(pair.chosen_token_ids), response_text(pair.chosen)):
-        raise DataError(f"{pair.origin or pair.pair_id}: chosen_token_ids do not spell the text of chosen")
+        return "another_tokenizer"
+    spells = codec.spells(tuple(pair.chosen_token_ids), response_text(pair.chosen))
+    return None if spells else "ids_do_not_spell_the_text"
+
+
+def _text_left(source: _Source, codec: Codec | None) -> str:
+    pair = source.pair
+    if pair.chosen_token_ids is None or codec is None:
+        return "".join((pair.chosen_tokens or [])[: -source.length])
     return codec.decode([tuple(pair.chosen_token_ids[: -source.length])])[0]
 
 

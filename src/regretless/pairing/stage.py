@@ -24,10 +24,11 @@ from regretless.records import (
     Response,
     Text,
     Verdict,
-    logps_problem,
     read_responses,
+    split_ambiguous,
     write_records,
 )
+from regretless.schema import logps_problem
 
 
 class PairConfig(Section):
@@ -56,8 +57,9 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
     results.
     """
     rows, refused = read_responses(responses)
-    usable, unusable = _split_unusable(rows, config)
-    refused += unusable
+    clear, ambiguous = split_ambiguous(rows, responses)
+    usable, unusable = _split_unusable(clear, config)
+    refused = sorted(refused + ambiguous + unusable, key=lambda refusal: refusal.line)
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(usable, refused, responses)
     pairs, counts = make_pairs(usable, config)

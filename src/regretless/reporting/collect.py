@@ -229,9 +229,8 @@ def _stages(run_dir: Path) -> list[Stage]:
             )
         )
     known = {name: place for place, name in enumerate(STAGES)}
-    return sorted(
-        found, key=lambda stage: (known.get(stage.name.split("/")[0], len(known)), stage.finished, stage.name)
-    )
+    # Not by time: that would make the page of equal runs depend on how fast they were, and on what ran again.
+    return sorted(found, key=lambda stage: (known.get(stage.name.split("/")[0], len(known)), stage.name))
 
 
 def _in_order(items: Iterable[T], order: Sequence[str], label: Callable[[T], str]) -> list[T]:

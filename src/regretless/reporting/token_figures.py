@@ -1,4 +1,4 @@
-"""Shaded responses as files for a paper: a figure for each model and side, like Figures 4 to 9 of arXiv:2606.09124."""
+"""Shaded responses as files for a paper: a figure for each model and side, like Figures 6 to 11 of arXiv:2606.09124."""
 
 from __future__ import annotations
 

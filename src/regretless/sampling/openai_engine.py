@@ -10,9 +10,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from regretless.client.http import Client, Reply, Unanswered
+from regretless.client.http import Client, Unanswered
 from regretless.client.limits import Budget, Spending
-from regretless.errors import BudgetError, ConfigError, RegretlessError, ServerError
+from regretless.client.reply import NO_LOGPS, BadReplyError, Reply
+from regretless.errors import BudgetError, ConfigError, ServerError
 from regretless.models import ModelConfig, load_tokenizer, tokenizer_fingerprint
 from regretless.records import LogpsKind, Text
 from regretless.sampling.engine import Completion, Provenance, SamplingParams, SamplingServer
@@ -20,11 +21,8 @@ from regretless.sampling.openai_logprobs import (
     PROBE_TEMPERATURE,
     PROBE_TOP_P,
     Meaning,
-    Tokens,
     kind_of,
-    likeliest,
     meaning_of,
-    read_tokens,
 )
 from regretless.store import fingerprint
 from regretless.tokenization import encode_prompt
@@ -161,7 +159,7 @@ class OpenAIEngine:
 
                 async def one(body: dict[str, Any]) -> Reply:
                     async with places:
-                        return await client.ask(self.server.endpoint, body, most_tokens)
+                        return await client.ask(self.server.endpoint, body, most_tokens, self._check_ids)
 
                 return await asyncio.gather(*map(one, bodies))
 
@@ -169,46 +167,48 @@ class OpenAIEngine:
             return asyncio.run(ask())
         except (BudgetError, ServerError) as error:
             raise type(error)(f"model {self.model}: {error}") from None
-
-    def _completion(self, prompt: ServerPrompt, reply: Reply) -> Completion:
-        choice = reply.choice
-        tokens = self._tokens(choice)
-        sampled = (
-            tokens.logps if self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain) else None
-        )
-        read = prompt.ids or choice.get("prompt_token_ids") or reply.data.get("prompt_token_ids")
-        return Completion(
-            text=reply.content,
-            token_ids=tokens.ids,
-            logps=tokens.logps,
-            sampled_logps=sampled,
-            # A response that a filter ended, for one, is as incomplete as one that ran into the limit.
-            finish_reason="stop" if reply.finish_reason == "stop" else "length",
-            logps_kind=None if tokens.logps is None else self.kind,
-            prompt_token_ids=read,
-            tokens=None if tokens.ids is not None or tokens.logps is None else tokens.strings,
-        )
-
-    def _tokens(self, choice: dict[str, Any]) -> Tokens:
-        message = choice.get("message") or {}
-        thoughts = message.get("reasoning_content") or message.get("reasoning")
-        try:
-            tokens = read_tokens(choice)
-        except RegretlessError as error:
-            raise type(error)(f"model {self.model}: {error}") from None
-        if not self.server.logprobs:
-            return Tokens(tokens.strings, None if thoughts else tokens.ids, None)
-        if tokens.logps is None:
+        except Unanswered as error:
+            if error.reason != NO_LOGPS:
+                raise
             raise ServerError(
                 f"model {self.model}: the server gives no log-probabilities; start it so that it does, or set "
                 "server.logprobs: false for data without them (repo_det and the baselines take it)"
-            )
-        if thoughts:
+            ) from None
+
+    def _check_ids(self, reply: Reply) -> None:
+        """Raise BadReplyError for an id that the named tokenizer does not have: it stands for no text."""
+        ids = reply.choice.ids
+        if self.tokenizer is not None and ids and max(ids) >= (size := len(self.tokenizer)):
+            detail = f"{max(ids)}, and the tokenizer {self.provenance.tokenizer} has {size}; name that of the model"
+            raise BadReplyError("token id beyond the vocabulary", detail)
+
+    def _completion(self, prompt: ServerPrompt, reply: Reply) -> Completion:
+        choice = reply.choice
+        if reply.thoughts and self.server.logprobs:
             raise ServerError(
                 f"model {self.model}: the server takes the model's thoughts out of the text but not out of the "
                 "log-probabilities; start it without a reasoning parser, or set server.logprobs: false"
             )
-        return tokens
+        # Ids that hold thoughts do not belong to a text that does not.
+        ids = None if reply.thoughts else choice.ids
+        logps = choice.logps
+        if self.server.logprobs and logps is None:
+            raise ServerError(
+                f"model {self.model}: a filter of the server has ended an answer before its first token; leave the "
+                "prompt out, and run again"
+            )
+        has_draw = self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain)
+        return Completion(
+            text=reply.content,
+            token_ids=ids,
+            logps=logps,
+            sampled_logps=logps if has_draw else None,
+            # A response that a filter ended, for one, is as incomplete as one that ran into the limit.
+            finish_reason="stop" if reply.finish_reason == "stop" else "length",
+            logps_kind=None if logps is None else self.kind,
+            prompt_token_ids=prompt.ids or reply.prompt_token_ids,
+            tokens=None if ids is not None or logps is None else choice.strings,
+        )
 
     def _find_kind(self) -> LogpsKind:
         found = None if self.params.is_plain else self._find_meaning()
@@ -230,5 +230,5 @@ class OpenAIEngine:
                 raise ServerError(f"model {self.model}: the server does not answer: {error}") from None
             # Some servers refuse what the question takes: a limit of one token, alternatives.
             return None
-        neutral, shaped = (likeliest(reply.choice) for reply in replies)
+        neutral, shaped = ([top.logprob for top in reply.choice.likeliest] for reply in replies)
         return meaning_of(neutral, shaped)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
-from regretless.errors import ConfigError, ServerError
-from regretless.records import LogpsKind, logps_problem
+from regretless.errors import ConfigError
+from regretless.records import LogpsKind
 from regretless.sampling.engine import SamplingParams
 
 Meaning = Literal["raw", "processed", "temperature"]
@@ -19,49 +18,6 @@ CERTAIN = -0.02
 """Nats; a first token more likely than this tells nothing: its log-probability is close to 0 in any case."""
 CLOSE = 0.02
 """Nats and relative; servers that batch requests do not repeat a number exactly."""
-ID_PREFIX = "token_id:"
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of one answer."""
-
-    strings: list[str] | None
-    ids: list[int] | None
-    logps: list[float] | None
-    """Nats per token."""
-
-
-def read_tokens(choice: Mapping[str, Any]) -> Tokens:
-    """Tokens of an answer in any of the forms that servers use. Raises ServerError when they do not fit together."""
-    try:
-        strings, ids, logps = _parts(choice)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise ServerError(f"log-probabilities in an unknown form: {choice.get('logprobs')!r:.200}") from None
-    problem = logps_problem("logprobs", strings if ids is None else ids, logps)
-    if problem is not None:
-        raise ServerError(f"log-probabilities that the server gave cannot be used: {problem}")
-    # As the local engine does: rounding can put a certain token a hair above 0.
-    return Tokens(strings, ids, None if logps is None else [min(value, 0.0) for value in logps])
-
-
-def _parts(choice: Mapping[str, Any]) -> tuple[list[str] | None, list[int] | None, list[float] | None]:
-    """Token strings, ids and log-probabilities of an answer, as far as it has them."""
-    logprobs = choice.get("logprobs") or {}
-    entries = logprobs.get("content")
-    ids = choice.get("token_ids")
-    strings: list[str] | None
-    logps: list[float] | None
-    if isinstance(entries, list):
-        strings = [str(entry["token"]) for entry in entries]
-        logps = [entry["logprob"] for entry in entries]
-        if ids is None and entries and all("id" in entry for entry in entries):
-            ids = [entry["id"] for entry in entries]
-    else:
-        strings, logps = logprobs.get("tokens"), logprobs.get("token_logprobs")
-    if ids is None and strings and all(string.startswith(ID_PREFIX) for string in strings):
-        ids = [int(string.removeprefix(ID_PREFIX)) for string in strings]
-    return strings, ids, logps
 
 
 def meaning_of(neutral: Sequence[float], shaped: Sequence[float]) -> Meaning | None:
@@ -86,18 +42,6 @@ def meaning_of(neutral: Sequence[float], shaped: Sequence[float]) -> Meaning | N
 
 def _close(value: float, expected: float) -> bool:
     return math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE)
-
-
-def likeliest(choice: Mapping[str, Any]) -> list[float]:
-    """Log-probabilities (nats) of the likeliest first tokens of an answer, highest first; empty if it does not tell."""
-    logprobs = choice.get("logprobs") or {}
-    entries = logprobs.get("content")
-    if isinstance(entries, list):
-        values = [entry["logprob"] for entry in entries[0].get("top_logprobs") or ()] if entries else []
-    else:
-        first = (logprobs.get("top_logprobs") or [None])[0]
-        values = list(first.values()) if isinstance(first, Mapping) else []
-    return sorted((float(value) for value in values), reverse=True)
 
 
 def kind_of(params: SamplingParams, said: Literal["raw", "processed"] | None, found: Meaning | None) -> LogpsKind:

@@ -12,16 +12,13 @@ from pydantic import Field, field_validator
 
 from regretless.errors import ConfigError, DataError
 from regretless.models import ModelConfig
-from regretless.progress import console
+from regretless.preferences import check_some_left, report_refusals
 from regretless.prompts import PromptRow, PromptSource, read_prompts
-from regretless.records import Refusal, write_refusals
+from regretless.records import Refusal
 from regretless.sampling.engine import SamplingParams
 from regretless.sampling.engines import ENGINES, TOKENIZERS
 from regretless.sampling.work import SampleWork
 from regretless.tokenization import encode_prompt
-
-SHOWN = 20
-"""Refused prompts that are also said on the terminal."""
 
 
 class SampleConfig(SamplingParams):
@@ -53,11 +50,8 @@ def run(config: SampleConfig, output: Path) -> dict[str, Any]:
     prompts, refused = read_prompts(config.prompts)
     prompts, unwritable = _writable(config, prompts)
     refused += unwritable
-    write_refusals(output / "refused.jsonl", refused)
-    for refusal in refused[:SHOWN]:
-        console.print(f"refused {refusal}", markup=False, soft_wrap=True)
-    if not prompts:
-        raise DataError(f"{config.prompts.dataset}: no usable prompt; see {output / 'refused.jsonl'} for the reasons")
+    report_refusals(refused, output / "refused.jsonl")
+    check_some_left(prompts, refused, config.prompts.dataset)
     summary = sample_models(config.models, prompts, _params(config), output / "responses.parquet")
     return {**summary, "refused": len(refused)}
 

@@ -22,10 +22,10 @@ from regretless.errors import ConfigError, DataError, lookup
 from regretless.models import ModelConfig
 from regretless.progress import bar
 from regretless.prompts import PromptRow
-from regretless.records import Response, write_records
+from regretless.records import Response, write_parquet, write_records
 from regretless.sampling.engine import Completion, Engine, SamplingParams
 from regretless.sampling.engines import ENGINES
-from regretless.store import atomic_path, fingerprint, read_json, versions, write_json
+from regretless.store import fingerprint, read_json, versions, write_json
 
 MAX_PARTS = 200
 """Parts of one model's work; a kill loses at most one."""
@@ -193,8 +193,7 @@ class SampleWork:
         wanted = (_response_id(*key) for key in itertools.product(self.prompts, models, samples))
         table = table.take([place[name] for name in wanted])
         metadata = {**(table.schema.metadata or {}), KEY: self.key.encode()}
-        with atomic_path(self.output) as temporary:
-            pq.write_table(table.replace_schema_metadata(metadata), temporary, compression="zstd")
+        write_parquet(self.output, table.replace_schema_metadata(metadata))
 
 
 def _response_id(prompt: PromptRow, model: int, sample: int) -> str:

@@ -1,4 +1,4 @@
-"""The paper's first illustration as a decision process: two partial paths, ranked by reward and by regret (§4.1)."""
+"""Figure 2 of the paper as a decision process: two partial paths, ranked by reward and by regret (§4.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's second illustration as a decision process: two decisions and what else could have come of them (§4.1)."""
+"""Figure 3 of the paper as a decision process: two decisions and what else could have come of them (§4.1)."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import is_tensorboard_available
 
 from regretless.errors import reject
+from regretless.training.arguments import argument_problems, given_arguments
 from regretless.units import CACHE, processes
 
 
@@ -72,21 +72,12 @@ class PreferenceConfig(TrainingArguments):
         # accelerate takes several processes without an accelerator for one each, unless it is told.
         if processes() > 1 and not torch.accelerator.is_available():
             self.use_cpu = True
-        super().__post_init__()
-        problems = []
-        if self.truncation not in ("refuse", "keep_start"):
-            problems.append(f"truncation: expected refuse or keep_start, got {self.truncation!r}")
-        if self.trained_dtype not in (None, "float32", "bfloat16"):
-            problems.append(f"trained_dtype: expected float32 or bfloat16, got {self.trained_dtype!r}")
-        for name in ("max_length", "max_prompt_length", "max_tokens_per_microbatch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                problems.append(f"{name}: expected at least 1 token, got {value}")
+        found = argument_problems(type(self), given_arguments(self))
+        problems = [f"{name}: {problem}" for name, problem in found.items()]
         if self.beta is not None and "beta" in self.objective_kwargs:
             problems.append("beta: given twice, as `beta` and inside `objective_kwargs`")
-        if "tensorboard" in self.report_to and not is_tensorboard_available():
-            problems.append("report_to: tensorboard needs a package: install tensorboard, or tensorboardX")
         reject("PreferenceConfig", problems)
+        super().__post_init__()
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1
 

@@ -25,10 +25,10 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A tokenized pair; `mismatched` is a response to another prompt, where the method estimates its zero with one."""
+    """A tokenized pair; `mismatched`: both responses to another prompt, on which some methods estimate their zero."""
 
     pair: TokenizedPair
-    mismatched: Tokens | None = None
+    mismatched: tuple[Tokens, ...] = ()
 
     def items(self, *, rejected: bool) -> list[tuple[Tokens, Tokens]]:
         """The (prompt, response) token pairs that a step computes for this pair."""
@@ -37,6 +37,10 @@ class TrainingPair:
             assert self.pair.rejected_ids is not None
             responses.append(self.pair.rejected_ids)
         return [(self.pair.prompt_ids, response) for response in responses]
+
+    def mismatched_items(self) -> list[tuple[Tokens, Tokens]]:
+        """The prompt with each response to another prompt."""
+        return [(self.pair.prompt_ids, response) for response in self.mismatched]
 
 
 class PairDataset(Dataset[TrainingPair]):
@@ -51,9 +55,10 @@ class PairDataset(Dataset[TrainingPair]):
     ) -> None:
         """`numbers`: those of the table's pairs that count, in order; all of them unless given.
 
-        `mismatched`: give every pair the chosen response of a pair with the next prompt (KTO's zero point). It is fixed
-        per data set, not drawn per batch, so that its reference log-probabilities can be computed once and the estimate
-        works for any batch size. Raises DataError when that is wanted and all prompts are equal.
+        `mismatched`: give every pair the chosen and the rejected response of a pair with the next prompt (KTO's zero
+        point: an estimate over all responses, good and bad). They are fixed per data set, not drawn per batch, so that
+        their reference log-probabilities can be computed once and the estimate works for any batch size. Raises
+        DataError when that is wanted and all prompts are equal.
         """
         self.table = pairs if isinstance(pairs, PairTable) else PairTable.temporary(pairs)
         self.numbers = np.arange(len(self.table)) if numbers is None else numbers
@@ -83,7 +88,7 @@ class PairDataset(Dataset[TrainingPair]):
         if self.table.key is None:
             return None
         chosen = xxhash.xxh3_128_hexdigest(self.numbers.tobytes())
-        return f"{self.table.key}-{chosen[:16]}" + ("-mismatched" if self._mismatched is not None else "")
+        return f"{self.table.key}-{chosen[:16]}" + ("-both-mismatched" if self._mismatched is not None else "")
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -92,7 +97,9 @@ class PairDataset(Dataset[TrainingPair]):
         pair = self.table[int(self.numbers[index])]
         if self._mismatched is None:
             return TrainingPair(pair)
-        return TrainingPair(pair, self.table[int(self.numbers[self._mismatched[index]])].chosen_ids)
+        other = self.table[int(self.numbers[self._mismatched[index]])]
+        assert other.rejected_ids is not None  # a method with a zero point judges rejected responses
+        return TrainingPair(pair, (other.chosen_ids, other.rejected_ids))
 
 
 class Groups:

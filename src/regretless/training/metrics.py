@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,6 +25,7 @@ class RunningMeans:
     def __init__(self) -> None:
         self._sums: defaultdict[str, list[Tensor]] = defaultdict(list)
         self._counts: Counter[str] = Counter()
+        self._restored: dict[str, list[float]] = {}
 
     def add(self, values: dict[str, Tensor]) -> None:
         """Count in each name's values (any shape)."""
@@ -31,14 +34,30 @@ class RunningMeans:
             self._sums[name].append(tensor.detach().sum())
             self._counts[name] += tensor.numel()
 
-    def take(self, accelerator: Accelerator) -> dict[str, float]:
-        """Means over all processes since the last call; every process has to call it."""
-        mine = {
-            name: (float(torch.stack(sums).cpu().double().sum()), self._counts[name])
-            for name, sums in self._sums.items()
+    def state(self) -> dict[str, Any]:
+        """What this process has added since the last `take`: single sums and the count, by name."""
+        found = {name: torch.stack(sums).cpu().double().tolist() for name, sums in self._sums.items()}
+        return {
+            name: {"sums": self._restored.get(name, []) + found.get(name, []), "count": self._counts[name]}
+            for name in {**self._restored, **found}
         }
+
+    def restore(self, states: Iterable[Mapping[str, Any]]) -> None:
+        """Begin with these states, in place of what was added since the last `take`."""
+        self._clear()
+        for name, part in (item for state in states for item in state.items()):
+            self._restored[name] = self._restored.get(name, []) + part["sums"]
+            self._counts[name] += part["count"]
+
+    def _clear(self) -> None:
         self._sums.clear()
         self._counts.clear()
+        self._restored.clear()
+
+    def take(self, accelerator: Accelerator) -> dict[str, float]:
+        """Means over all processes since the last call; every process has to call it."""
+        mine = {name: (math.fsum(part["sums"]), part["count"]) for name, part in self.state().items()}
+        self._clear()
         everyone = [mine] if accelerator.num_processes == 1 else gather_object([mine])
         found = {}
         for name in sorted({name for part in everyone for name in part}):

@@ -10,14 +10,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
-import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
 from regretless.errors import DataError
 from regretless.objectives import Objective
 from regretless.preferences import CHUNK, REPORTED, check_some_left, open_source, pair_chunks, say_refusals
 from regretless.progress import bar
-from regretless.records import Pair, Refusal, json_line
+from regretless.records import Pair, Refusal, json_line, row_count
 from regretless.store import atomic_path, fingerprint, path_fingerprint, versions
 from regretless.tokenization import TokenizedPair, missing_logps, tokenize_pairs
 from regretless.training.config import PreferenceConfig
@@ -174,5 +173,5 @@ def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Ite
 
 def _length(rows: Path | Iterable[Any]) -> int | None:
     if isinstance(rows, Path):
-        return pq.read_metadata(rows).num_rows if rows.suffix == ".parquet" and rows.is_file() else None
+        return row_count(rows)
     return len(rows) if isinstance(rows, Sized) else None

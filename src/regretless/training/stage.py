@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import InitErrorDetails
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from regretless.config import Section
-from regretless.errors import ConfigError
+from regretless.config import Section, lower, setting_error
 from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names
 from regretless.progress import bar
 from regretless.records import write_jsonl
 from regretless.trained import last_complete_checkpoint
+from regretless.training.arguments import argument_problems, problem_here
 from regretless.training.config import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
 from regretless.training.reading import pair_table
@@ -52,7 +52,8 @@ class TrainConfig(Section):
     objective: str | list[str] = "repo"
     """One method, or several to train side by side from the same start."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Hyperparameters and training arguments of single methods, which `objective` picks from."""
+    """Hyperparameters and training arguments of single methods, which `objective` picks from. What a method has here
+    counts over the common value of the file, and of a file that extends it; one that is typed replaces it, aloud."""
     lora: LoraSettings | None = LoraSettings()
     """None trains all weights."""
     eval_pairs: int = Field(default=0, ge=0)
@@ -75,30 +76,64 @@ class TrainConfig(Section):
             config = handler(values)
         except ValidationError as error:
             found = error.errors()
-            errors = [_error(item["type"], item["msg"], item["loc"], item["input"]) for item in found]
+            errors = [setting_error(item["loc"], item["msg"], item["input"], item["type"]) for item in found]
             bad = {item["loc"][0] for item in found if item["loc"]}
             config = cls.model_construct(**{key: value for key, value in values.items() if key not in bad})
-        if problems := config._problems():
-            errors.append(_error("value_error", "; ".join(dict.fromkeys(problems)), (), dict(values)))
+        errors += config._problems()
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return config
 
-    def _problems(self) -> list[str]:
-        problems = [
-            f"objective {name!r}: expected one of {', '.join(OBJECTIVES)}"
-            for name in self.objectives
-            if name not in OBJECTIVES
-        ]
-        for name in self.objectives:
+    def _problems(self) -> list[InitErrorDetails]:
+        """What is wrong about objectives, hyperparameters and training arguments, each under its own key."""
+        found: dict[tuple[str, ...], tuple[str, Any]] = {}
+        names = [name for name in self.objectives if isinstance(name, str)]
+        if not names:
+            found["objective",] = ("expected at least one method", self.objective)
+        for place, given in (("objective", names), ("methods", self.methods)):
+            for name in given:
+                if name not in OBJECTIVES:
+                    found[(place, name) if place == "methods" else (place,)] = (_unknown_method(name), name)
+        if len(set(names)) < len(names):
+            found["objective",] = ("a method is named twice", self.objective)
+        # Of a method that is not chosen, only what stands in its own entry.
+        for name in dict.fromkeys((*names, *self.methods)):
             if name in OBJECTIVES:
-                unknown = [key for key in self.values_for(name) if key not in _known_keys(name)]
-                problems += [_unknown_key(key, name) for key in unknown]
-                try:
-                    build(name, **self.split_for(name)[0])
-                except ConfigError as error:
-                    problems.append(str(error))
-        return problems
+                own = self.methods.get(name, {})
+                for key, problem in self._problems_of(name).items():
+                    if key in own or name in names:
+                        found.setdefault(("methods", name, key) if key in own else (key,), problem)
+        common = self.__pydantic_extra__ or {}
+        known = [name for name in names if name in OBJECTIVES]
+        for key, value in common.items():
+            if known and _belongs_to_another(key) and not any(key in _known_keys(name) for name in known):
+                found.setdefault((key,), (f"{', '.join(known)} has no such hyperparameter", value))
+        return [setting_error(place, message, value) for place, (message, value) in found.items()]
+
+    def _problems_of(self, objective: str) -> dict[str, tuple[str, Any]]:
+        """Of one method's settings, by key: what is wrong, and the value."""
+        values = self.values_for(objective)
+        hyperparameters, arguments = self.split_for(objective)
+        found = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
+        found |= {key: UNUSED[key] for key in arguments if key in UNUSED}
+        found |= argument_problems(PreferenceConfig, {key: arguments[key] for key in arguments if key not in found})
+        try:
+            OBJECTIVES[objective].model_validate(hyperparameters)
+        except ValidationError as error:
+            found |= {".".join(map(str, item["loc"][:1])): lower(item["msg"]) for item in error.errors()}
+        if not self.eval_pairs and "eval_strategy" not in found and values.get("eval_strategy", "no") != "no":
+            found["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
+        return {key: (problem, values.get(key)) for key, problem in found.items()}
+
+    def problem_here(self, objective: str) -> str | None:
+        """Why training with one method cannot start on this machine, as `key: reason`, or None."""
+        arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
+        found = problem_here(PreferenceConfig, arguments)
+        return None if found is None else f"{self.key_of(objective, found[0] or 'objective')}: {found[1]}"
+
+    def key_of(self, objective: str, key: str) -> str:
+        """Where a setting of one method stands: with the method, or with what all methods share."""
+        return f"methods.{objective}.{key}" if key in self.methods.get(objective, {}) else key
 
     def values_for(self, objective: str) -> dict[str, Any]:
         """Hyperparameters and arguments of one method: its own entry over the common ones."""
@@ -129,12 +164,6 @@ def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _error(kind: str, message: str, place: tuple[int | str, ...], value: Any) -> InitErrorDetails:
-    # Braces in the message would be taken for placeholders.
-    text = PydanticCustomError(kind, "{message}", {"message": message})
-    return InitErrorDetails(type=text, loc=place, input=value)
-
-
 def _argument_names() -> set[str]:
     return {field.name for field in dataclasses.fields(PreferenceConfig) if field.init} - {"objective", "output_dir"}
 
@@ -148,9 +177,27 @@ def _known_keys(objective: str) -> set[str]:
     return _argument_names() | set(hyperparameter_names(objective))
 
 
+UNUSED = {
+    "objective_kwargs": "hyperparameters stand here by their own names, without it",
+    "model_init_kwargs": "how the model is loaded is said in `model`",
+    "disable_tqdm": "this package has a bar of its own",
+    "resume_from_checkpoint": "the same command goes on from the last checkpoint by itself",
+    "do_train": "training has no such switch here",
+    "do_eval": "training has no such switch here; set eval_pairs",
+    "do_predict": "training has no such switch here; set eval_pairs",
+}
+"""Arguments of `PreferenceConfig` that the stage sets, or that mean nothing to it."""
+
+
 def _unknown_key(key: str, objective: str) -> str:
-    close = difflib.get_close_matches(key, sorted(_known_keys(objective)), n=1)
-    return f"{key}: unknown for {objective}" + (f"; did you mean {close[0]}?" if close else "")
+    fields = set(TrainConfig.model_fields)
+    close = difflib.get_close_matches(key, sorted(_known_keys(objective) - UNUSED.keys() | fields), n=1)
+    return f"unknown for {objective}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _unknown_method(name: str) -> str:
+    close = difflib.get_close_matches(name, OBJECTIVES, n=1)
+    return f"expected one of {', '.join(OBJECTIVES)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
@@ -189,6 +236,9 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
         peft_config=_lora(config.lora),
     )
     checkpoint = last_complete_checkpoint(output)
+    if checkpoint is None and trainer.is_world_process_zero():
+        for useless in output.glob("checkpoint-*"):
+            shutil.rmtree(useless)
     with _ProgressBar(f"train {objective}") as progress:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from regretless.codec import Ids
 from regretless.store import atomic_path
+from regretless.text_gate import clean_text
 from regretless.tokenization import TokenizedPair
 
 RECORDS, INDEX = "records.bin", "index.npz"
@@ -106,7 +107,7 @@ def _pack(pair: TokenizedPair) -> bytes:
     ids = np.array([*pair.prompt_ids, *pair.chosen_ids, *(pair.rejected_ids or ())], np.int32)
     logps = np.array([*(pair.chosen_logps or ()), *(pair.rejected_logps or ())], np.float32)
     texts = json.dumps([pair.pair_id, pair.source, pair.kind, pair.logps_dropped], ensure_ascii=False)
-    return head.tobytes() + ids.tobytes() + logps.tobytes() + texts.encode()
+    return head.tobytes() + ids.tobytes() + logps.tobytes() + clean_text(texts).encode()
 
 
 def _unpack(data: bytes) -> TokenizedPair:

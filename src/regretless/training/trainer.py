@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -20,19 +21,22 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
-from regretless.errors import ConfigError, NonFiniteLossError
+from regretless.config import check_name
+from regretless.errors import ConfigError, NonFiniteLossError, reject
+from regretless.hub import one_attempt
 from regretless.modeling.forward import causal_model, check_grouped, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.objectives import build
 from regretless.store import read_json
-from regretless.trained import STATE, last_complete_checkpoint
+from regretless.trained import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.training.batch import PairBatch, build_batch
 from regretless.training.config import PreferenceConfig
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.live_log import LiveLog
+from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.precision import fit_trained_weights, match_reference
@@ -41,6 +45,14 @@ from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
 """Pairs' items and a budget of tokens to rows of pairs."""
+
+
+def _sort_sets(configs: Iterable[PeftConfig]) -> None:
+    """Give settings that peft holds as sets an order, so that equal runs write equal files."""
+    for config in configs:
+        for name, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, name, sorted(value))
 
 
 class PreferenceTrainer(Trainer):
@@ -75,8 +87,9 @@ class PreferenceTrainer(Trainer):
         chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
         as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
         if isinstance(model, str):
-            processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-            model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
+            with one_attempt(model):
+                processing_class = processing_class or AutoTokenizer.from_pretrained(model)
+                model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
         if processing_class is None:
             raise ConfigError("processing_class: required with a model object; pass its tokenizer")
         if peft_config is not None:
@@ -85,6 +98,7 @@ class PreferenceTrainer(Trainer):
                     "peft_config: the model has an adapter already; merge it first, or pass no peft_config"
                 )
             model = get_peft_model(model, peft_config)
+            _sort_sets(model.peft_config.values())
         fit_trained_weights(model, args, as_loaded=as_loaded)
         if ref_model is not None:
             match_reference(ref_model, model)
@@ -109,6 +123,7 @@ class PreferenceTrainer(Trainer):
             return PairDataset(table, mismatched="z_ref" in self.objective.needs)
 
         if isinstance(eval_dataset, Mapping):
+            reject("eval_dataset", _unusable_names(eval_dataset))
             evaluation: Any = {name: dataset(rows, name) for name, rows in eval_dataset.items()}
         else:
             evaluation = dataset(eval_dataset, "eval_dataset")
@@ -121,7 +136,9 @@ class PreferenceTrainer(Trainer):
             data_collator=list,
             **kwargs,
         )
+        self._log_state = LogState(self, self._means["train"])
         self.add_callback(self._live_log)
+        self.add_callback(self._log_state)
         # Losses come out as sums over pairs divided by the step's pairs: the Trainer must not divide them again.
         self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
@@ -141,14 +158,14 @@ class PreferenceTrainer(Trainer):
         for data in datasets:
             self._prepare_reference(data)
 
-    def _prepare_reference_of_steps(self, checkpoint: str | None) -> None:
+    def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
         """Reference log-probabilities of what the steps to come read, and of the evaluation data if they may be read.
 
         A reference that is the start of training is gone afterwards: then evaluation data count in any case.
         """
         if self.train_dataset is not None:
-            state = Path(checkpoint or "") / STATE
-            done = int(read_json(state)["global_step"]) if checkpoint is not None and state.is_file() else 0
+            state = None if checkpoint is None else checkpoint / STATE
+            done = int(read_json(state)["global_step"]) if state is not None and state.is_file() else 0
             steps = self._sampler(self.train_dataset, self.args.per_device_train_batch_size).of_one_process()
             epochs = self.args.num_train_epochs
             last = self.args.max_steps if self.args.max_steps > 0 else math.ceil(epochs * len(steps))
@@ -215,8 +232,7 @@ class PreferenceTrainer(Trainer):
         for index in (members if numbers is None else members[np.isin(members, numbers)]).tolist():
             pair = data[index]
             yield from pair.items(rejected=self._needs_rejected)
-            if pair.mismatched:
-                yield pair.pair.prompt_ids, pair.mismatched
+            yield from pair.mismatched_items()
 
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
         """Reference log-probabilities of items, shared out among the processes."""
@@ -251,13 +267,51 @@ class PreferenceTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the last complete checkpoint in output_dir."""
+        last = last_complete_checkpoint(Path(self.args.output_dir)) if resume_from_checkpoint else None
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete_checkpoint(Path(self.args.output_dir))
-            if resume_from_checkpoint is None:
+            if last is None:
                 raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
-        self._prepare_reference_of_steps(resume_from_checkpoint or None)
+            resume_from_checkpoint = last
+        if last is not None and Path(str(resume_from_checkpoint)) == Path(last):
+            self._clear_checkpoints(Path(last))
+        self._log_state.checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _clear_checkpoints(self, last: Path) -> None:
+        """Delete what a kill left of checkpoints: half-written ones, and old ones that were being deleted.
+
+        The Trainer deletes by the time of a folder's last change, and a deletion that was cut off has made that of an
+        old checkpoint later than that of newer ones: it would be kept in their place.
+        """
+        if self.args.should_save:
+            complete = complete_checkpoints(last.parent).values()
+            for path in last.parent.glob("checkpoint-*"):
+                if path.name.removeprefix("checkpoint-").isdigit() and path not in complete:
+                    shutil.rmtree(path)
+            best = read_json(last / STATE).get("best_model_checkpoint")
+            rotate_checkpoints(str(last.parent), self.args.save_total_limit, best)
+        self.accelerator.wait_for_everyone()
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """One pass over the data; none when the checkpoint that training goes on from is behind its last step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write a checkpoint, which is complete when its `trainer_state.json` is: the last file."""
+        self._log_state.save(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
+        """Evaluate; not again at the start (`eval_on_start`) of a training that goes on."""
+        if skip_scheduler and self._log_state.checkpoint is not None:
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def get_train_dataloader(self) -> DataLoader[TrainingPair]:
         """Loader of whole optimizer steps (this process's share); order by `data_seed`, `seed` and epoch alone."""
@@ -354,7 +408,7 @@ class PreferenceTrainer(Trainer):
             return None
         assert self._reference_logps is not None
         if point == "mismatched":
-            items = [(pair.pair.prompt_ids, pair.mismatched) for pair in pairs if pair.mismatched]
+            items = [item for pair in pairs for item in pair.mismatched_items()]
         else:
             items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
         # Sharded models need equally many forward passes on every process: one.
@@ -444,13 +498,29 @@ class PreferenceTrainer(Trainer):
         return EvalLoopOutput(predictions, None, named, len(data))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the means of the training metrics since the last training log line."""
+        """Log, with the means of the training metrics since the last training log line.
+
+        The final `train_loss` is the mean of all steps, those before a checkpoint that training went on from included.
+        """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
             logs["tokens_per_second"] = self._speed.take(self.accelerator)
+        if "train_loss" in logs:
+            logs["train_loss"] = self._log_state.mean_loss()
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Multiply-adds of a training step, 6 per parameter and distinct token."""
         items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
         return 6 * token_count(items) * causal_model(self.model).num_parameters(exclude_embeddings=True)
+
+
+def _unusable_names(names: Iterable[Any]) -> list[str]:
+    """Problems of the names of data sets, which become parts of file names."""
+    problems = []
+    for name in names:
+        try:
+            check_name(str(name))
+        except ValueError as error:
+            problems.append(f"{name!r}: {error}")
+    return problems

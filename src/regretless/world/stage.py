@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from regretless.config import Section
+from regretless.config import FolderName, Section
 from regretless.records import write_jsonl
-from regretless.world.chat import write_chat_benchmarks
+from regretless.world.chat import CHAT_FILES, write_chat_benchmarks
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
 from regretless.world.tokenizer import build_tokenizer
 
@@ -41,7 +41,7 @@ class WorldConfig(Section):
     """Fewest and most steps of a problem."""
     largest_amount: int = Field(default=9, ge=1, le=98)
     """Most that is bought or given away in one step."""
-    policies: dict[str, PolicyFaults] = Field(min_length=1)
+    policies: dict[FolderName, PolicyFaults] = Field(min_length=1)
     """Policies to be pretrained, by name, with the faults of their demonstrations."""
 
     @model_validator(mode="after")
@@ -87,6 +87,13 @@ def run(config: WorldConfig, output: Path) -> dict[str, Any]:
         "longer_test": config.longer_test,
         "demonstrations": {name: policy.demonstrations for name, policy in config.policies.items()},
     }
+
+
+def output_names(config: WorldConfig) -> list[str]:
+    """Files and folders that `run` writes."""
+    names = ["prompts.jsonl", "test.jsonl", *(["longer-test.jsonl"] if config.longer_test else [])]
+    names += [f"demonstrations-{name}.jsonl" for name in config.policies]
+    return [*names, *(CHAT_FILES if config.chat else ()), "tokenizer"]
 
 
 def _stream(config: WorldConfig, purpose: str) -> random.Random:

@@ -123,14 +123,19 @@ def test_alpaca_eval_when_the_reference_is_another_models_responses_compares_wit
     assert metrics["length_controlled_win_rate"]["problem"] == "needs `gamed_baselines`"
 
 
-def test_alpaca_eval_when_the_server_gives_no_probabilities_stops_at_once(data: Path, tmp_path: Path) -> None:
+def test_alpaca_eval_when_the_server_gives_no_probabilities_stops_at_the_first_question(
+    data: Path, tmp_path: Path
+) -> None:
     bare = completion({"message": {"role": "assistant", "content": "m"}, "finish_reason": "length"})
     with serving(lambda request: bare) as judge:
-        config = settings(data, judge.url, server=server(judge.url, concurrency=1))
+        config = settings(data, judge.url, server=server(judge.url, concurrency=1, max_tries=3))
         responses = respond(tmp_path / "responses.parquet", stage.next_prompts(config, [])[0.0], answer)
-        with pytest.raises(ServerError, match="gives no log-probabilities, which AlpacaEval 2 is made of"):
+        with pytest.raises(ServerError, match="gives no log-probabilities, and the answers are read from them"):
             stage.run(config, [responses], tmp_path)
-    assert len(judge.requests) == 1
+        assert len(judge.requests) == 3
+        # One such reply, even the first of all, is another matter: a further try has them.
+        judge.script = lambda request: bare if request.number == 3 else script(request)
+        assert stage.run(config, [responses], tmp_path)["failed"] == 1, "the one that cannot be read"
 
 
 def test_responses_that_are_not_the_benchmarks_are_refused(data: Path, tmp_path: Path) -> None:

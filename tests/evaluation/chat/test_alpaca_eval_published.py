@@ -149,7 +149,8 @@ def test_preference_from_the_judges_tokens_is_the_published_one(data: Path) -> N
     rows = [row for row in annotations if row["raw_completion"]]
     assert len(rows) == 801
     for row in rows:
-        top = row["raw_completion"]["logprobs"]["content"][0]["top_logprobs"]
+        first = row["raw_completion"]["logprobs"]["content"][0]
+        top = {entry["token"]: entry["logprob"] for entry in first["top_logprobs"]}
         # Which name the model had is not recorded: one of the two.
         off = [abs(1 + two_token_preference(top, *names) - row["preference"]) for names in (("m", "M"), ("M", "m"))]
         assert min(off) < 1e-9

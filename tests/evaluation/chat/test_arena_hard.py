@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_helpers import code_of, parts_of, respond, server
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
-from regretless.errors import BudgetError, DataError
+from regretless.errors import BudgetError, ConfigError, DataError
 from regretless.evaluation.chat import stage
 from regretless.evaluation.chat.arena_hard import ArenaHardConfig, Duel, at_equal_style, win_rate
+from regretless.evaluation.chat.files import read_table
 from regretless.evaluation.chat.style_control import style, style_difference
 from regretless.prompts import PromptRow
 from regretless.store import read_json
@@ -75,11 +79,44 @@ def test_win_rate_at_equal_style_when_only_length_wins_is_even() -> None:
 
 
 def test_style_when_marks_stand_in_code_does_not_count_them() -> None:
-    text = "# a\n- b\n1. c\n**d** __e__\n```\n# x\n- `y`\n**z**\n```"
+    text = "# a\n- b\n1. c\n**d** __e__\n```\n# x\n- y\n**z**\n```"
     assert list(style(text)) == [len(text), 1, 2, 2]
+    assert list(style(text.replace("y", "`y`"))[1:]) == [2, 3, 3], "a backtick inside: no block to the published tool"
+    assert list(style("```\n- y\n```\n- y\n")[1:]) == [0, 0, 0], "what a block holds is taken out everywhere"
     differences = style_difference([text, "a", ""], ["a", text, ""])
     assert list(differences[2]) == [0, 0, 0, 0]
     assert list(differences[0]) == list(-differences[1])
+
+
+def published_counts(text: str) -> list[int]:
+    """Headings, items of lists and bold passages by the expressions of Arena-Hard's code."""
+    for block in re.findall("```([^`]*)```", text):
+        text = text.replace(block, "")
+    forms = [
+        [rf"^#{{{depth}}}\s" for depth in range(1, 7)],
+        [r"^\s*\d+\.\s", r"^\s*[-*+]\s"],
+        [r"\*\*[^*\n]+\*\*", r"__[^_\n]+__"],
+    ]
+    return [sum(len(re.findall(form, text, re.MULTILINE)) for form in kinds) for kinds in forms]
+
+
+def test_style_of_real_answers_is_what_the_published_expressions_count(shared: Path) -> None:
+    data = shared / "data"
+    answers = read_table(str(data / "arena_hard/model_answer/gpt-4-0314.jsonl"), [])
+    texts = [row["messages"][-1]["content"]["answer"] for row in answers]
+    texts += [row["output"] for row in read_table(str(data / "alpaca_eval/alpaca_eval_gpt4_baseline.json"), [])]
+    for row in read_table(str(data / "ultrafeedback/train_1000.jsonl"), []):
+        texts += [row["chosen"], row["rejected"]]
+    assert len(texts) == 500 + 805 + 2000
+    assert [list(style(text)[1:]) for text in texts] == [published_counts(text) for text in texts]
+    whole_blocks = [re.sub("```.*?```", "", text, flags=re.DOTALL) for text in texts]
+    differ = [published_counts(a) != published_counts(b) for a, b in zip(texts, whole_blocks, strict=True)]
+    assert sum(differ) == 10, "answers on which the plain reading of a code block counts otherwise"
+
+
+@given(st.text(alphabet="`#*_-1. \na", max_size=60))
+def test_style_of_any_text_is_what_the_published_expressions_count(text: str) -> None:
+    assert list(style(text)) == [len(text), *published_counts(text)]
 
 
 LABELS = {2: "A>>B", 1: "A>B", 0: "A=B", -1: "B>A", -2: "B>>A"}
@@ -151,17 +188,33 @@ def test_arena_hard_when_run_plays_both_orders_and_joins_the_baseline_by_uid(dat
     assert sorted("must end with the verdict" in user for user in last) == [False, True, True]
 
 
-def test_arena_hard_settings_as_published_when_given_as_judge_prompt_are_read(data: Path, tmp_path: Path) -> None:
+TASK = "Judge. End with one of [[A>>B]], [[A>B]], [[A=B]], [[B>A]] and [[B>>A]]."
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        '["<|Prompt|>\\n{question_1}\\n<|A|>\\n{answer_1}\\n<|B|>\\n{answer_2}"]',
+        '"<|Prompt|>\\n{QUESTION}\\n<|A|>\\n{ANSWER_A}\\n<|B|>\\n{ANSWER_B}"',
+    ],
+)
+def test_arena_hard_settings_as_published_when_given_as_judge_prompt_are_read(
+    template: str, data: Path, tmp_path: Path
+) -> None:
     published = tmp_path / "judge_config.yaml"
-    published.write_text(
-        "judge_model: gpt\nsystem_prompt: 'Judge.'\n"
-        'prompt_template: ["<|Prompt|>\\n{question_1}\\n<|A|>\\n{answer_1}\\n<|B|>\\n{answer_2}"]\n'
-    )
+    published.write_text(f"judge_model: gpt\nregex_pattern: \\[\\[([AB<>=]+)\\]\\]\nprompt_template: {template}\n")
     with serving(lambda request: answer("Mine quotes nothing. My final verdict is tie: [[A=B]]")) as judge:
         config = settings(data, judge.url, judge_prompt=str(published), limit=2, style_control=False)
+        # The newer settings have no system prompt: the judge would see three texts and no task.
+        problem = r"does not tell the judge how to answer: \[\[ A>>B .* system_prompt \(not given\).*utils/judge_utils"
+        with pytest.raises(ConfigError, match=problem):
+            config.fetch()
+        published.write_text(f"{published.read_text()}system_prompt: '{TASK}'\n")
+        config.fetch()
         prompts = stage.next_prompts(config, [])[0.0]
         responses = respond(tmp_path / "responses.parquet", prompts, lambda row: "mine")
         assert stage.run(config, [responses], tmp_path)["win_rate"] == 50
+    assert {request.body["messages"][0]["content"] for request in judge.requests} == {TASK}
     users = {request.user.partition("<|A|>\n")[2] for request in judge.requests}
     assert any(user.startswith("mine\n<|B|>\n") for user in users)
     assert any(user.endswith("\n<|B|>\nmine") for user in users)

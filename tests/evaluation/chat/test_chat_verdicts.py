@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,12 @@ def test_rating_is_read_on_its_scale_only() -> None:
 
 
 def test_two_token_preference_when_a_token_is_not_among_the_likely_ones_takes_it_for_impossible() -> None:
-    top = [{"token": "m", "logprob": -0.1}, {"token": " M", "logprob": -3.0}]
+    top = {"m": -0.1, " M": -3.0}
     assert two_token_preference(top, "m", "M") == 1.0
     assert two_token_preference(top, "M", "m") == 0.0
-    assert two_token_preference([*top, {"token": "M", "logprob": -0.1}], "M", "m") == 0.5
-    assert two_token_preference([{"token": "m", "logprob": -900.0}, {"token": "M", "logprob": 0.0}], "m", "M") == 0.0
-    with pytest.raises(UnreadableError, match="neither answer"):
-        two_token_preference([{"token": "The", "logprob": -0.1}], "m", "M")
+    assert two_token_preference({**top, "M": -math.inf}, "m", "M") == 1.0
+    assert two_token_preference({**top, "M": -0.1}, "M", "m") == 0.5
+    assert two_token_preference({"m": -900.0, "M": 0.0}, "m", "M") == 0.0
+    for nothing in ({"The": -0.1}, {"m": -math.inf, "M": -math.inf}):
+        with pytest.raises(UnreadableError, match="neither answer"):
+            two_token_preference(nothing, "m", "M")

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from regretless.client.ask import Question, UnreadableError
-from regretless.client.http import Reply
+from regretless.client.ask import Question
 from regretless.client.judge import bill
-from regretless.errors import ConfigError, DataError, ServerError
+from regretless.client.reply import Reply
+from regretless.errors import ConfigError, DataError
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
@@ -57,6 +57,10 @@ class AlpacaEvalConfig(ChatBenchmarkConfig):
     """The judge's preference is in its first token."""
     top_logprobs: int = Field(default=5, ge=2, le=20)
     """How many of the most likely tokens the server is asked for."""
+
+    def templates(self) -> dict[str, JudgeTemplate]:
+        """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""
+        return load_templates("alpaca_eval", self.judge_prompt, {"pair": SLOTS}, (FIRST, SECOND))
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def evaluate(
     Raises DataError when responses and instructions do not belong together or no judgment can be read, ConfigError for
     files that cannot be used, and what asking the judge raises.
     """
-    template = load_templates("alpaca_eval", config.judge_prompt, {"pair": SLOTS})["pair"]
+    template = config.templates()["pair"]
     rows = read_table(config.questions, ["instruction"], config.limit)
     asked = {f"alpaca_eval-{index}": row["instruction"] for index, row in enumerate(rows)}
     answers = read_answers(responses)
@@ -149,22 +153,9 @@ def _question(
 
     def read(reply: Reply, attempt: int, _code: str) -> float:
         own, other = (FIRST, SECOND) if is_swapped(attempt) else (SECOND, FIRST)
-        return two_token_preference(_top_tokens(reply), own, other)
+        return two_token_preference({top.token: top.logprob for top in reply.choice.likeliest}, own, other)
 
     return Question(prompt_id, body, read)
-
-
-def _top_tokens(reply: Reply) -> list[Mapping[str, Any]]:
-    """The most likely first tokens. Raises ServerError where the server gives none at all."""
-    if reply.choice.get("logprobs") is None and reply.finish_reason != "content_filter":
-        raise ServerError(
-            "the server gives no log-probabilities, which AlpacaEval 2 is made of; choose a judge that does "
-            "(OpenAI's reasoning models do not)"
-        )
-    try:
-        return list(reply.choice["logprobs"]["content"][0]["top_logprobs"])
-    except (LookupError, TypeError):
-        raise UnreadableError("no log-probabilities of an answer") from None
 
 
 def read_annotations(path: Path, questions: str) -> list[Comparison]:

@@ -32,6 +32,11 @@ SLOTS = {
     "answer_a": ("answer_a", "answer_1", "ANSWER_A"),
     "answer_b": ("answer_b", "answer_2", "ANSWER_B"),
 }
+VERDICTS = ("[[", "A>>B", "A>B", "A=B", "B>A", "B>>A")
+ADVICE = (
+    "; Arena-Hard's newer settings leave system_prompt to its code (utils/judge_utils.py): add it to the file, take "
+    "the older config/judge_config.yaml, which has both, or leave judge_prompt out"
+)
 PERCENT = 100.0
 
 
@@ -46,6 +51,10 @@ class ArenaHardConfig(ChatBenchmarkConfig):
     """Answers to compare with: Arena-Hard's file of a model (gpt-4-0314.jsonl), or responses to the same prompts."""
     style_control: bool = True
     """Also give the win rate at equal length and markup."""
+
+    def templates(self) -> dict[str, JudgeTemplate]:
+        """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""
+        return load_templates("arena_hard", self.judge_prompt, {"pair": SLOTS}, VERDICTS, ADVICE)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ def evaluate(
     Raises DataError when responses, baseline and questions do not belong together or no judgment can be read,
     ConfigError for files that cannot be used, and what asking the judge raises.
     """
-    template = load_templates("arena_hard", config.judge_prompt, {"pair": SLOTS})["pair"]
+    template = config.templates()["pair"]
     asked = _asked(config)
     answers = read_answers(responses)
     check_answers(answers, asked, "arena_hard")

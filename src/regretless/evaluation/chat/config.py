@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field
 
 from regretless.client.judge import JudgeAccess
 from regretless.evaluation.chat.files import is_remote, local_path
+from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 
 
 class ChatBenchmarkConfig(JudgeAccess):
@@ -49,13 +51,18 @@ class ChatBenchmarkConfig(JudgeAccess):
         return {name: Path(path).expanduser() for name, path in named.items() if path and not is_remote(path)}
 
     def fetch(self) -> None:
-        """Fetch the files that lie elsewhere, and look for the judge's key: what can fail is better known before hours
-        of other work. Raises ConfigError."""
+        """Fetch the files that lie elsewhere, look for the judge's key and read what it is shown: what can fail is
+        better known before hours of other work. Raises ConfigError."""
         self.server.api_key()
         for name in self.file_settings:
             where = getattr(self, name)
             if where and is_remote(where):
                 local_path(where)
+        self.templates()
+
+    @abstractmethod
+    def templates(self) -> dict[str, JudgeTemplate]:
+        """What the judge is shown, by name. Raises ConfigError for a file that cannot be used."""
 
     def answering(self) -> dict[str, Any]:
         """The settings that the answers depend on: benchmarks that agree in them can share their responses."""

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from regretless.errors import ConfigError, DataError
+from regretless.hub import one_attempt, why
 from regretless.records import Refusal, Response, read_responses, read_rows
 from regretless.store import atomic_path, fingerprint
 
@@ -46,9 +47,10 @@ def _hub_file(where: str) -> Path:
 
     kind, repository, name = found.groups()
     try:
-        return Path(huggingface_hub.hf_hub_download(repository, name, repo_type=kind.removesuffix("s")))
+        with one_attempt(where) as offline:
+            return Path(huggingface_hub.hf_hub_download(repository, name, repo_type=kind.removesuffix("s")))
     except (OSError, huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = why(error, offline)
         raise ConfigError(f"{where}: cannot be fetched ({reason}); download it elsewhere and give its path") from error
 
 

@@ -46,12 +46,16 @@ class JudgeTemplate:
         return [{"role": "system", "content": system}, *messages] if system else messages
 
 
-def load_templates(benchmark: str, path: str | None, wanted: Mapping[str, Slots]) -> dict[str, JudgeTemplate]:
+def load_templates(
+    benchmark: str, path: str | None, wanted: Mapping[str, Slots], verdicts: Sequence[str], advice: str = ""
+) -> dict[str, JudgeTemplate]:
     """Templates by name, from a file or from this package.
 
-    wanted: name to what it has to show. Files: YAML with `system_prompt` and `prompt_template` (as Arena-Hard's
-    settings have them), or with such entries by name; JSONL of such rows with `name` (as MT-Bench's); a text in ChatML
-    (as AlpacaEval's). Raises ConfigError when a template is missing or does not show all it has to.
+    wanted: name to what it has to show. verdicts: words in which the judge answers, all of which it has to be told.
+    advice: what to do about a file that does not tell it. Files: YAML with `system_prompt` and `prompt_template` (as
+    Arena-Hard's settings have them), or with such entries by name; JSONL of such rows with `name` (as MT-Bench's); a
+    text in ChatML (as AlpacaEval's). Raises ConfigError when a template is missing or does not show all it has to: a
+    judge that is shown two answers and no task would say something, too.
     """
     where = path or f"templates/{benchmark}.yaml"
     entries = _entries(benchmark, path, where)
@@ -70,9 +74,19 @@ def load_templates(benchmark: str, path: str | None, wanted: Mapping[str, Slots]
             for names in slots.values()
             if not any("{" + each + "}" in user for each in names)
         ]
+        untold = [word for word in verdicts if not _occurs(word, f"{template.system}\n{user}")]
+        if untold:
+            problems.append(
+                f"{name}: does not tell the judge how to answer: {' '.join(untold)} neither in system_prompt "
+                f"({'given' if template.system else 'not given'}) nor in prompt_template{advice}"
+            )
         found[name] = template
     reject(f"judge prompt {where}", problems)
     return found
+
+
+def _occurs(word: str, text: str) -> bool:
+    return word in text if not word.isalpha() else re.search(rf"\b{word}\b", text) is not None
 
 
 def _entries(benchmark: str, path: str | None, where: str) -> Mapping[str, Any]:

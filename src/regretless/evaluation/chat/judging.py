@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regretless.client.ask import Answers, Question, UnreadableError
-from regretless.client.http import Reply
 from regretless.client.judge import ask_judge, check_judged
+from regretless.client.reply import Reply
 from regretless.evaluation.chat.config import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 

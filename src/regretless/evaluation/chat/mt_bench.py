@@ -58,6 +58,11 @@ class MtBenchConfig(ChatBenchmarkConfig):
     max_reply_tokens: int = Field(default=2048, ge=1)
     """Most tokens in a judge's reply, reasoning included; a reply that is cut cannot be read."""
 
+    def templates(self) -> dict[str, JudgeTemplate]:
+        """What the judge is shown, by the names of the published file. Raises ConfigError for one that cannot be
+        used."""
+        return load_templates("mt_bench", self.judge_prompt, TEMPLATE_SLOTS, ("[[", "]]"))
+
 
 @dataclass(frozen=True)
 class MtQuestion:
@@ -165,7 +170,7 @@ def evaluate(
     answer, too) or no judgment can be read, ConfigError for files that cannot be used, and what asking the judge
     raises.
     """
-    templates = load_templates("mt_bench", config.judge_prompt, TEMPLATE_SLOTS)
+    templates = config.templates()
     questions = read_questions(config)
     answers = read_answers(responses)
     asked = {question.prompt_id(turn): question.turns[turn - 1] for question in questions for turn in TURNS}

@@ -10,19 +10,28 @@ from sklearn.linear_model import LogisticRegression
 
 from regretless.evaluation.chat.estimates import Array, Estimate, from_samples, resamples
 
-CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
-MARKS = tuple(
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (r"^#{1,6}\s", r"^\s*(?:\d+\.|[-*+])\s", r"\*\*[^*\n]+\*\*|__[^_\n]+__")
+CODE = re.compile(r"```([^`]*)```")
+"""What is taken for code: text between two fences that holds no backtick."""
+MARKS = (
+    (r"^#{1,6}\s",),
+    (r"^\s*\d+\.\s", r"^\s*[-*+]\s"),
+    (r"\*\*[^*\n]+\*\*", r"__[^_\n]+__"),
 )
-"""Headings, items of lists, bold passages."""
+"""Headings, items of lists, bold passages. The forms of each are counted apart: they may overlap."""
 NAMES = ("length", "headings", "list_items", "bold")
 
 
 def style(text: str) -> Array:
-    """Characters, headings, items of lists and bold passages; marks inside code blocks do not count."""
-    prose = CODE_BLOCK.sub("", text)
-    return np.array([len(text), *(len(mark.findall(prose)) for mark in MARKS)], dtype=float)
+    """Characters, headings, items of lists and bold passages; marks inside code blocks do not count.
+
+    As the published tool counts: the text between two fences is taken out wherever it stands, the fences stay, and a
+    block with a backtick in it is no block.
+    """
+    prose = text
+    for block in CODE.findall(text):
+        prose = prose.replace(block, "")
+    counts = [sum(len(re.findall(form, prose, re.MULTILINE)) for form in forms) for forms in MARKS]
+    return np.array([len(text), *counts], dtype=float)
 
 
 def style_difference(answers: Sequence[str], references: Sequence[str]) -> Array:

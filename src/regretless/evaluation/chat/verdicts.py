@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from scipy.special import expit
 
@@ -23,13 +24,15 @@ RATING = re.compile(r"(\d+(?:\.\d+)?)(?: ?/ ?10)?")
 LOWEST, HIGHEST = 1, 10
 
 
-def two_token_preference(top: Sequence[Mapping[str, Any]], wanted: str, other: str) -> float:
+def two_token_preference(top: Mapping[str, float], wanted: str, other: str) -> float:
     """Probability of `wanted` against `other` in a judge's next token.
 
-    top: the most likely tokens, with `token` and `logprob` (nats). One that is not among them counts as impossible.
-    Raises UnreadableError when neither is there.
+    top: log-probabilities (nats) of the most likely tokens. One that is not among them counts as impossible, as does
+    one with minus infinity. Raises UnreadableError when both are impossible.
     """
-    found = {item["token"]: float(item["logprob"]) for item in top if item["token"] in (wanted, other)}
+    found = {token: top[token] for token in (wanted, other) if top.get(token, -math.inf) > -math.inf}
+    if not top:
+        raise UnreadableError("no log-probabilities of an answer")
     if not found:
         raise UnreadableError("neither answer among the most likely tokens")
     if len(found) == 1:

@@ -1,0 +1,155 @@
+"""The Hugging Face hub: one look whether it answers, before its libraries try again and again; and what it knows."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+SECONDS = 5.0
+"""Patience with a hub that says nothing."""
+REMEMBERED = 60.0
+"""Seconds for which one look holds."""
+SIDE_BY_SIDE = 8
+NO_CONNECTION = re.compile(r"offline|connect|reach|locate|cached", re.IGNORECASE)
+REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+FILE_SUFFIXES = {
+    *(".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt", ".yaml", ".yml", ".jinja", ".j2"),
+    *(".safetensors", ".bin", ".pt", ".arrow"),
+}
+
+
+class Repository(NamedTuple):
+    """Something on the hub."""
+
+    kind: Literal["model", "dataset"]
+    name: str
+    revision: str | None = None
+
+
+_looks: dict[str, tuple[float, str | None]] = {}
+_looking = threading.Lock()
+
+
+def may_be_repository(name: str) -> bool:
+    """Whether a name could be one on the hub: `name` or `owner/name`, and not the look of a path or a file."""
+    return REPOSITORY.fullmatch(name) is not None and Path(name).suffix not in FILE_SUFFIXES
+
+
+def out_of_reach() -> str | None:
+    """Why the hub cannot be asked, or None when it answers, whatever it says. One request, at most `SECONDS`."""
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return "offline mode is on (HF_HUB_OFFLINE)"
+    with _looking:
+        when, found = _looks.get(constants.ENDPOINT, (-math.inf, None))
+        if time.monotonic() - when >= REMEMBERED:
+            found = _look(constants.ENDPOINT)
+            _looks[constants.ENDPOINT] = time.monotonic(), found
+        return found
+
+
+def _look(endpoint: str) -> str | None:
+    from huggingface_hub import get_session
+
+    found: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            get_session().head(endpoint, timeout=SECONDS)
+            found.append(None)
+        except Exception as error:  # whatever network, proxy and certificates can raise
+            found.append(f"{endpoint} cannot be reached: {error}")
+
+    # A thread, because no time limit of the client holds for the look-up of a name.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return found[0] if found else f"{endpoint} does not answer within {SECONDS:g} seconds"
+
+
+@contextlib.contextmanager
+def one_attempt(source: str | Path) -> Iterator[str | None]:
+    """A block that may load `source` from the hub; gives why the hub cannot be asked, or None.
+
+    Without a network each request would be tried again for half a minute, and a model takes several. So the libraries
+    are told that they are offline for as long as the block lasts: they take what is in their caches, or fail at once.
+    Nothing is looked at for a source that lies on this machine.
+    """
+    problem = None if Path(source).exists() else out_of_reach()
+    if problem is None:
+        yield None
+        return
+    before = _set_offline(True)
+    try:
+        yield problem
+    finally:
+        _set_offline(before)
+
+
+def _set_offline(value: bool) -> bool:
+    """Tell the libraries whether they are offline; what they were before."""
+    from huggingface_hub import constants
+
+    before = bool(constants.HF_HUB_OFFLINE)
+    constants.HF_HUB_OFFLINE = value
+    # `datasets` has a copy. It is not imported for this: then it is not what loads.
+    if (copy := sys.modules.get("datasets.config")) is not None:
+        copy.HF_HUB_OFFLINE = value  # type: ignore[attr-defined]
+    return before
+
+
+def why(error: Exception, problem: str | None) -> str:
+    """Why something could not be loaded, in one line. problem: what `one_attempt` gave."""
+    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    # What is said about the connection that was not tried would lead elsewhere.
+    return said if problem is None else problem if NO_CONNECTION.search(said) else f"{said} ({problem})"
+
+
+def missing(repositories: Collection[Repository]) -> dict[Repository, str]:
+    """What the hub says against repositories: there is none of that name or revision, or its terms are not accepted.
+
+    Each is asked for once, side by side, and what has no answer in time is not here. Empty without a network.
+    """
+    if not repositories or out_of_reach() is not None:
+        return {}
+    pool = ThreadPoolExecutor(SIDE_BY_SIDE)
+    asked = {pool.submit(_problem, repository): repository for repository in dict.fromkeys(repositories)}
+    answered, _ = wait(asked, timeout=2 * SECONDS)
+    pool.shutdown(wait=False, cancel_futures=True)
+    found = {asked[future]: future.result() for future in answered if future.exception() is None}
+    return {repository: problem for repository, problem in found.items() if problem is not None}
+
+
+def _problem(repository: Repository) -> str | None:
+    from huggingface_hub import HfApi, errors
+
+    api = HfApi()
+    kind = repository.kind.replace("dataset", "data set")
+    try:
+        known: Any = api.repo_info(
+            repository.name, repo_type=repository.kind, revision=repository.revision, timeout=SECONDS
+        )
+        if known.gated:
+            api.auth_check(repository.name, repo_type=repository.kind)
+    except errors.GatedRepoError:
+        return (
+            f"the hub's {kind} {repository.name} has terms that you have not accepted; accept them on its page, and "
+            "log in with `hf auth login`"
+        )
+    except errors.RepositoryNotFoundError:
+        return (
+            f"there is no such file or folder, and no such {kind} on the hub; check its name, and log in with "
+            "`hf auth login` for a private one"
+        )
+    except errors.RevisionNotFoundError:
+        return f"the hub's {kind} {repository.name} has no revision {repository.revision}"
+    return None

@@ -1,0 +1,125 @@
+"""The gate that text passes: what comes in can be written to any file, what goes to a terminal only shows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_DEPTH = 64
+"""How deep lists and objects of a row may be nested. Python's own limits differ between its versions."""
+MOST_DIGITS = 4300
+"""Digits of the longest integer that Python writes as text."""
+_LONE = re.compile("[\ud800-\udfff]")
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def clean_text(text: str) -> str:
+    """The text with halves of surrogate pairs joined where both are there, and replaced by U+FFFD where one is missing.
+
+    JSON can spell half a character (`"\\ud800"`), and no UTF-8 file, parquet column or tokenizer can hold it. All other
+    characters stay, NUL and control characters among them: they are text, and tokens stand for them.
+    """
+    # ASCII is known to be free of surrogates without looking at it.
+    if text.isascii() or _LONE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def clean_value(value: Any) -> Any:
+    """`clean_text` of every text, keys included, in a value that is not too deep."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        return {clean_value(key): clean_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean_value(item) for item in value]
+    return value
+
+
+def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row in memory with `clean_text` of every text; lists of numbers are not looked through.
+
+    Raises ValueError when a column is nested deeper than `MAX_DEPTH`.
+    """
+    return {clean_text(str(name)): _clean_column(str(name), value) for name, value in row.items()}
+
+
+def _clean_column(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping) or (isinstance(value, list | tuple) and not _is_number(value[:1])):
+        if is_too_deep(value):
+            raise ValueError(f"{name}: nested deeper than {MAX_DEPTH} levels")
+        return clean_value(value)
+    return value
+
+
+def _is_number(first: Sequence[Any]) -> bool:
+    return len(first) == 1 and isinstance(first[0], int | float)
+
+
+def json_value(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """The value as JSON can hold it, for records of what was refused.
+
+    Numbers that JSON has no form for (NaN, infinity) and other values become texts; what is too deep is cut off.
+    """
+    if isinstance(value, Mapping | list | tuple) and depth == 0:
+        return "…"
+    if isinstance(value, Mapping):
+        return {clean_text(str(key)): json_value(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item, depth - 1) for item in value]
+    if isinstance(value, int) and value.bit_length() > 3 * MOST_DIGITS:
+        return f"integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return clean_text(str(value))
+
+
+def without_nan(value: Any) -> Any:
+    """The value with null for every NaN and infinity, for which JSON has no form."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and mappings are nested deeper than `MAX_DEPTH`; looks no further than that."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, Mapping | list | tuple)
+            for item in (outer.values() if isinstance(outer, Mapping) else outer)
+            if isinstance(item, Mapping | list | tuple)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def printable(text: str) -> str:
+    """The text for a terminal: characters that would steer it, or hide or turn text, as escapes such as `\\x1b`.
+
+    Line breaks and tabs stay. Bytes of a file name that are not UTF-8 are shown as bytes.
+    """
+    return text if text.isascii() and text.isprintable() else _HIDDEN.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    if 0xDC80 <= number <= 0xDCFF:  # Python's stand-in for a byte of a file name
+        return f"\\x{number - 0xDC00:02x}"
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def one_line(text: str) -> str:
+    """`printable` with line breaks as escapes too: what a row says cannot pass for a line of its own."""
+    return printable(text).replace("\n", "\\n").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
