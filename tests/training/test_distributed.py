@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -126,6 +127,23 @@ def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are
         mine = [entry[key] for entry in one_log if key in entry]
         assert mine, key
         assert [entry[key] for entry in two_log if key in entry] == pytest.approx(mine, rel=1e-4, abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_two_processes_when_few_steps_are_asked_for_then_both_have_the_references_that_these_read(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
+) -> None:
+    task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False}
+    arguments = ARGUMENTS | {"objective": "kto", "max_steps": 2, "eval_strategy": "no"}
+    one, _ = train(tmp_path / "one", ALONE, **task, arguments={**arguments, "per_device_train_batch_size": 6})
+    two, _ = train(tmp_path / "two", TORCHRUN, **task, arguments={**arguments, "per_device_train_batch_size": 3})
+    assert_equal(two, one)
+    items = [
+        sum(len(np.load(file)) for file in (tmp_path / name / "out.cache").rglob("part-*.npy"))
+        for name in ("one", "two")
+    ]
+    whole = len({(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids)})
+    assert 0 < items[0] <= items[1] < whole
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import TrainerCallback
 
+from regretless.errors import ConfigError
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows
 from regretless.records import Pair, read_rows, write_records
@@ -241,3 +242,104 @@ def test_rows_of_a_parquet_when_read_then_arrow_keeps_one_row_group_at_a_time(tm
     held = [pa.total_allocated_bytes() for _ in read_rows(tmp_path / "pairs.parquet")]
     # The rows take 5 MB, a row group a fortieth of that.
     assert max(held) - before < 2**20
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Every (prompt, response) whose reference log-probabilities were computed, in order."""
+    found: list[Any] = []
+    original = PreferenceTrainer._score_reference
+
+    def counting(self: PreferenceTrainer, items: Any) -> Any:
+        found.extend(items)
+        return original(self, items)
+
+    monkeypatch.setattr(PreferenceTrainer, "_score_reference", counting)
+    return found
+
+
+@pytest.mark.parametrize(("objective", "lora"), [("dpo", True), ("kto", False), ("sft", False)])
+def test_reference_when_few_steps_are_asked_for_then_what_they_read_is_computed_and_a_resumed_run_adds_the_rest(
+    objective: str, lora: bool, file: Path, make_trainer: Make, scored: list[Any], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"data": str(file), "objective": objective, "lora": lora, "num_train_epochs": 2}
+    options |= {"save_strategy": "steps", "save_steps": 1, "max_tokens_per_microbatch": 10_000}
+
+    def read_by(trainer: PreferenceTrainer, first: int, last: int) -> set[Any]:
+        data, sampler = trainer.train_dataset, StepSampler(trainer.train_dataset, 5, seed=42, grouped=True)
+        steps = [step for epoch in (0, 1) for _ in [sampler.set_epoch(epoch)] for step in sampler]
+        pairs = [data[index] for step in steps[first:last] for index in step]
+        mismatched = {item for pair in pairs for item in pair.mismatched_items()}
+        return mismatched | {item for pair in pairs for item in pair.items(rejected=True)}
+
+    whole = make_trainer(**options, output_dir=str(tmp_path / "whole"))
+    whole.prepare_reference()
+    everything = set(scored)
+    expected = trained(whole)
+    scored.clear()
+    first = make_trainer(**options, max_steps=2)
+    first.train()
+    assert len(scored) == len(set(scored))
+    if objective == "sft":
+        assert not scored and not everything
+        return
+    assert set(scored) == read_by(first, 0, 2) and len(scored) < len(everything) / 2
+
+    def goes_on(steps: int) -> dict[str, torch.Tensor]:
+        scored.clear()
+        return trained(make_trainer(**options, max_steps=steps), resume_from_checkpoint=True)
+
+    goes_on(2)
+    assert not scored  # marked as complete, without a look at the pairs
+    goes_on(4)
+    assert set(scored) == read_by(first, 2, 4) - read_by(first, 0, 2)
+    weights = goes_on(12)
+    assert len(scored) == len(set(scored)) and set(scored) == everything - read_by(first, 0, 4)
+    # The schedule of the learning rate was another, so weights are compared with a run that went through.
+    assert weights.keys() == expected.keys()
+    again = trained(make_trainer(**options, output_dir=str(tmp_path / "whole")))
+    assert all(torch.allclose(again[name], weight, atol=1e-6) for name, weight in expected.items())
+
+
+def test_reference_of_evaluation_pairs_when_nothing_reads_them_then_it_is_computed_unless_it_would_be_gone(
+    pairs: list[TokenizedPair], make_trainer: Make, scored: list[Any]
+) -> None:
+    held_out = {(p.prompt_ids, ids) for p in pairs[30:] for ids in (p.chosen_ids, p.rejected_ids)}
+    for lora in (True, False):
+        scored.clear()
+        trainer = make_trainer(objective="dpo", data=pairs[:20], eval_dataset=pairs[30:], lora=lora, max_steps=1)
+        trainer.train()
+        assert (held_out <= set(scored)) == (not lora)
+        scored.clear()
+        trainer.evaluate()
+        assert set(scored) == (held_out if lora else set())
+
+
+def test_training_when_it_goes_on_beyond_what_was_prepared_then_a_reference_that_is_gone_is_not_made_up(
+    pairs: list[TokenizedPair], make_trainer: Make
+) -> None:
+    trainer = make_trainer(objective="dpo", lora=False, max_steps=1)
+    trainer.train()
+    trainer.args.max_steps = 6
+    with pytest.raises(ConfigError, match=r"the reference is the model as it was before training.*prepare_reference"):
+        trainer.train()
+    prepared = make_trainer(objective="dpo", lora=False, max_steps=1)
+    prepared.prepare_reference()
+    prepared.train()
+    prepared.args.max_steps = 6
+    assert prepared.train().global_step == 6
+
+
+def test_pairs_read_by_steps_when_shared_out_then_the_processes_read_what_one_process_would(
+    file: Path, make_trainer: Make
+) -> None:
+    data = make_trainer(data=str(file), objective="dpo").train_dataset
+    alone = StepSampler(data, 6, seed=3, grouped=True)
+    shared = [StepSampler(data, 3, seed=3, grouped=True, rank=rank, processes=2) for rank in range(2)]
+    # Five steps an epoch: the third and fourth, the end of an epoch and the next one's start, all of one.
+    for first, last, count in ((2, 4, 12), (4, 6, None), (3, 13, 30)):
+        numbers = alone.read_by(first, last)
+        assert count is None or len(numbers) == count
+        assert set(numbers.tolist()) == set(np.concatenate([each.read_by(first, last) for each in shared]).tolist())
+        assert shared[0].of_one_process().read_by(first, last).tolist() == numbers.tolist()
+    assert alone.read_by(4, 4).tolist() == []

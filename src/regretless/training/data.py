@@ -174,6 +174,26 @@ class StepSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / (self.pairs_per_step * self.processes))
 
+    def of_one_process(self) -> StepSampler:
+        """The same steps, each with the pairs of all processes."""
+        size = self.pairs_per_step * self.processes
+        return StepSampler(self.dataset, size, seed=self.seed, grouped=self.grouped)
+
+    def read_by(self, first: int, last: int) -> NDArray[np.int64]:
+        """Numbers, ascending, of the pairs that this process reads in steps `first` to `last` - 1 of training.
+
+        Steps count on over the epochs. Changes the epoch.
+        """
+        read = np.zeros(len(self.dataset), bool)
+        for epoch in range(first // len(self), math.ceil(last / len(self))):
+            self.set_epoch(epoch)
+            before = epoch * len(self)
+            for step in itertools.islice(self, max(first - before, 0), last - before):
+                read[step] = True
+            if read.all():
+                break
+        return np.flatnonzero(read)
+
     def __iter__(self) -> Iterator[list[int]]:
         numbers = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
         size = self.pairs_per_step * self.processes

@@ -11,8 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import xxhash
 from accelerate.utils import gather_object
+from numpy.typing import NDArray
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -147,43 +150,86 @@ class PreferenceTrainer(Trainer):
     def prepare_reference(self, *datasets: PairDataset) -> None:
         """Compute the reference log-probabilities that the data sets (none given: all the trainer has) still lack.
 
+        `train` computes those that its steps and evaluations will read by itself.
         Raises ConfigError when the reference is the start of training and training has begun.
         """
+        if not datasets:
+            datasets = tuple(data for data in (self.train_dataset, *self._evaluation_data()) if data is not None)
+        for data in datasets:
+            self._prepare_reference(data)
+
+    def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
+        """Reference log-probabilities of what the steps to come read, and of the evaluation data if they may be read.
+
+        A reference that is the start of training is gone afterwards: then evaluation data count in any case.
+        """
+        if self.train_dataset is not None:
+            state = None if checkpoint is None else checkpoint / STATE
+            done = int(read_json(state)["global_step"]) if state is not None and state.is_file() else 0
+            steps = self._sampler(self.train_dataset, self.args.per_device_train_batch_size).of_one_process()
+            epochs = self.args.num_train_epochs
+            last = self.args.max_steps if self.args.max_steps > 0 else math.ceil(epochs * len(steps))
+            # Without skipping, a resumed run begins with the first step of its epoch.
+            first = done - done % len(steps) if self.args.ignore_data_skip else done
+            numbers = [steps.read_by(0, last), steps.read_by(first, first + last - done)]
+            if self.accelerator.num_processes > 1:
+                # What a process without pairs computes in an epoch's last step.
+                numbers = [np.union1d(each, [0]) for each in numbers]
+            self._prepare_reference(self.train_dataset, numbers[1], known=numbers[0])
+        if self.reference.is_start_of_training or self.args.eval_strategy != "no" or self.args.eval_on_start:
+            for data in self._evaluation_data():
+                self._prepare_reference(data)
+
+    def _evaluation_data(self) -> list[PairDataset]:
+        data = list(self.eval_dataset.values()) if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        return [each for each in data if each is not None]
+
+    def _prepare_reference(
+        self, data: PairDataset, numbers: NDArray[np.int64] | None = None, known: NDArray[np.int64] | None = None
+    ) -> None:
+        """Compute what is missing for the pairs with these numbers (all unless given); `known`: for more than them."""
         if "reference" not in self.objective.needs:
             return
-        if not datasets:
-            evaluation = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-            datasets = tuple(data for data in (self.train_dataset, *evaluation) if data is not None)
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
             root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
             self._reference_logps = ReferenceLogps(root / key)
-        for data in datasets:
-            self._prepare_reference(self._reference_logps, data)
-
-    def _prepare_reference(self, values: ReferenceLogps, data: PairDataset) -> None:
+        values = self._reference_logps
         # What is complete is not read again: a resumed run starts where it was. All processes look before one writes.
-        key = data.key and f"{data.key}{'' if self._needs_rejected else '-chosen'}"
-        complete = key is not None and values.covers(key)
+        marks = [self._mark(data, each) for each in (numbers, known, None)]
+        complete = any(mark is not None and values.covers(mark) for mark in marks)
         self.accelerator.wait_for_everyone()
         if complete:
             return
         gone = self.state.global_step > 0 and self.reference.is_start_of_training
-        if gone and next(values.missing(self._reference_items(data)), None) is not None:
+        if gone and next(values.missing(self._reference_items(data, numbers)), None) is not None:
             raise ConfigError(
                 "the reference is the model as it was before training, and these data came after it: give them to the "
-                "trainer at construction, or pass ref_model"
+                "trainer at construction, and call prepare_reference() before training if it reads more of them later; "
+                "or pass ref_model"
             )
         writes = self.args.should_save
         values.compute(
-            self._reference_items(data), self._score_reference, writes=writes, wait=self.accelerator.wait_for_everyone
+            self._reference_items(data, numbers),
+            self._score_reference,
+            writes=writes,
+            wait=self.accelerator.wait_for_everyone,
         )
-        if key is not None and writes:
-            values.mark(key)
+        if marks[0] is not None and writes:
+            values.mark(marks[0])
         self.accelerator.wait_for_everyone()
 
-    def _reference_items(self, data: PairDataset) -> Iterator[Item]:
-        for index in data.groups.members.tolist():
+    def _mark(self, data: PairDataset, numbers: NDArray[np.int64] | None) -> str | None:
+        """Identity of these pairs of the data, where their table is kept under one."""
+        if data.key is None:
+            return None
+        part = "" if numbers is None or len(numbers) == len(data) else f"-{xxhash.xxh3_64_hexdigest(numbers.tobytes())}"
+        return f"{data.key}{part}{'' if self._needs_rejected else '-chosen'}"
+
+    def _reference_items(self, data: PairDataset, numbers: NDArray[np.int64] | None = None) -> Iterator[Item]:
+        # Pairs of a prompt come together, so that they share a computation.
+        members = data.groups.members
+        for index in (members if numbers is None else members[np.isin(members, numbers)]).tolist():
             pair = data[index]
             yield from pair.items(rejected=self._needs_rejected)
             yield from pair.mismatched_items()
@@ -221,7 +267,6 @@ class PreferenceTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the last complete checkpoint in output_dir."""
-        self.prepare_reference()
         last = last_complete_checkpoint(Path(self.args.output_dir)) if resume_from_checkpoint else None
         if resume_from_checkpoint is True:
             if last is None:
@@ -230,6 +275,7 @@ class PreferenceTrainer(Trainer):
         if last is not None and Path(str(resume_from_checkpoint)) == Path(last):
             self._clear_checkpoints(Path(last))
         self._log_state.checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         return output._replace(training_loss=output.metrics["train_loss"])
