@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.trainer_utils import EvalLoopOutput
 
 from regretless.errors import ConfigError, NonFiniteLossError
-from regretless.modeling.forward import causal_model, check_grouped, grouped, response_scores
+from regretless.modeling.check import check_grouped
+from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.objectives import build
@@ -77,7 +78,6 @@ class PreferenceTrainer(Trainer):
                     "peft_config: the model has an adapter already; merge it first, or pass no peft_config"
                 )
             model = get_peft_model(model, peft_config)
-        check_grouped(model)
         self.reference = ReferenceModel(
             model,
             ref_model,
@@ -126,15 +126,23 @@ class PreferenceTrainer(Trainer):
         """
         if "reference" not in self.objective.needs:
             return
-        if not datasets:
-            evaluation = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-            datasets = tuple(data for data in (self.train_dataset, *evaluation) if data is not None)
+        datasets = datasets or self._datasets()
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
             root = Path(self.args.reference_cache_dir or Path(self.args.output_dir) / "reference")
             self._reference_logps = ReferenceLogps(root / key)
         for data in datasets:
             self._prepare_reference(self._reference_logps, data)
+
+    def _datasets(self) -> tuple[PairDataset, ...]:
+        evaluation = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        return tuple(data for data in (self.train_dataset, *evaluation) if data is not None)
+
+    def _check_model(self, *datasets: PairDataset) -> None:
+        """Check the model where it computes by now (device, precision, sharding), unless it has passed there before."""
+        with self.accelerator.autocast():
+            longest = max((data.longest for data in datasets or self._datasets()), default=None)
+            check_grouped(self.accelerator.unwrap_model(self.model), longest)
 
     def _prepare_reference(self, values: ReferenceLogps, data: PairDataset) -> None:
         # What is complete is not read again: a resumed run starts where it was. All processes look before one writes.
@@ -197,6 +205,7 @@ class PreferenceTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the last complete checkpoint in output_dir."""
+        self._check_model()
         self.prepare_reference()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(Path(self.args.output_dir))
@@ -223,6 +232,7 @@ class PreferenceTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: list[TrainingPair], num_items_in_batch: Any = None) -> Tensor:
         """Gradients of one optimizer step; returns the mean loss over the step's pairs."""
+        self._check_model()
         model.train()
         self._speed.start()
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
@@ -372,6 +382,7 @@ class PreferenceTrainer(Trainer):
         """
         data = dataloader.dataset
         assert isinstance(data, PairDataset)
+        self._check_model(data)
         self.prepare_reference(data)
         model = self.accelerator.unwrap_model(self.model).eval()
         loss_means, rewards = RunningMeans(), []
