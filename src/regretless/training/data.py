@@ -93,7 +93,7 @@ class PairDataset(Dataset[TrainingPair]):
         if self._mismatched is not None:
             bounds += self.tokens[self._mismatched]
         longest = 0
-        # Few are read: a pair whose tokens together are no more than the longest sequence so far has none that is longer.
+        # Few are read: a pair of no more tokens than the longest sequence so far has none that is longer.
         for index in np.argsort(-bounds, kind="stable").tolist():
             if bounds[index] <= longest:
                 break
