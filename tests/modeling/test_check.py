@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.errors import ConfigError
-from regretless.modeling import attention, check
+from regretless.modeling import attention, check, flex
 from regretless.modeling.check import check_grouped
+from regretless.modeling.forward import grouped
 from regretless.modeling.scoring import score_responses
 
 SIZES = {
@@ -202,6 +204,29 @@ def test_check_when_it_has_run_then_the_model_is_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not model.config._attn_implementation.startswith("regretless")
+
+
+@pytest.mark.parametrize("window", [None, 11, 200])
+def test_check_when_the_row_is_padded_as_on_a_gpu_then_it_passes_and_a_leak_is_refused(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # FlexAttention has no backward pass on a CPU: here its mask's rule, which is the package's, is filled in densely.
+    def dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        at = torch.arange(query.shape[2])
+        sees = options["block_mask"].mask_mod(torch.tensor(0), torch.tensor(0), at[:, None], at[None, :])
+        sees = sees | torch.eye(len(at), dtype=torch.bool)
+        if leaks:
+            sees[20:, 19] = True
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return attend(query, key, value, sees, scale=options["scale"], enable_gqa=options["enable_gqa"])
+
+    monkeypatch.setattr(flex, "_flex", lambda device: dense)
+    monkeypatch.setattr(check, "grouped", functools.partial(grouped, flex_attention=True))
+    leaks = False
+    check_grouped(tiny("mistral", sliding_window=window))
+    leaks = True
+    with pytest.raises(ConfigError, match=r"depends on \d+ tokens of other responses or prompts"):
+        check_grouped(tiny("mistral", sliding_window=window))
 
 
 def test_check_when_memory_runs_out_then_the_model_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The trainer checks its model where it trains: after placement, in the training precision, before anything is computed."""
+"""The trainer checks its model where it trains: placed, in the training precision, before anything is computed."""
 
 from __future__ import annotations
 

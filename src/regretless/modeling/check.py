@@ -344,8 +344,11 @@ class _Check:
         count = ids.shape[1]
         if spread:
             ids = torch.cat((ids, ids[:, :9]), dim=1).repeat(2, 1)
+        tail = ids.shape[1] - len(prompt) + 1
+        keeps = "logits_to_keep" in inspect.signature(self.inner.forward).parameters
+        last = {"logits_to_keep": tail} if keeps else {}
         with self._reasons("a plain call", "it fails in"), attention_by(self.inner, own):
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : count - 1]
+            logits = self.model(input_ids=ids, use_cache=False, **last).logits[0, -tail:][: len(response)]
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) : count, None])[:, 0]
 
@@ -476,7 +479,9 @@ class _Check:
         seen = _Seen()
 
         def embedded(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            if not isinstance(output, Tensor) or output.dim() < 3 or output.shape[:2] != positions.shape:
+            # On a GPU the row is padded, and longer than its positions.
+            tokens = isinstance(output, Tensor) and output.dim() > 2 and len(output) == 1
+            if not tokens or output.shape[1] < positions.shape[1]:
                 return output
             leaf = output.detach().requires_grad_()
             seen.embeddings.append(leaf)
