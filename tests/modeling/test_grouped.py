@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from regretless.errors import ConfigError
 from regretless.modeling import token_logps
 from regretless.modeling.attention import grouped_attention
-from regretless.modeling.forward import check_grouped, grouped, reference_head, response_scores
+from regretless.modeling.check import check_grouped
+from regretless.modeling.forward import grouped, reference_head, response_scores
 from regretless.modeling.layout import Placement, Segment, lay_out, token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.token_logps import Head, ReferenceHead, token_scores
@@ -250,7 +251,7 @@ def test_check_grouped_when_a_model_does_something_unknown_after_attention_then_
             return output
 
     model.__class__ = Scaled
-    with pytest.raises(ConfigError, match="architecture is not supported"):
+    with pytest.raises(ConfigError, match="changes logits behind its output layer"):
         check_grouped(model)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from regretless.errors import ConfigError
 from regretless.modeling import attention, flex
-from regretless.modeling.layout import Layout, lay_out
+from regretless.modeling.layout import Layout
 from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores
 
 
@@ -35,6 +35,15 @@ def head_of(model: PreTrainedModel) -> Head:
     return Head(module, getattr(model.config.get_text_config(), "final_logit_softcapping", None))
 
 
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The model without its language-model head. Raises ConfigError when it has no such part."""
+    # Some causal models call other parts `decoder`, or their decoder otherwise than their prefix says.
+    for decoder in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
+        if isinstance(decoder, PreTrainedModel) and decoder is not model:
+            return decoder
+    raise ConfigError(f"{type(model).__name__} has no decoder apart from its head; load it with AutoModelForCausalLM")
+
+
 @contextlib.contextmanager
 def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator[None]:
     """Within the block, calling `model` runs shared-prefix rows (see `response_scores`).
@@ -45,8 +54,7 @@ def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator
     `forward` is replaced, not the wrappers', so that their hooks (adapters, gradient synchronization, sharding) run.
     """
     inner = causal_model(model)
-    head, decoder = head_of(inner), inner.get_decoder()
-    before = inner.__dict__.get("forward")
+    head, decoder = head_of(inner), decoder_of(inner)
     in_one_row = inner.device.type == "cuda" if flex_attention is None else flex_attention
 
     def forward(
@@ -66,20 +74,27 @@ def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator
         hidden: Tensor = output.last_hidden_state[0, layout.predict]
         return hidden if hidden_only else token_scores(hidden, head, layout.targets, reference)
 
-    # nn.Module.__setattr__ would do as well; the instance attribute shadows the class's method.
-    inner.__dict__["forward"] = forward
-    try:
-        with _attention(inner, flex.NAME if in_one_row else attention.NAME):
-            yield
-    finally:
-        if before is None:
-            del inner.__dict__["forward"]
-        else:
-            inner.__dict__["forward"] = before
+    with replaced_forward(inner, forward), attention_by(inner, flex.NAME if in_one_row else attention.NAME):
+        yield
 
 
 @contextlib.contextmanager
-def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def replaced_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> Iterator[None]:
+    """Within the block a call of the model, or of what wraps it, ends in `forward`; hooks on the way run."""
+    before = model.__dict__.get("forward")
+    # nn.Module.__setattr__ would do as well; the instance attribute shadows the class's method.
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del model.__dict__["forward"]
+        else:
+            model.__dict__["forward"] = before
+
+
+@contextlib.contextmanager
+def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Within the block the model's attention function is the named one; afterwards it is what it was."""
     config = model.config.get_text_config()
     before = config._attn_implementation
@@ -105,38 +120,3 @@ def reference_head(model: nn.Module, layout: Layout) -> ReferenceHead:
             input_ids=layout.input_ids, position_ids=layout.position_ids, layout=layout, hidden_only=True
         )
     return ReferenceHead(hidden, head_of(causal_model(model)))
-
-
-def check_grouped(model: nn.Module) -> None:
-    """Compare the shared-prefix pass with the model's own on a small input, so that an unsupported model is refused.
-
-    Raises ConfigError when they differ: the architecture then does something that the shared pass does not know of.
-    """
-    inner = causal_model(model)
-    vocabulary = inner.config.get_text_config().vocab_size
-    numbers = torch.Generator().manual_seed(0)
-
-    def some(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(vocabulary, (count,), generator=numbers).tolist())
-
-    items = [(prompt := some(5), some(7)), (prompt, some(4)), (some(3), some(6))]
-    layout, places = lay_out(items)
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            with grouped(model):
-                found = response_scores(model, layout.to(inner.device)).logps.float().cpu()
-            for (prompt, response), place in zip(items, places, strict=True):
-                row = torch.tensor([prompt + response], device=inner.device)
-                logits = inner(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-                wanted = logits.log_softmax(-1).gather(-1, row[0, len(prompt) :, None])[:, 0].cpu()
-                got = found[place.start : place.start + place.length]
-                tolerance = 1e-3 if inner.dtype in (torch.float32, torch.float64) else 0.25
-                if not torch.allclose(got, wanted, atol=tolerance, rtol=1e-2):
-                    raise ConfigError(
-                        f"{type(inner).__name__}: shared-prefix log-probabilities differ from the model's own by up to "
-                        f"{(got - wanted).abs().max():.3g} nats on a test input; this architecture is not supported"
-                    )
-    finally:
-        model.train(training)

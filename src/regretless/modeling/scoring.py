@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import Tokens, lay_out, token_count
 from regretless.progress import bar
@@ -25,9 +26,13 @@ def score_responses(
     """Log-probability (nats) of every token of each response, one float32 array a (prompt, response) pair of token ids.
 
     No gradient, dropout off. Rows hold up to `max_tokens` tokens; a prompt's responses stay together where they fit.
-    `description` shows a progress bar. Raises ValueError for an empty prompt or response.
+    `description` shows a progress bar. Raises ValueError for an empty prompt or response, and ConfigError for a model
+    that rows which share prompts would give other values for (`check_grouped`, at a model's first call).
     """
     keyed = [(tuple(prompt), tuple(response)) for prompt, response in items]
+    if not keyed:
+        return []
+    check_grouped(model, max(len(prompt) + len(response) for prompt, response in keyed))
     order = sorted(range(len(keyed)), key=lambda index: keyed[index][0])
     results: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(keyed)
     device = causal_model(model).device

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -89,6 +90,22 @@ class PairDataset(Dataset[TrainingPair]):
             return None
         chosen = xxhash.xxh3_128_hexdigest(self.numbers.tobytes())
         return f"{self.table.key}-{chosen[:16]}" + ("-both-mismatched" if self._mismatched is not None else "")
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with a response."""
+        bounds = self.tokens.astype(np.int64)
+        if self._mismatched is not None:
+            bounds += self.tokens[self._mismatched]
+        longest = 0
+        # Few are read: a pair of no more tokens than the longest sequence so far has none that is longer.
+        for index in np.argsort(-bounds, kind="stable").tolist():
+            if bounds[index] <= longest:
+                break
+            item = self[index]
+            lengths = [len(item.pair.chosen_ids), len(item.pair.rejected_ids or ()), len(item.mismatched or ())]
+            longest = max(longest, len(item.pair.prompt_ids) + max(lengths))
+        return longest
 
     def __len__(self) -> int:
         return len(self.numbers)

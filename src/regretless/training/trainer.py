@@ -26,7 +26,8 @@ from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 from regretless.config import check_name
 from regretless.errors import ConfigError, NonFiniteLossError, reject
 from regretless.hub import one_attempt
-from regretless.modeling.forward import causal_model, check_grouped, grouped, response_scores
+from regretless.modeling.check import check_grouped
+from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.objectives import build
@@ -102,7 +103,6 @@ class PreferenceTrainer(Trainer):
         fit_trained_weights(model, args, as_loaded=as_loaded)
         if ref_model is not None:
             match_reference(ref_model, model)
-        check_grouped(model)
         self.reference = ReferenceModel(
             model,
             ref_model,
@@ -153,10 +153,17 @@ class PreferenceTrainer(Trainer):
         `train` computes those that its steps and evaluations will read by itself.
         Raises ConfigError when the reference is the start of training and training has begun.
         """
-        if not datasets:
-            datasets = tuple(data for data in (self.train_dataset, *self._evaluation_data()) if data is not None)
-        for data in datasets:
+        for data in datasets or self._datasets():
             self._prepare_reference(data)
+
+    def _datasets(self) -> tuple[PairDataset, ...]:
+        return tuple(data for data in (self.train_dataset, *self._evaluation_data()) if data is not None)
+
+    def _check_model(self, *datasets: PairDataset) -> None:
+        """Check the model where it computes by now (device, precision, sharding), unless it has passed there before."""
+        with self.accelerator.autocast():
+            longest = max((data.longest for data in datasets or self._datasets()), default=None)
+            check_grouped(self.accelerator.unwrap_model(self.model), longest)
 
     def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
         """Reference log-probabilities of what the steps to come read, and of the evaluation data if they may be read.
@@ -268,6 +275,7 @@ class PreferenceTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` goes on from the last complete checkpoint in output_dir."""
         last = last_complete_checkpoint(Path(self.args.output_dir)) if resume_from_checkpoint else None
+        self._check_model()
         if resume_from_checkpoint is True:
             if last is None:
                 raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
@@ -331,6 +339,7 @@ class PreferenceTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: list[TrainingPair], num_items_in_batch: Any = None) -> Tensor:
         """Gradients of one optimizer step; returns the mean loss over the step's pairs."""
+        self._check_model()
         model.train()
         self._speed.start()
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
@@ -480,6 +489,7 @@ class PreferenceTrainer(Trainer):
         """
         data = dataloader.dataset
         assert isinstance(data, PairDataset)
+        self._check_model(data)
         self.prepare_reference(data)
         model = self.accelerator.unwrap_model(self.model).eval()
         loss_means, rewards = RunningMeans(), []

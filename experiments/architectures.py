@@ -1,0 +1,174 @@
+"""Every causal architecture of transformers in miniature, and what the check before training says of it.
+
+    python experiments/architectures.py              # the table of docs/architectures.md
+    python experiments/architectures.py qwen3 bloom  # some of them, with the whole message
+
+The models have random weights and a layer of each kind that their default configuration names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from regretless.errors import ConfigError
+from regretless.modeling.check import check_grouped
+
+MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+"""Model types with a causal language model in transformers."""
+
+HIDDEN, HEADS, HEAD, WINDOW = 32, 4, 8, 12
+LONGEST = 60
+"""Tokens of the longest sequence that the models are asked about: longer than their windows and chunks."""
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "unpadded_vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input"), 61),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "word_embed_proj_dim", "emb_dim"), HIDDEN),
+    **dict.fromkeys(("embedding_dim", "attention_hidden_size", "lru_width", "input_embedding_size"), HIDDEN),
+    **dict.fromkeys(("output_embedding_size", "backbone_hidden_size"), HIDDEN),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "decoder_ffn_dim", "encoder_ffn_dim", "dff"), 48),
+    **dict.fromkeys(("ffn_dim", "dim_ff", "d_inner", "ffn_hidden_size", "expert_ffn_hidden_size", "n_inner"), 48),
+    **dict.fromkeys(("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"), 48),
+    **dict.fromkeys(("shared_intermediate_size", "intermediate_size_mlp", "dense_intermediate_size"), 48),
+    **dict.fromkeys(("shared_experts_intermediate_size", "feed_forward_size"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), HEADS),
+    **dict.fromkeys(("encoder_attention_heads", "num_encoder_attention_heads", "attention_heads"), HEADS),
+    **dict.fromkeys(("num_decoder_attention_heads", "swa_num_attention_heads"), HEADS),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"), 2),
+    **dict.fromkeys(("head_dim", "dim_head", "d_head", "kv_channels", "swa_head_dim", "rotary_dim"), HEAD),
+    **dict.fromkeys(("attention_head_size", "query_pre_attn_scalar", "v_head_dim", "qk_nope_head_dim"), HEAD),
+    **dict.fromkeys(("qk_rope_head_dim",), HEAD),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank"), 16),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_experts_per_token", "moe_k"), 2),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "n_group", "topk_group", "num_expert_group"), 1),
+    **dict.fromkeys(("first_k_dense_replace", "num_dense_layers"), 1),
+    **dict.fromkeys(("sliding_window", "sliding_window_size", "window_size", "attention_chunk_size"), WINDOW),
+    **dict.fromkeys(("local_attention", "attention_window_size"), WINDOW),
+    "is_decoder": True,
+    "hidden_size_per_layer_input": 8,
+}
+"""Sizes by the names that configurations share."""
+
+
+def tiny_config(model_type: str, **more: Any) -> PretrainedConfig:
+    """Configuration of a model type with a layer of each kind and tiny sizes."""
+    return CONFIG_MAPPING[model_type](**(_shrunk(CONFIG_MAPPING[model_type]()) | OWN.get(model_type, {}) | more))
+
+
+def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
+    known = default.to_dict()
+    values = {key: size for key, size in SIZES.items() if known.get(key) is not None}
+    for name in getattr(default, "sub_configs", {}):
+        inner = getattr(default, name, None)
+        if isinstance(inner, PretrainedConfig):
+            values[name] = _shrunk(inner)
+    if known.get("kv_lora_rank"):
+        values["num_key_value_heads"] = HEADS  # latent attention has keys for every head
+    if "head_dim" in known:
+        values["head_dim"] = HEAD
+    ids = [key for key in known if key.endswith(("_token_id", "_token_index")) and known[key] is not None]
+    values |= {key: 60 - number for number, key in enumerate(ids)}
+    kinds = known.get("layer_types")
+    if kinds:
+        values["layer_types"] = list(dict.fromkeys(kinds)) * (2 if len(set(kinds)) == 1 else 1)
+        values["num_hidden_layers"] = len(values["layer_types"])
+    return values
+
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
+OWN: dict[str, dict[str, Any]] = {
+    "axk2": {"num_experts_per_tok": 2},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "cohere_compass_text": {"layer_types": None, "num_hidden_layers": 2},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "dots3_note_text": {"num_key_value_heads": HEADS},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
+    "gemma3n_text": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    | {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
+    "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"]},
+    "hrm_text": {"num_layers_per_stack": 1},
+    "kimi_linear": {"linear_head_dim": HEAD, "linear_num_heads": HEADS},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "state_size": 8, "n_groups": 1, "chunk_size": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 16},
+    **dict.fromkeys(
+        ("qwen4_exp_text",),
+        {"indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": HEAD, "indexer_budget": 8}
+        | {"indexer_compress_ratio": 2},
+    ),
+    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 16], "attn_layers": ["local", "lsh"]},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16}
+    | {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
+    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16}
+    | {"layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What single model types need beside these."""
+
+
+def tiny_model(model_type: str, **more: Any) -> PreTrainedModel:
+    """Model of a model type with tiny random weights."""
+    torch.manual_seed(0)
+    config = tiny_config(model_type, **more)
+    for part in (config, config.get_text_config(decoder=True)):
+        part._experts_implementation = "eager"  # the others have no float64
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model.eval()
+
+
+def verdict(model_type: str) -> tuple[PreTrainedModel | None, str]:
+    """(model, why it is refused, empty when it is not); no model when transformers cannot build it this small."""
+    try:
+        model = tiny_model(model_type)
+    # What goes wrong depends on the architecture.
+    except Exception as error:
+        return None, f"not built: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    try:
+        check_grouped(model, longest=LONGEST)
+    except ConfigError as error:
+        return model, str(error)
+    return model, ""
+
+
+def row(model_type: str, model: PreTrainedModel | None, reason: str) -> str:
+    """The table's line about a model type; figures are left out, for they are those of random weights."""
+    reason = re.sub(r"^\w+: cannot be trained or scored in rows that share prompts: ", "", reason)
+    reason = re.sub(
+        r"by [\d.e+-]+ nats \(at most [\d.e+-]+ expected\)(; )?", lambda found: ": " * bool(found[1]), reason
+    )
+    answer = "not built" if model is None else "refused" if reason else "yes"
+    reason = reason.removeprefix("not built: ").replace("|", "\\|")
+    return f"| {model_type} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]} | {answer} | {reason} |"
+
+
+def main(names: list[str]) -> None:
+    """Print the table, or the whole messages about single model types."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    if not names:
+        print("| model type | class | shared rows | refused because |\n|---|---|---|---|")
+    for name in names or MODEL_TYPES:
+        model, reason = verdict(name)
+        print(f"{name}: {reason or 'yes'}" if names else row(name, model, reason), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,640 @@
+"""Whether shared-prefix rows are right for a model: found out on the model itself, before its first row."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+from transformers import AttentionInterface, PreTrainedModel
+
+from regretless.errors import ConfigError
+from regretless.modeling.forward import (
+    attention_by,
+    causal_model,
+    decoder_of,
+    grouped,
+    head_of,
+    replaced_forward,
+    response_scores,
+)
+from regretless.modeling.layout import Layout, Tokens, lay_out
+
+TOLERANCE = 1e-4
+"""Nats by which a log-probability may differ from the model's own, in float32."""
+NOISE = 4
+"""In lower precision: times the median difference that the model shows between two layouts of its own."""
+SHORT = 64
+"""Windows up to so many tokens are checked in one row with everything else; longer ones in a row of their own."""
+CONTEXT = 2048
+"""Longest sequence where neither the caller nor the model's configuration says."""
+LOCAL = "regretless_local"
+THROUGH = "through transformers' attention interface"
+
+_passed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+"""Up to which length a model has passed, by where and how it computes."""
+
+
+class _Refused(Exception):
+    """What the model does that the shared-prefix pass does not know."""
+
+
+def check_grouped(model: nn.Module, longest: int | None = None) -> None:
+    """Raise ConfigError unless shared-prefix rows give what the model gives for each sequence by itself.
+
+    model: where it will compute (device, type of weights, autocast, sharding). It is called through its wrappers, by
+    all processes where it is sharded; one that has passed there for such lengths is not checked again.
+    longest: tokens of the longest sequence to come, for windows that no sequence fills do not matter; None: as many as
+    the model's context.
+
+    First what is exact and needs no tolerance, nor weights that do much:
+
+    - With attention replaced by one in which a token sees only itself, no layer's output for a token has a gradient
+      with respect to another token: all mixing goes through attention. Else the first layer that mixes is named.
+    - What a token gets for its position stays the same when another token stands at the end of the longest sequence.
+    - In each layer attention's mask, as the model itself makes it, is causal within the window that attention is told,
+      and attention is told nothing that the shared-prefix attention does not know.
+    - A response's score has no gradient with respect to other responses and prompts, and has one to its own prompt.
+
+    Then log-probabilities of several prompts and responses in a row, some longer than each window, are compared with
+    the model's own, by its own attention: to `TOLERANCE`; in lower precision (bf16, TF32) each response's median
+    difference with that between two layouts of the model's own.
+    """
+    inner = causal_model(model)
+    kind = inner.device.type
+    automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    place = (kind, inner.dtype, automatic, type(model).__name__)
+    passed = _passed.setdefault(inner, {})
+    length = longest or getattr(inner.config.get_text_config(decoder=True), "max_position_embeddings", None) or CONTEXT
+    if passed.get(place, -1) >= length:
+        return
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.inference_mode(False):
+            _Check(model, inner, length).run()
+    except _Refused as refused:
+        raise ConfigError(
+            f"{type(inner).__name__}: cannot be trained or scored in rows that share prompts: {refused}"
+        ) from refused.__cause__
+    finally:
+        for module, was in training.items():
+            module.training = was
+    passed[place] = length
+
+
+@dataclass
+class _Call:
+    """How a layer called the attention function."""
+
+    module: nn.Module
+    window: int | None
+    extras: list[str]
+
+
+@dataclass
+class _Seen:
+    """What hooks saw in one pass."""
+
+    embeddings: list[Tensor] = field(default_factory=list)
+    """Leaves in place of the outputs of embeddings of the tokens."""
+    numbers: list[tuple[str, bool, Tensor]] = field(default_factory=list)
+    """Name of a module, whether this is what it gave (else: what it was given), and a number made of it."""
+    positional: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    """Modules without parameters that were given positions, with their arguments."""
+    calls: list[_Call] = field(default_factory=list)
+    """Calls of attention."""
+
+
+class _Check:
+    """One check of one model; `run` raises _Refused."""
+
+    def __init__(self, model: nn.Module, inner: PreTrainedModel, longest: int) -> None:
+        self.model, self.inner, self.longest = model, inner, longest
+        self.config = inner.config.get_text_config(decoder=True)
+        self.decoder = decoder_of(inner)
+        self.names = {module: name for name, module in inner.named_modules()}
+        self.device = inner.device
+        self.numbers = torch.Generator().manual_seed(0)
+        special = _special_ids(inner.config) | _special_ids(self.config)
+        self.vocabulary = torch.tensor([token for token in range(self.config.vocab_size) if token not in special])
+
+    def run(self) -> None:
+        """All parts, the exact ones first: they say best what is wrong."""
+        with self._reasons("a row"):
+            head_of(self.inner)
+        with self._zeros_filled():
+            calls = self._mixes_only_in_attention()
+        windows = {call.window for call in calls if call.window} | _windows(self.config)
+        reach = max((window for window in windows if window < self.longest), default=0)
+        self._known_arguments(calls)
+        self._no_leak(min(reach, SHORT))
+        self._equal(self._items(min(reach, SHORT)), calls, "eager")
+        if reach > SHORT:
+            # Eager attention would take memory for each pair of positions in each head.
+            own = "sdpa" if self.inner._supports_sdpa else "eager"
+            self._equal(self._long_items(reach), calls, own)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _tokens(self, count: int) -> Tokens:
+        chosen = torch.randint(len(self.vocabulary), (count,), generator=self.numbers)
+        return tuple(self.vocabulary[chosen].tolist())
+
+    def _items(self, reach: int) -> list[tuple[Tokens, Tokens]]:
+        """Two prompts with two responses each; a prompt, and responses of each prompt, are longer than `reach`."""
+        size = max(reach, 8) + 3
+        first, second = self._tokens(size), self._tokens(5)
+        return [
+            (first, self._tokens(size + 2)),
+            (first, self._tokens(7)),
+            (second, self._tokens(size + 6)),
+            (second, self._tokens(6)),
+        ]
+
+    def _long_items(self, reach: int) -> list[tuple[Tokens, Tokens]]:
+        """A prompt longer than `reach`, and a short one behind it."""
+        first, second = self._tokens(reach + 5), self._tokens(7)
+        return [(first, self._tokens(9)), (first, self._tokens(5)), (second, self._tokens(6))]
+
+    # --- the parts ---------------------------------------------------------------------------------------------------
+
+    def _mixes_only_in_attention(self) -> list[_Call]:
+        """With attention that mixes nothing, nothing is mixed; returns attention's calls, in order."""
+        sizes = {size for parameter in self.inner.parameters() for size in parameter.shape}
+        # A size that nothing else has, so that the dimension of the tokens can be told.
+        count = next(number for number in itertools.count(67, 2) if number not in sizes)
+        ids = torch.tensor([self._tokens(count)], device=self.device)
+        positions = torch.arange(count, device=self.device)[None]
+        here = count // 2
+
+        def forward(**_: Any) -> Tensor:
+            output = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, calls=seen.calls)
+            hidden: Tensor = output.last_hidden_state
+            return hidden
+
+        def note(name: str, gave: bool, values: Any) -> None:
+            for tensor in _tensors(values):
+                if tensor.requires_grad and tensor.dim() > 2 and tensor.shape[0] == 1 and count in tensor.shape[1:]:
+                    own = tensor.select(list(tensor.shape).index(count, 1), here).float()
+                    weights = torch.linspace(0.5, 1.5, own.numel(), device=own.device).reshape(own.shape)
+                    seen.numbers.append((name, gave, (own * weights).sum()))
+
+        with (
+            self._reasons("a row whose attention comes from outside"),
+            self._watch(positions, note) as seen,
+            replaced_forward(self.inner, forward),
+            attention_by(self.inner, LOCAL),
+            torch.enable_grad(),
+        ):
+            self.model(input_ids=ids)
+        if not seen.embeddings:
+            raise _Refused("its input embeddings were not found, so that nothing can be said of what it mixes")
+        total = sum((value for _, _, value in seen.numbers), torch.zeros((), device=self.device))
+        if not total.requires_grad:
+            raise _Refused("no layer's output depends on its token")
+        if not self._others_are_zero(total, seen.embeddings, here):
+            raise _Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}")
+        if not seen.calls:
+            raise _Refused(f"no layer attends {THROUGH}")
+        self._positions_stand_alone(seen, positions)
+        return seen.calls
+
+    def _others_are_zero(self, value: Tensor, embeddings: Sequence[Tensor], own: int) -> bool:
+        """Whether the gradient of `value` with respect to all tokens but one is exactly zero."""
+        grads = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
+        others = torch.arange(embeddings[0].shape[1], device=self.device) != own
+        return not any(bool((grad[:, others] != 0).any()) for grad in grads if grad is not None)
+
+    @contextlib.contextmanager
+    def _zeros_filled(self) -> Iterator[None]:
+        """Within the block, weights that are all zero so far are not: a gate that is still shut would hide a layer."""
+        zeros = []
+        for parameter in self.inner.parameters():
+            weights = parameter.detach()
+            weights = weights.to_local() if isinstance(weights, DTensor) else weights
+            if weights.is_floating_point() and weights.numel() and not bool(weights.any()):
+                zeros.append(weights)
+        try:
+            for weights in zeros:
+                weights.copy_(torch.linspace(0.01, 0.02, weights.numel(), device=weights.device).view(weights.shape))
+            yield
+        finally:
+            for weights in zeros:
+                weights.zero_()
+
+    def _first_to_mix(self, seen: _Seen, own: int) -> str:
+        """The first and innermost module that was given unmixed tokens and gave mixed ones."""
+        clean: dict[str, bool] = {}
+        for name, gave, value in seen.numbers:
+            if gave and not clean.get(name, False):
+                continue
+            unmixed = self._others_are_zero(value, seen.embeddings, own)
+            if gave and not unmixed:
+                return self._name(self.inner.get_submodule(name))
+            if not gave:
+                clean[name] = unmixed and clean.get(name, True)
+        return "a part of the model"
+
+    def _positions_stand_alone(self, seen: _Seen, positions: Tensor) -> None:
+        """What a token gets for its position does not change when another one ends the longest sequence."""
+        for name, module, args, kwargs in seen.positional:
+            module = copy.deepcopy(module)  # some keep what they computed for the longest call
+            with torch.no_grad():
+                before = _tensors(module(*args, **kwargs))
+                args = tuple(self._moved(value, positions) for value in args)
+                after = _tensors(module(*args, **{key: self._moved(value, positions) for key, value in kwargs.items()}))
+            count = positions.shape[1]
+            for was, now in zip(before, after, strict=True):
+                axes = [axis for axis, size in enumerate(was.shape) if size == count]
+                if axes and not torch.equal(was.narrow(axes[-1], 0, count - 1), now.narrow(axes[-1], 0, count - 1)):
+                    raise _Refused(
+                        f"what {name} ({type(module).__name__}, rope_type {getattr(module, 'rope_type', 'unknown')}) "
+                        f"gives for a position changes when a sequence of {self.longest} tokens shares the row, and a "
+                        f"prompt that short and long responses share cannot have both; {_context(self.config)}"
+                    )
+
+    def _moved(self, value: Any, positions: Tensor) -> Any:
+        """The value; where it is positions, with the last token at the end of the longest sequence."""
+        if not _are_positions(value, positions):
+            return value
+        moved: Tensor = value.clone()
+        moved[..., -1] = self.longest - 1
+        return moved
+
+    def _known_arguments(self, calls: Sequence[_Call]) -> None:
+        """Attention is given nothing that the shared-prefix attention would leave out."""
+        for call in calls:
+            if call.extras:
+                raise _Refused(
+                    f"{self._name(call.module)} gives attention {', '.join(call.extras)}, which is not known here"
+                )
+
+    def _no_leak(self, reach: int) -> None:
+        """A response's score depends on its prompt and itself, in the very pass that trains."""
+        items = self._items(reach)
+        layout, places = lay_out(items)
+        layout = layout.to(self.device)
+        with (
+            self._reasons("a row with several prompts"),
+            self._watch(layout.position_ids) as seen,
+            grouped(self.model),
+            torch.enable_grad(),
+        ):
+            scores = response_scores(self.model, layout).logps
+            for target in (1, 2):
+                place, segment = places[target], target // 2
+                own = _own_positions(layout, segment, target % 2)
+                score = scores[place.start : place.start + place.length].sum()
+                grads = torch.autograd.grad(score, seen.embeddings, retain_graph=True, allow_unused=True)
+                dense = torch.stack([(grad != 0).any(0).any(-1) for grad in grads if grad is not None]).any(0)
+                leaks = dense.clone()
+                leaks[own] = False
+                if leaks.any():
+                    raise _Refused(
+                        f"a response's score depends on {int(leaks.sum())} tokens of other responses or prompts"
+                    )
+                prompt = own[: layout.segments[segment].prompt]
+                if not dense[prompt].any():
+                    raise _Refused("a response's score does not depend on its prompt")
+
+    def _equal(self, items: Sequence[tuple[Tokens, Tokens]], calls: Sequence[_Call], own: str) -> None:
+        """Log-probabilities are the model's own, and its masks those of causal attention within the layer's window."""
+        with torch.no_grad():
+            with self._masks(calls, max(len(prompt) + len(response) for prompt, response in items)):
+                plain = [self._plain(item, own) for item in items]
+            layout, places = lay_out(items)
+            with self._reasons("a row with several prompts"), grouped(self.model):
+                row = response_scores(self.model, layout.to(self.device)).logps
+            found = [row[place.start : place.start + place.length] for place in places]
+            differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(found, plain, strict=True)]
+            if self._is_exact():
+                worst = torch.stack([difference.max() for difference in differences]).max()
+                right, allowed = worst <= TOLERANCE, TOLERANCE
+            else:
+                with self._rounded_otherwise(calls):
+                    again = [self._plain(item, self._another(own), spread=True) for item in items]
+                noise = [(one.double() - two.double()).abs() for one, two in zip(plain, again, strict=True)]
+                # Medians, because in one layout or the other a single token may take another expert.
+                worst = torch.stack([difference.median() for difference in differences]).max()
+                allowed = NOISE * max(float(values.median()) for values in noise)
+                allowed += 0.5 * self._step() * float(torch.cat(plain).double().std())
+                right = worst <= allowed
+        if not right:
+            raise _Refused(
+                f"log-probabilities differ from the model's own by {float(worst):.2g} nats (at most {allowed:.2g} "
+                f"expected){self._why_not()}"
+            )
+
+    # --- the model's own computation ---------------------------------------------------------------------------------
+
+    def _plain(self, item: tuple[Tokens, Tokens], own: str, *, spread: bool = False) -> Tensor:
+        """The model's own log-probabilities of a response; `spread`: in a batch of two with further tokens behind."""
+        prompt, response = item
+        ids = torch.tensor([prompt + response], device=self.device)
+        count = ids.shape[1]
+        if spread:
+            ids = torch.cat((ids, ids[:, :9]), dim=1).repeat(2, 1)
+        tail = ids.shape[1] - len(prompt) + 1
+        keeps = "logits_to_keep" in inspect.signature(self.inner.forward).parameters
+        last = {"logits_to_keep": tail} if keeps else {}
+        with self._reasons("a plain call", "it fails in"), attention_by(self.inner, own):
+            logits = self.model(input_ids=ids, use_cache=False, **last).logits[0, -tail:][: len(response)]
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) : count, None])[:, 0]
+
+    def _is_exact(self) -> bool:
+        """Whether the model computes in float32 or better throughout."""
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind) or self.inner.dtype not in (torch.float32, torch.float64):
+            return False
+        return kind == "cpu" or torch.get_float32_matmul_precision() == "highest"
+
+    def _step(self) -> float:
+        """Relative size of a rounding step in the precision of matrix products."""
+        kind = self.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.inner.dtype
+        tf32 = 2.0**-10
+        return tf32 if dtype in (torch.float32, torch.float64) else torch.finfo(dtype).eps
+
+    def _another(self, own: str) -> str:
+        """Another of the model's attention implementations, where it has one."""
+        return {"eager": "sdpa", "sdpa": "eager"}[own] if self.inner._supports_sdpa else own
+
+    @contextlib.contextmanager
+    def _rounded_otherwise(self, calls: Sequence[_Call]) -> Iterator[None]:
+        """Within the block, a model with only one attention rounds what that gives to a neighboring number."""
+        numbers = torch.Generator().manual_seed(1)
+
+        def neighbor(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            first = output[0] if isinstance(output, tuple) else output
+            steps = torch.randint(-1, 2, first.shape, generator=numbers).to(first) * self._step() / 2
+            moved = first * (1 + steps)
+            return (moved, *output[1:]) if isinstance(output, tuple) else moved
+
+        modules = () if self.inner._supports_sdpa else {call.module: None for call in calls}
+        with _hooked([module.register_forward_hook(neighbor) for module in modules]):
+            yield
+
+    @contextlib.contextmanager
+    def _masks(self, calls: Sequence[_Call], length: int) -> Iterator[None]:
+        """Within the block, masks of sequences of `length` tokens are compared with each layer's rule."""
+        known: dict[tuple[int, int | None], None] = {}
+
+        def look(window: int | None) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                try:
+                    mask = inspect.signature(module.forward).bind(*args, **kwargs).arguments["attention_mask"]
+                except (KeyError, TypeError):
+                    return
+                if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[-1] != length:
+                    return
+                # One mask serves many layers.
+                if (id(mask), window) not in known:
+                    self._is_rule(module, mask[0], window)
+                    known[id(mask), window] = None
+
+            return hook
+
+        layers = {call.module: call.window for call in calls}
+        with _hooked(
+            [module.register_forward_pre_hook(look(window), with_kwargs=True) for module, window in layers.items()]
+        ):
+            yield
+
+    def _is_rule(self, module: nn.Module, mask: Tensor, window: int | None) -> None:
+        at = torch.arange(mask.shape[-1], device=mask.device)
+        distance = at[:, None] - at[None, :]
+        rule = (distance >= 0) & (distance < (window or len(at)))
+        sees = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        if mask.dtype != torch.bool and bool((mask.masked_fill(~sees, 0) != 0).any()):
+            raise _Refused(f"{self._name(module)} adds a bias to attention's scores through the mask")
+        if not bool((sees == rule).all()):
+            told = "no window" if window is None else f"a window of {window} tokens"
+            place = (sees != rule).any(0).nonzero()[0].tolist()
+            more = "sees" if bool(sees.any(0)[*place]) else "does not see"
+            raise _Refused(
+                f"{self._name(module)} tells attention {told}, but by its mask token {place[0]} {more} token {place[1]}"
+            )
+
+    def _why_not(self) -> str:
+        """Where in the model's own pass something happens that the shared-prefix pass leaves out; empty if unknown."""
+        head = self.inner.get_output_embeddings()
+        given: list[Tensor] = []
+        made: list[Tensor] = []
+        hidden: list[Tensor] = []
+
+        def at_head(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            given.append(args[0])
+            made.append(output)
+
+        def at_decoder(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            hidden.append(output[0])
+
+        ids = torch.tensor([self._tokens(9)], device=self.device)
+        with (
+            torch.no_grad(),
+            _hooked([head.register_forward_hook(at_head), self.decoder.register_forward_hook(at_decoder)]),
+        ):
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        if self._ignores_positions():
+            return "; the model takes positions from the place in the row and not from position_ids"
+        softcap = head_of(self.inner).softcap
+        if hidden and given and (hidden[-1].shape != given[-1].shape or not torch.allclose(hidden[-1], given[-1])):
+            return "; the model changes hidden states between its last layer and its output layer"
+        if made and made[-1].shape == logits.shape:
+            values = made[-1] if softcap is None else torch.tanh(made[-1] / softcap) * softcap
+            if not torch.allclose(values.float(), logits.float(), atol=1e-3):
+                return "; the model changes logits behind its output layer"
+        return ""
+
+    def _ignores_positions(self) -> bool:
+        ids = torch.tensor([self._tokens(9)], device=self.device)
+        outputs: list[Tensor] = []
+        for positions in (torch.arange(9), torch.arange(9).flip(0)):
+            calls: list[_Call] = []
+            given = {"input_ids": ids, "position_ids": positions[None].to(self.device), "calls": calls}
+
+            def forward(given: dict[str, Any] = given, **_: Any) -> Any:
+                return self.decoder(**given, use_cache=False).last_hidden_state
+
+            with torch.no_grad(), replaced_forward(self.inner, forward), attention_by(self.inner, LOCAL):
+                outputs.append(self.model(input_ids=ids))
+        return torch.equal(*outputs)
+
+    # --- hooks -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _watch(self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None) -> Iterator[_Seen]:
+        """Within the block, what passes through the model's modules is noted; gradients end at embeddings of tokens."""
+        seen = _Seen()
+
+        def embedded(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            # On a GPU the row is padded, and longer than its positions.
+            tokens = isinstance(output, Tensor) and output.dim() > 2 and len(output) == 1
+            if not tokens or output.shape[1] < positions.shape[1]:
+                return output
+            leaf = output.detach().requires_grad_()
+            seen.embeddings.append(leaf)
+            return leaf.clone()  # some models change it in place
+
+        def before(name: str, placed: bool) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                note(name, False, (args, kwargs))
+                if placed and any(_are_positions(value, positions) for value in (*args, *kwargs.values())):
+                    seen.positional.append((name, module, args, kwargs))
+
+            return hook
+
+        def after(name: str) -> Callable[..., None]:
+            return lambda module, args, output: note(name, True, output)
+
+        hooks = []
+        for name, module in self.inner.named_modules():
+            if isinstance(module, nn.Embedding):
+                hooks.append(module.register_forward_hook(embedded))
+                continue
+            without = next(module.parameters(), None) is None
+            hooks.append(module.register_forward_pre_hook(before(name, without), with_kwargs=True))
+            if module is not self.inner:
+                hooks.append(module.register_forward_hook(after(name)))
+        with _hooked(hooks):
+            yield seen
+
+    @contextlib.contextmanager
+    def _reasons(self, what: str, verb: str = "it cannot compute") -> Iterator[None]:
+        """Within the block, what the model raises becomes the reason of a refusal."""
+        try:
+            yield
+        except (_Refused, torch.OutOfMemoryError):
+            raise
+        # A model that cannot take such a row may raise anything.
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise _Refused(f"{verb} {what}: {type(error).__name__}: {lines[0]}") from error
+
+    def _name(self, module: nn.Module) -> str:
+        return f"{self.names.get(module, '?')} ({type(module).__name__})"
+
+
+KNOWN = {
+    "segments",
+    "row_mask",
+    "calls",
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "training",
+}
+
+
+def _local_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    calls: list[_Call] | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Attention function in which a token sees only itself; notes what the layer asks for. Shapes as elsewhere."""
+    if calls is None:
+        raise ValueError("its layers do not pass keyword arguments on to attention")
+    unknown = [name for name, given in extras.items() if given is not None and name not in KNOWN]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    calls.append(_Call(module, sliding_window, unknown))
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    # Query and key take part, so that what mixes on their way is seen as well.
+    result = value + 0.01 * (query.sum(-1, keepdim=True) + key.sum(-1, keepdim=True))
+    return result.transpose(1, 2).contiguous(), None
+
+
+# No mask function is registered under this name, so transformers builds no mask and passes None.
+AttentionInterface.register(LOCAL, _local_attention)
+
+
+@contextlib.contextmanager
+def _hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Within the block the hooks are there, afterwards no more."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """All tensors in what a module returned."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in _tensors(part)]
+
+
+def _are_positions(value: Any, positions: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and not value.is_floating_point()
+        and value.shape[-1:] == positions.shape[-1:]
+        and bool((value == positions).all())
+    )
+
+
+def _own_positions(layout: Layout, segment: int, response: int) -> list[int]:
+    """Places in the row of a prompt and one of its responses."""
+    start = sum(part.prompt + sum(part.responses) for part in layout.segments[:segment])
+    own = layout.segments[segment]
+    begin = start + own.prompt + sum(own.responses[:response])
+    return [*range(start, start + own.prompt), *range(begin, begin + own.responses[response])]
+
+
+def _windows(config: Any) -> set[int]:
+    """Sizes of windows and chunks that a configuration names."""
+    words, others = (
+        ("window", "chunk", "local_attention"),
+        ("layers", "pattern", "every", "num_", "feed_forward", "mamba"),
+    )
+    return {
+        value
+        for key, value in config.to_dict().items()
+        if type(value) is int and value > 0 and any(w in key for w in words) and not any(o in key for o in others)
+    }
+
+
+def _special_ids(config: Any) -> set[int]:
+    """Ids of tokens that a model may treat in a way of their own: padding, images."""
+    return {
+        value
+        for key, value in config.to_dict().items()
+        if type(value) is int and key.endswith(("_token_id", "_token_index"))
+    }
+
+
+def _context(config: Any) -> str:
+    name = "original_max_position_embeddings"
+    named = (getattr(config, "rope_parameters", None) or {}).get(name) or getattr(config, name, None)
+    context = named or getattr(config, "max_position_embeddings", None)
+    return f"sequences of up to {context} tokens are fine: set max_length" if context else "shorten the sequences"

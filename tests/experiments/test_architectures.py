@@ -1,0 +1,90 @@
+"""Every causal architecture of transformers: what the check accepts is right, and the page's table is the code's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import architectures
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from regretless.modeling.forward import attention_by, grouped, response_scores
+from regretless.modeling.layout import lay_out
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
+ROWS = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.splitlines() if line.startswith("| ")}
+COMMON = {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "qwen3_moe"}
+
+
+def numbers(count: int, seed: int) -> tuple[int, ...]:
+    """Ids of tokens that no model treats in a way of its own."""
+    return tuple(torch.randint(3, 40, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+FIRST, SECOND = numbers(14, 1), numbers(3, 2)
+# Prompts and responses that are longer than the windows (12), and shorter ones.
+ITEMS = [(FIRST, numbers(16, 3)), (FIRST, numbers(4, 4)), (SECOND, numbers(18, 5)), (SECOND, numbers(5, 6))]
+
+
+def plain_logps(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Log-probabilities of each response, every sequence in a call of its own."""
+    found = []
+    for prompt, response in ITEMS:
+        ids = torch.tensor([prompt + response])
+        with attention_by(model, "eager"):
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        found.append(logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0])
+    return found
+
+
+def gradients(model: PreTrainedModel, logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gradients of a weighted sum of log-probabilities, by parameter; those without any are left out."""
+    model.zero_grad()
+    sum((values * torch.linspace(-1, 1, len(values))).sum() for values in logps).backward()
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def assert_right(model: PreTrainedModel) -> None:
+    """Log-probabilities within 1e-5, and each parameter's gradient within 1e-5 of the largest one's size."""
+    plain = plain_logps(model)
+    wanted = gradients(model, plain)
+    layout, places = lay_out(ITEMS)
+    with grouped(model):
+        row = response_scores(model, layout).logps
+        found = [row[place.start : place.start + place.length] for place in places]
+        got = gradients(model, found)
+    for values, expected in zip(found, plain, strict=True):
+        torch.testing.assert_close(values.double(), expected.double(), rtol=0, atol=1e-5)
+    largest = max(float(gradient.norm()) for gradient in wanted.values())
+    for name in got.keys() | wanted.keys():
+        # An expert that no token takes has no gradient in one way of computing and a zero in another. Many models
+        # compute norms and positions in float32, whatever their weights are.
+        difference = torch.as_tensor(got.get(name, 0.0)) - torch.as_tensor(wanted.get(name, 0.0))
+        assert float(difference.norm()) <= 1e-5 * largest, name
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in architectures.MODEL_TYPES],
+)
+def test_architecture_when_accepted_then_it_is_right_and_else_the_page_says_why(model_type: str) -> None:
+    model, reason = architectures.verdict(model_type)
+    if f"transformers {transformers.__version__}" in PAGE:
+        assert ROWS.get(model_type) == architectures.row(model_type, model, reason)
+    if model is None or reason:
+        assert model_type not in COMMON, reason
+        return
+    model.double()
+    assert_right(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4 if parameter.dim() > 1 else 1)
+    assert_right(model)
+
+
+def test_page_when_read_then_its_counts_are_those_of_its_table() -> None:
+    answers = [ROWS[name].split(" | ")[2] for name in architectures.MODEL_TYPES if name in ROWS]
+    for answer in ("yes", "refused", "not built"):
+        assert f"| {answer} | {answers.count(answer)} |" in PAGE
