@@ -17,6 +17,7 @@ from regretless.errors import ConfigError, reject
 from regretless.evaluation.stage import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.stage import VerifyConfig
+from regretless.labeling.verifiers import VERIFIERS
 from regretless.models import ModelConfig
 from regretless.pairing.mask import MaskConfig
 from regretless.pairing.stage import PairConfig
@@ -130,6 +131,10 @@ class Recipe(Section):
             (self.inspect and no_pairs, "inspect: no pairs to inspect; add `pair` or `pairs`"),
             (self.train and no_pairs, "train: no pairs to train on; add `pair` or `pairs`"),
             (self.analyze and not self.train, "analyze: no trained model to analyze; add `train`"),
+            (
+                self.evaluate and self.evaluate.verifier not in (None, *VERIFIERS),
+                f"evaluate.verifier: expected one of {', '.join(sorted(VERIFIERS))}",
+            ),
             (needs_model and self.model is None, f"model: required by {', '.join(needs_model)}"),
         )
         problems = [problem for broken, problem in rules if broken]
