@@ -31,7 +31,10 @@ def evaluate_models(
     <label>/<benchmark>/ holds the greedy answers with verdicts and result.json, and seed-<n>/ in it the same of a
     sampling run, or the judgments of a chat benchmark and chat_result.json; samples/ holds the answers before that;
     results.json brings it together. Returns that.
+
+    Responses are verified as `grading` says, which raises ConfigError for an unknown verifier.
     """
+    verify = grading(config, verify)
     drawn = {"temperature": config.temperature, "top_p": config.top_p}
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0}}
     passes |= {f"seed-{seed}": {**drawn, "seed": seed} for seed in config.seeds}
@@ -57,6 +60,16 @@ def evaluate_models(
     results = evaluation.collect(folder.path / place)
     write_json(folder.path / place / "results.json", results)
     return results
+
+
+def grading(config: evaluation.EvaluateConfig, verify: labeling.VerifyConfig) -> labeling.VerifyConfig:
+    """How an evaluation verifies: as `verify` says, but for what `config` says itself.
+
+    Raises ConfigError for an unknown verifier.
+    """
+    own = {"verifier": config.verifier, "grade_cut": config.grade_cut}
+    given = {name: value for name, value in own.items() if value is not None}
+    return labeling.VerifyConfig.parse({**verify.model_dump(), **given}, "evaluate")
 
 
 def _answer(

@@ -18,6 +18,7 @@ from regretless.errors import ConfigError, reject
 from regretless.evaluation.stage import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.stage import VerifyConfig
+from regretless.labeling.verifiers import VERIFIERS
 from regretless.models import ModelConfig
 from regretless.pairing.mask import MaskConfig
 from regretless.pairing.stage import PairConfig
@@ -166,6 +167,9 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in given]
     if needing and "model" not in given:
         yield "model", f"required by {', '.join(needing)}, not given"
+    evaluate = values.get("evaluate")
+    if isinstance(evaluate, Mapping) and (verifier := evaluate.get("verifier")) not in (None, *VERIFIERS):
+        yield "evaluate.verifier", f"expected one of {', '.join(VERIFIERS)}, got {verifier!r}"
     report = values.get("report")
     if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in given:
         yield "report.figures", "no token rewards to draw; add `analyze`"

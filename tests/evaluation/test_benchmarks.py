@@ -18,8 +18,6 @@ ROWS = {"gsm8k": 1319, "math": 5000, "math500": 500, "amc23": 40, "minerva_math"
 UNPARSED = {
     "minerva_math": {
         r"\frac{dM}{dt}=\frac{10^{5} L_{\odot}}{0.007 c^{2} M_{\odot}^{6}} M^{6}",
-        r"\hbar \omega(v+1 / 2)-\frac{E_{0}^{2} e^{2}}{2 m \omega^{2}}",
-        "E_{1},E_{2}",
     },
     "math": {r"\frac \pi4 + 2 - \sqrt2", r"\text{4:30 p.m.}"},
 }

@@ -122,6 +122,21 @@ def test_run_when_a_response_was_cut_then_unknown_whatever_it_says(tmp_path: Pat
     assert summary["reasons"] == {"unknown: truncated": 1}
 
 
+def test_run_when_cut_responses_are_graded_then_they_count_as_the_others(tmp_path: Path) -> None:
+    texts = [r"\boxed{5} and so on \boxed{6", r"\boxed{6} and", "so 2 + 3 = 5"]
+    rows = [
+        Response(prompt_id=str(i), response_id="0", prompt="p", response=text, answer="5", finish_reason="length")
+        for i, text in enumerate(texts)
+    ]
+    write_records(tmp_path / "in.parquet", rows)
+    verdicts = {}
+    for verifier in ("math", "math_any"):
+        run(VerifyConfig(verifier=verifier, grade_cut=True), tmp_path / "in.parquet", tmp_path)
+        verdicts[verifier] = [row.verdict for row in read_responses(tmp_path / "responses.parquet")[0]]
+    assert verdicts["math"] == [Verdict.WRONG, Verdict.WRONG, Verdict.CORRECT]
+    assert verdicts["math_any"] == [Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG]
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_refused(
     tmp_path: Path, suffix: str

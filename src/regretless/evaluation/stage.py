@@ -81,8 +81,13 @@ class EvaluateConfig(Section):
     it. Budgets hold for one model on one benchmark, unless their files of kept replies are one."""
     seed: int = Field(default=0, ge=0)
     """Of chat benchmarks that have none of their own."""
+    verifier: str | None = None
+    """Name in the table of verifiers, as in `verify`; that of `verify` unless given."""
+    grade_cut: bool | None = None
+    """Whether a response that is cut at `max_new_tokens` can be correct, as in `verify`; as there unless given."""
     max_new_tokens: int = Field(default=2048, ge=1)
-    """Longest response to a benchmark with gold answers; one that is cut there is not correct, and counted."""
+    """Longest response to a benchmark with gold answers; one that is cut there is counted, and not correct unless
+    `grade_cut` says so."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Of all answers to benchmarks with gold answers; 1 is none, the RePO authors' scripts have 1.05."""
     batch_size: int = Field(default=64, ge=1)

@@ -1,38 +1,121 @@
 r"""Where the answer stands in a response or a worked solution.
 
-Tried in this order: the last `\boxed{}`, GSM8K's `#### x`, `A: x` or `Answer: x`, "the answer is x", and at last the
-last formula or number of the text. All repeats in the patterns are bounded: hostile text costs linear time.
+Tried in this order: the last `\boxed{}`; the last marked line (GSM8K's `#### x`, `Answer: x`, `<answer>x</answer>`);
+the last "the answer is x"; and at last the last formula or number of the text. All repeats in the patterns are
+bounded: hostile text costs linear time.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from regretless.labeling.numerals import clean, read_number
+from regretless.labeling.forms import stated_values
+from regretless.labeling.numerals import SCALES, UNIT_LETTERS, VARIABLE, clean, plain_text, read_number
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s{0,20}")
+BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
 MAX_BOXES = 20
 """Boxes looked at, from the end: enough for any answer, and a bound on the work for a text made of boxes."""
+MAX_TAIL = 1000
+"""Characters after "the answer is" in which the answer has to stand."""
+TOKEN_REST = re.compile(r"[\w.,]{0,20000}")
+"""What a tail is longer by, so that it does not end within a number."""
 BARE_BOX = re.compile(r"[^\s$.,;\\]{0,80}")
-LINK = re.compile(r"(?:,|;|and|or){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=)?")
-LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.")
-HASH_LINE = re.compile(r"^[ \t]{0,8}####[ \t]{0,8}(\S[^\n]*)", re.MULTILINE)
+LINK = re.compile(r"(?:,|;|、|&|and|or|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=)?")
+LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.|\*\*")
+
+HASH_LINE = re.compile(r"^[ \t]{0,8}####[ \t]{0,8}(?=\S)", re.MULTILINE)
 LABEL_LINE = re.compile(
-    r"^[ \t*]{0,8}(?:A|(?i:(?:the )?(?:final )?answer))[ \t]?\*{0,2}[ \t]?:[ \t*]{0,8}(\S[^\n]*)", re.MULTILINE
+    r"^[ \t*_#>]{0,8}(?:A|Ans|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result))|【?(?:最终)?答案?】?)"
+    r"[*_]{0,2}[ \t]{0,2}(?:[:=]|】|\n)[ \t*_]{0,8}",
+    re.MULTILINE,
 )
-STATEMENT = re.compile(r"(?i:answer)(?i:\s{1,4}(?:is|will be|would be|equals)\b|\s{0,4}[:=])[ \t*:]{0,8}([^\n]{1,400})")
+TAG = re.compile(r"<answer>([^<]{1,600})(?:</answer>|$)")
+STATEMENT = re.compile(
+    r"(?i:\b(?:answer|solution|result|option|choice)s?[\"'*_]{0,3}"
+    r"(?:\s(?:to|of|for)\s[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
+    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals)\b"
+    r"|\s{0,4}[:=]|\sof(?=\s[$\d])))"
+    r"|(?:答案|结果|选项)(?:应该|应)?(?:是|为|等于|[:=])|(?:故|应|因此|所以)?选(?:择|项)?(?=\s{0,2}[:(]?\s?[A-J](?![a-z]))"
+)
+CHOSEN = re.compile(
+    r"(?i:\b(?:option|choice|answer|choose|select|pick))\s{1,2}[*_]{0,2}\(?([A-J])\)?[*_]{0,2}(?=[\s.,;:)]|$)(?!\s?=)"
+)
+"""An option named by its letter: "option B", "choose (C)", "answer D"."""
+LEAD = re.compile(
+    r"(?i:(?:therefore|thus|hence|so|simply|just|only|exactly|approximately|about|roughly|around|nearly|given by"
+    r"|equal to|as follows|either|indeed|then|clearly|now|also|still|that is|i\.e\.|option|choice|number|letter"
+    r"|a total of)\b|约为|约|大约|大概|一共|总共|共有|共|选项|选)[\s,:]{0,3}"
+)
+OPENING = re.compile(r"[\s*_:=>#`\"'】~]{0,40}")
+NO_ANSWER = re.compile(
+    r"(?i:correct|right|wrong|incorrect|clear|obvious|as follows|below|above|not|found|given|in\b|yes it|this|that|what"
+    r"|how|obtained|simple|shown|unique|valid|consistent|reasonable|verified|confirmed|accurate|the same)"
+)
+"""How a sentence goes on that speaks about an answer and states none."""
+BREAK = re.compile(r"(?i:,|;|:|\s(?:because|since|as|so|which|where|when|for)\b)")
+REASON = re.compile(r",?\s(?:because|since)\b")
+COPULA = re.compile(r"(?i:\b(?:is|are|equals|be)\b|是|为)")
 MATH = re.compile(
-    r"\$\$(?P<a>[^$]{1,600})\$\$|\$(?P<b>[^$\n]{1,400})\$|\\\((?P<c>.{1,400}?)\\\)|\\\[(?P<d>.{1,600}?)\\\]", re.DOTALL
+    r"\$\$(?P<a>[^$]{1,600})\$\$|(?<!\\)\$(?P<b>(?:[^$\\\n]|\\.){1,400})\$|\\\((?P<c>.{1,400}?)\\\)|\\\[(?P<d>.{1,600}?)\\\]",
+    re.DOTALL,
 )
-NUMBER = re.compile(r"(?<![\w.,])[-+]?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")
-NUMBER_THEN_WORDS = re.compile(rf"({NUMBER.pattern})(?:,\s|\s(?!and\b|or\b)[a-z]{{2,}}|$)")
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,20}\s{1,4}[a-zA-Z]{2}")
-SENTENCE_END = re.compile(r"\.(?:\s|$)")
+WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mbox)\s?\{[^{}]{0,200}\}")
+SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
+ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
+BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+MAX_CHOICE = 60
+"""Longest line (characters) that is taken for a choice alone."""
+CHOICE = re.compile(r"\(([A-J])\)|([A-J])(?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s)(?!\s?[:.]?=)")
+LETTERS = re.compile(
+    r"\(?[A-J]\)?(?:(?:\s?[,;&、和]\s?|,?\s(?:and|or)\s)\(?[A-J]\)?){1,9}(?!\s?[,;&、和]?\s?(?:and|or)?\s?[\d(\\$])(?!\w)"
+)
+
+# Mathematics in plain text: numbers, single letters and brackets with operators between them.
+NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+ATTACHED = r"(?:\((?![^()\n]{0,80}[A-Za-z]{2})[^()\n]{1,80}\)|_\{?\d{1,3}\}?"
+ATTACHED += r"|\s?\\?%|\^\{?[-+]?\d{1,6}\}?|[²³!π°]|√\d{1,6}|[eE][-+]?\d{1,4}(?!\w)"
+ATTACHED += r"|\s?[ap]\.?m\b|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
+OPERAND = (
+    rf"[-+]?\s?(?:US|HK)?\\?[$€£¥]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
+    rf"|(?:sqrt|√|ln|log|sin|cos|tan)\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
+    rf"|\([^()\n]{{1,80}}\){ATTACHED}|π|[a-zA-Z](?:_\w|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
+)
+OPERATOR = r"\s{0,2}(?:[-+*/=:×÷·−^]|≈|(?<=[\d\s])x(?=\s?10))\s{0,2}"
+PLAIN = re.compile(
+    rf"(?<![A-Za-z0-9_.^\\'’])(?<![_^]\{{)(?:{OPERAND})(?:{OPERATOR}(?:{OPERAND})){{0,30}}(?:\s?[-/]\s?)?"
+)
+LATEX = re.compile(
+    r"(?:\\(?:begin|end)\{[a-z]{1,12}\}|\\\\|\\[a-zA-Z]{1,20}|\\[{},;!%| ]"
+    r"|[0-9+\-*/^_=()\[\]{}|<>&%! ]|[.,](?=\s?[\d\\(\[+-])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z'’]))"
+    r"{2,600}"
+)
+"""LaTeX without dollar signs around it: commands, numbers, single letters and what stands between them."""
+TEXT_ONLY = re.compile(
+    r"\\(?:text|mathrm|therefore|because|q?quad|boxed|[cl]?dots|(?:black)?square|item|implies|hfill)"
+)
+GROUP = re.compile(r"\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]")
+"""A pair, an interval or a set in plain text."""
+SCALE_WORD = re.compile(rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|percent)\b|%|\\%|万亿?|亿)", re.IGNORECASE)
+LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as it is written there, or None when it holds none."""
+    text = plain_text(text)
     return boxed(text) or _marked(text) or _stated(text) or _last_expression(text)
+
+
+def answers_in_response(text: str) -> list[str]:
+    r"""Every answer that a response marks as one, in its order, without repeats: each `\boxed{}`, what stands behind
+    each "the answer is", and the last marked line. A formula or number alone is none. At most 20 of each, from the end.
+    """
+    text = plain_text(text)
+    found = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
+    found += [_answer_at(text, match.end()) or "" for match in list(STATEMENT.finditer(text))[-MAX_BOXES:]]
+    found += [boxed(text) or "", _marked(text) or ""]
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def answer_in_gold(text: str) -> str | None:
@@ -40,6 +123,7 @@ def answer_in_gold(text: str) -> str | None:
 
     None when the text or its box is empty.
     """
+    text = plain_text(text)
     if BOX.search(text):
         return boxed(text)
     return _marked(text) or (_stated(text) if is_prose(text) else None) or text.strip() or None
@@ -91,49 +175,189 @@ def _linked(gap: str) -> bool:
 
 
 def _marked(text: str) -> str | None:
-    """Answer of the last `#### x` or `A: x` line.
+    """Answer of the last `#### x`, `Answer: x` or `<answer>x</answer>`.
 
     `####` also opens a heading in Markdown, and `A:` a choice: before the last line only a plain number is believed.
     """
+    tags = list(TAG.finditer(text))
+    if tags and tags[-1][1].strip():
+        return _answer_at(tags[-1][1], 0)
     matches = sorted((*HASH_LINE.finditer(text), *LABEL_LINE.finditer(text)), key=lambda match: match.start())
     for match in reversed(matches[-MAX_BOXES:]):
-        answer = match[1].strip(" \t*")
-        is_last_line = not text[match.end() :].strip()
-        if answer and (is_last_line or read_number(clean(answer)) is not None):
+        line, _, after = text[match.end() : match.end() + MAX_TAIL].lstrip().partition("\n")
+        answer = _answer_at(text, match.end())
+        # A line of its own "Answer" is a heading, and so believable; so is "Final answer: x".
+        is_sure = not after.strip() or len(match[0].strip(" \t*_#>:\n")) > 1
+        if answer and (is_sure or read_number(clean(line.strip(" *"))) is not None):
             return answer
     return None
 
 
 def _stated(text: str) -> str | None:
-    """Answer of the last "the answer is x": a number, its first formula, its last number, or its words."""
-    statements = list(STATEMENT.finditer(text))
-    if not statements:
+    """Answer of the last "the answer is x" that states one, else of the last "option B"."""
+    for match in reversed(list(STATEMENT.finditer(text))[-MAX_BOXES:]):
+        if answer := _answer_at(text, match.end()):
+            return answer
+    chosen = list(CHOSEN.finditer(text))
+    return chosen[-1][1] if chosen else None
+
+
+def _answer_at(text: str, start: int) -> str | None:
+    """The answer that begins at a place, or on the next line: a list of formulas, numbers or choices, or words."""
+    rest = text[start : start + MAX_TAIL] + TOKEN_REST.match(text, start + MAX_TAIL)[0]  # type: ignore[index]
+    rest = rest[OPENING.match(rest).end() :]  # type: ignore[union-attr]  # it matches everything
+    if inner := STATEMENT.match(rest) or re.match(rf"(?i:the\s(?:final\s)?)(?={STATEMENT.pattern})", rest):
+        return _answer_at(rest, inner.end())
+    for _ in range(3):
+        if lead := LEAD.match(rest):
+            rest = rest[lead.end() :]
+            rest = rest[OPENING.match(rest).end() :]  # type: ignore[union-attr]
+    if letters := LETTERS.match(rest):
+        return letters[0]
+    if choice := CHOICE.match(rest):
+        letter, behind = choice[1] or choice[2], rest[choice.end() :].split("\n", 1)[0].lstrip(" ).:*_")
+        pieces = _pieces(behind)
+        value = _join(behind, _run_from_start(behind, pieces)) if pieces and pieces[0][0] == 0 else None
+        return f"({letter}) {value}" if value else letter
+    pieces = _pieces(rest)
+    if pieces and pieces[0][0] == 0:
+        return _join(rest, _run_from_start(rest, pieces))
+    sentence = SENTENCE_END.split(rest, maxsplit=1)[0].strip(" *_")
+    return _in_sentence(sentence)
+
+
+def _in_sentence(sentence: str) -> str | None:
+    """The answer in a sentence that does not begin with it: behind its last "is", else its first formula, else its last
+    number, else its words."""
+    if not sentence or (NO_ANSWER.match(sentence) and not any(character.isdigit() for character in sentence)):
         return None
-    sentence = SENTENCE_END.split(statements[-1][1], maxsplit=1)[0].strip(" *")
-    if number := NUMBER_THEN_WORDS.match(sentence):
-        return number[1]
-    if formula := next((match for match in MATH.finditer(sentence) if _is_formula(match)), None):
-        return _content(formula)
-    numbers = NUMBER.findall(sentence) if is_prose(sentence) else []
-    return numbers[-1] if numbers else sentence or None
+    sentence = REASON.split(sentence, maxsplit=1)[0] or sentence
+    behind = list(COPULA.finditer(sentence))
+    for part in ([sentence[behind[-1].end() :]] if behind else []) + [sentence]:
+        pieces = [piece for piece in _pieces(part) if _has_value(part[piece[0] : piece[1]])]
+        if pieces and (is_prose(part) or part is not sentence or pieces[0][2]):
+            formulas = [piece for piece in pieces if piece[2]]
+            return _join(part, [formulas[0]] if formulas else _run_to_end(part, pieces))
+    if any(character in sentence for character in "\\$^_=<>") or not is_prose(sentence):
+        return sentence
+    return BREAK.split(sentence, maxsplit=1)[0].strip(" *\"'") or None
+
+
+def _has_value(piece: str) -> bool:
+    return any(character.isdigit() for character in piece) or "\\" in piece or "π" in piece
+
+
+Piece = tuple[int, int, bool]
+"""Start and end of a formula (true) or of mathematics in plain text."""
+
+
+def _pieces(text: str) -> list[Piece]:
+    """Formulas, and what looks like mathematics outside of them, in order."""
+    formulas = [(match.start(), match.end(), True) for match in MATH.finditer(text) if _is_formula(match)]
+    plain: list[Piece] = []
+    begin = 0
+    for start, end, _ in [*formulas, (len(text), len(text), True)]:
+        plain += _plain_pieces(text, begin, start)
+        begin = end
+    return sorted([*formulas, *plain])
+
+
+def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
+    latex = [_stripped(match) for match in LATEX.finditer(text, begin, end) if _is_latex(match[0])]
+    groups = [(match.start(), match.end(), False) for match in GROUP.finditer(text, begin, end) if _is_group(match[0])]
+    groups = [*latex, *(group for group in groups if not any(one[0] <= group[0] < one[1] for one in latex))]
+    found: list[Piece] = list(groups)
+    for match in PLAIN.finditer(text, begin, end):
+        piece = match[0].rstrip(" -/=")
+        stop = match.start() + len(piece)
+        is_inside = any(start <= match.start() < until for start, until, _ in groups)
+        if not is_inside and _has_value(piece):
+            found.append((match.start(), stop, False))
+    return sorted(found)
+
+
+def _stripped(match: re.Match[str]) -> Piece:
+    lead = len(match[0]) - len(match[0].lstrip(" =,."))
+    return match.start() + lead, match.start() + len(match[0].rstrip(" ,.=")), False
+
+
+def _is_latex(text: str) -> bool:
+    return bool(re.search(r"\\[a-zA-Z]", TEXT_ONLY.sub("", text)))
+
+
+def _is_group(text: str) -> bool:
+    return not re.search(r"[A-Za-z]{3,}", text.replace("\\infty", "").replace("sqrt", "").replace("\\frac", ""))
+
+
+def _run_from_start(text: str, pieces: Sequence[Piece]) -> list[Piece]:
+    """The first piece, and those that only "and", "or" or a comma part from it, up to the end of a clause."""
+    run = [pieces[0]]
+    for piece in pieces[1:]:
+        if not _linked(text[run[-1][1] : piece[0]]):
+            break
+        run.append(piece)
+    # "5, 3 of which are red" states 5 alone.
+    if len(run) > 1 and re.match(r"\s(?:of|more|less|times)\b", text[run[-1][1] :]):
+        return run[:1]
+    return run
+
+
+def _run_to_end(text: str, pieces: Sequence[Piece]) -> list[Piece]:
+    """The last piece, and those before it that only "and", "or" or a comma part from it; calculations are no list."""
+    run = [pieces[-1]]
+    for piece in reversed(pieces[:-1]):
+        either = (text[piece[0] : piece[1]], text[run[0][0] : run[0][1]])
+        if not _linked(text[piece[1] : run[0][0]]) or any(map(_is_calculation, either)):
+            break
+        run.insert(0, piece)
+    return run
+
+
+def _is_calculation(piece: str) -> bool:
+    return "=" in piece and VARIABLE.search(piece.partition("=")[0]) is None
+
+
+def _join(text: str, run: Sequence[Piece]) -> str | None:
+    """The text of some pieces, as one answer: a chain of equations states its last side."""
+    parts = []
+    for start, end, is_formula in run:
+        part = _formula(text[start:end]) if is_formula else text[start:end].strip().rstrip(".,;:!")
+        if not is_formula and (unit := LETTER_UNIT.fullmatch(part)):
+            part = f"{unit[1]} {unit[2]}"  # 350g
+        if scale := SCALE_WORD.match(text, end):
+            part += " " + scale[0].strip()
+        if len(run) == 1 and "," not in part:
+            # `14/2=7` states 7; in a list of equations (`x=1, y=2`) every side counts.
+            part = stated_values(part)[-1] or part
+        if part:
+            parts.append(part)
+    return ", ".join(parts) or None
 
 
 def _last_expression(text: str) -> str | None:
-    """Right-hand side of the last formula, or the last number, whichever ends later."""
-    formulas = [match for match in MATH.finditer(text) if _is_formula(match)]
-    numbers = list(NUMBER.finditer(text))
-    if formulas and (not numbers or formulas[-1].end() >= numbers[-1].end()):
-        formula = _content(formulas[-1])
-        # `14/2=7` states 7; in a list of equations (`x=1, y=2`) every side counts.
-        return formula if "," in formula else formula.rsplit("=", 1)[-1].strip() or None
-    return numbers[-1][0].strip() if numbers else None
+    """The last formula or number, whichever ends later, with those that it is listed with; bold ones go first."""
+    text = ANNOTATION.sub("", text)
+    last_line = text.rstrip().rpartition("\n")[2]
+    for bold in reversed(BOLD.findall(last_line)):
+        pieces = [piece for piece in _pieces(bold) if _has_value(bold[piece[0] : piece[1]])]
+        if pieces:
+            return _join(bold, _run_to_end(bold, pieces))
+    if len(last_line) < MAX_CHOICE and CHOICE.match(last_line.strip(" *")):
+        return _answer_at(last_line, 0)
+    pieces = [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
+    return _join(text, _run_to_end(text, pieces)) if pieces else None
+
+
+def _formula(text: str) -> str:
+    match = MATH.fullmatch(text)
+    return _content(match) if match else text
 
 
 def _content(match: re.Match[str]) -> str:
-    return next(group for group in match.groups() if group is not None).strip()
+    return next(group for group in match.groups() if group is not None).strip().rstrip(".,")
 
 
 def _is_formula(match: re.Match[str]) -> bool:
     """Whether a `$...$` holds a formula and not the prose between two amounts of dollars."""
     content = _content(match)
-    return bool(content) and not is_prose(content)
+    return bool(content) and not is_prose(WORDS_IN_FORMULA.sub("", content))

@@ -12,24 +12,41 @@ from fractions import Fraction
 
 APPROXIMATION = Fraction(1, 10_000)
 """Relative error up to which a decimal stands for a gold value that is no integer (as in Qwen2.5-Math's evaluation)."""
-FLOAT_NOISE = Fraction(1, 10**9)
-"""Relative error of a value that came out of floating-point arithmetic, as 57.599999999999994 for 57.6."""
 MAX_LENGTH, MAX_EXPONENT = 300, 400
 MAX_CLEANED = 2000
 """Longer texts stay as they are: no answer is so long, and the patterns take time in proportion to its square."""
 
 NO_SPACE = re.compile(r"\\!\s?|(?<=\d)\\,(?=\d{3})")
-SPACING = re.compile(r"\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])")
-DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?|\\degrees?(?![a-zA-Z])|°")
+SPACING = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])")
+DEGREES = re.compile(r"(?:\^\s?\{?\s?\\circ\s?\}?|\\degrees?(?![a-zA-Z])|°)(?:\s?[CF](?![a-zA-Z]))?")
 LEADING = re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*")
-CURRENCY = re.compile(r"\\\$|\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|\*\*")
-WHOLLY_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|rm|bf)\s?\{([^{}]*)\}")
+CURRENCY = re.compile(
+    r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
+)
+WHOLLY_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|boldsymbol|mbox|rm|bf)\s?\{([^{}]*)\}"
+)
 # A single letter in roman type can be a unit (m, s) as well as the imaginary unit or a variable, which have to stay.
 TEXT_UNIT = re.compile(
-    r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s?\{"
+    r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*\\(?:text|textbf|textrm|textnormal|mathrm|mbox|operatorname)\s?\{"
     r"(?!\s?[a-fiknx-z]\s?\})[^{}]*\}(?:\s?\^\s?(?:\{-?\d+\}|\d))?$"
 )
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+CHINESE_SCALE = re.compile(r"(?<=\d)\s?(万亿|[千万亿])")
+CHINESE_SCALES = {"千": 3, "万": 4, "亿": 8, "万亿": 12}
+CHINESE_UNIT = re.compile(r"(?<=[\d}%)])\s?[\u4e00-\u9fff]{1,12}[²³]?$")
+PERCENT = re.compile(r"(?<=[\d.}\])])\s?(?:percent\b|per\scent\b|\\text\s?\{\s?percent\s?\})")
+# What stands in brackets behind a number and is not multiplied with it: words.
+REMARK = re.compile(
+    r"(?<=[\d}%])\s?\((?:[A-Za-z]{3,20}(?:\s[A-Za-z]{1,20}){0,8}|[\u4e00-\u9fff]{1,20}|\\text\s?\{[^{}()]*\})\)$"
+)
+FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
+    0xFFE5: "¥",
+    0x3000: " ",
+    0x00A0: " ",
+    0x202F: " ",
+}
+UNIT_LETTERS = "g|m|s|h|L|l|J|N|W|V|A"
 SCALE = re.compile(
     rf"(?<=\d)\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?({'|'.join(SCALES)})\b\s*([^{{}}]*)\}}?", re.IGNORECASE
 )
@@ -43,12 +60,22 @@ REPLACEMENTS = {
     "π": r"\pi ",
     "∞": r"\infty ",
     r"\%": "%",
-    " percent": "%",
     "np.": "\\",
     r"\dfrac": r"\frac",
     r"\tfrac": r"\frac",
     r"\cfrac": r"\frac",
 }
+
+LETTER = re.compile(r"\(?[A-J][).:]?|\\text[a-z]{0,2}\{\([A-J]\)\}")
+ROOT = re.compile(r"√\s?(?:(\d{1,9}|[a-z])|\(([^()]{1,40})\)|\{([^{}]{1,40})\})")
+ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+WORDS = {word: value for value, word in enumerate(f"{ONES} eighteen nineteen".split())}
+DECADES = "twenty thirty forty fifty sixty seventy eighty ninety"
+TENS = {word: 10 * value for value, word in enumerate(DECADES.split(), 2)}
+NUMBER_WORDS = re.compile(
+    rf"(?:({'|'.join(TENS)})(?:[-\s]({'|'.join(list(WORDS)[1:10])}))?|({'|'.join(WORDS)}))(?:\s[a-z]{{3,20}})?",
+    re.IGNORECASE,
+)
 
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d*)?"
 EXPONENT = r"(?:[eE]([-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d)))?"
@@ -59,9 +86,19 @@ RATIO = re.compile(
 )
 SLASH = re.compile(rf"([-+]?)\s*(?:(\d+)\s+)?({DECIMAL})\s*/\s*({DECIMAL})")
 UNIT_WORDS = re.compile(
-    r"(?<=[\d.}])(?:\s*(?:mm|cm|km|kg|mg|ml|mL|ft|lbs?|oz|hrs?|mins?|secs?|mph|kmh|kph|USD|cents?|dollars?)|\s+[A-Za-z]{3,})\b"
-    r"(?:(?:\s+|\s?/\s?|-)[A-Za-z]+)*(?:\s?\^\s?\{?[23]\}?)?$"
+    r"(?<=[\d.})])(?:\s*(?:[mcdkμµn]m|[kmμµ]g|m[lL]|cL|ft|lbs?|oz|yd|mi|hrs?|mins?|ms|secs?|mph|kmh|kph|rpm|[kMGT]B|[kMG]?Hz|[kM]?Pa|kJ|[kM]W|kWh|mol"
+    r"|USD|EUR|cents?|dollars?)|\s+(?:in|sq|cu|a(?=\s[a-z]{3})|am|pm|[A-Za-z]{3,}))(?![A-Za-z])"
+    rf"(?:(?:\s+|\s?/\s?|-)[A-Za-z]+)*\.?(?:\s?\^\s?\{{?-?[123]\}}?|[²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
+    rf"|(?<=[\d.}})])\s+(?:{UNIT_LETTERS})(?:\s?\^\s?\{{?[23]\}}?|[²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
 )
+IN_BRACKETS = re.compile(r"\(([^(),]*)\)|\{([^{},]*)\}")
+UNIT_NAMES = re.compile(
+    r"(?<=[\w})])\s+(?:(?:square|cubic|sq\.?)\s)?(?:units?|[mcdk]m|m|ft|feet|foot|in|inch(?:es)?|yards?|miles?|meters?|metres?"
+    r"|(?:centi|milli|kilo)met(?:er|re)s?|k?g|(?:kilo)?grams?|pounds?|lit(?:er|re)s?|m?L|h|hours?|s|seconds?|min|minutes?|days?|weeks?"
+    r"|months?|years?|degrees?|radians?|dollars?|cents?|euros?|ways?)(?:\s?\^\s?\{?[23]\}?|[²³])?$"
+)
+"""Units behind an expression that is no plain number: only known words."""
+VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 NOT_UNITS = {"and", "or", "pi", "mod", "times", "over", "sqrt", "sin", "cos", "tan", "log", "exp", "plus", "minus"}
 
 
@@ -76,19 +113,36 @@ class Numeral:
     """Whether a percent sign stood behind it; `value` is the number before the sign."""
 
 
+def plain_text(text: str) -> str:
+    """Text with full-width digits and punctuation as those of ASCII, and one kind of minus."""
+    return text.translate(FULL_WIDTH).replace("−", "-")
+
+
 def clean(text: str) -> str:
     """Text of an answer without what carries no value: spacing, currency, degrees, units in `\\text{}`, full stops."""
     if len(text) > MAX_CLEANED:
         return text.strip()
+    text = plain_text(text)
     for old, new in REPLACEMENTS.items():
         text = text.replace(old, new)
+    text = PERCENT.sub("%", text)
     text = DEGREES.sub("", CURRENCY.sub("", SPACING.sub(" ", NO_SPACE.sub("", text))))
-    text = LEADING.sub("", SCALE.sub(_power, text)).strip().rstrip(" .,;:")
+    text = CHINESE_SCALE.sub(lambda match: rf" \times 10^{{{CHINESE_SCALES[match[1]]}}}", text)
+    text = LEADING.sub("", SCALE.sub(_power, text)).strip().strip("\"'").rstrip(" .,;:。、")
+    text = ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)
     if whole := WHOLLY_TEXT.fullmatch(text):
         return whole[1].strip(" .")
-    while (shorter := TEXT_UNIT.sub("", text).rstrip()) != text:
+    while (shorter := REMARK.sub("", CHINESE_UNIT.sub("", TEXT_UNIT.sub("", text))).rstrip()) != text:
+        if LETTER.fullmatch(shorter):  # `(B) \\text{east}` is a choice and no quantity
+            break
         text = shorter
     return text
+
+
+def without_unit(text: str) -> str:
+    """A cleaned expression such as `12 \\sqrt{3} feet` without its unit; as it is where letters may be variables."""
+    unit = UNIT_NAMES.search(text)
+    return text[: unit.start()] if unit and not VARIABLE.search(text[: unit.start()]) else text
 
 
 def _power(match: re.Match[str]) -> str:
@@ -100,9 +154,14 @@ def read_number(text: str) -> Numeral | None:
     """The plain number that a cleaned text is, units behind it left out; None when it is anything else."""
     if len(text) > MAX_LENGTH:
         return None
+    if words := NUMBER_WORDS.fullmatch(text):
+        tens, ones, other = (word and word.lower() for word in words.groups())
+        return Numeral(Fraction(TENS[tens] + WORDS.get(ones, 0) if tens else WORDS[other]))
     unit = UNIT_WORDS.search(text)
     if unit and not NOT_UNITS & set(re.findall(r"[a-z]+", unit[0].lower())):
         text = text[: unit.start()]
+    if brackets := IN_BRACKETS.fullmatch(text):
+        text = brackets[1] or brackets[2]
     percent = text.endswith("%")
     text = text.rstrip("% ")
     number = _read_simple(text) or _read_ratio(text)
@@ -143,8 +202,9 @@ def _read_ratio(text: str) -> Numeral | None:
 def equal_numbers(gold: Numeral, found: Numeral) -> bool:
     """Whether `found` states the gold number.
 
-    An integer must be met exactly, `27.0` too. Where either number is a decimal, another gold value is met within a
-    relative 1e-4, but never beyond half a unit of the gold's last digit. `25%` is met by 25, 25 % and 0.25.
+    Integers and fractions are met exactly, `27.0` too. Where either number is a decimal, a gold value that is no
+    integer is met within a relative 1e-4, but never beyond half a unit of the gold's last digit. `25%` is met by 25,
+    25 % and 0.25.
     """
     if gold.percent == found.percent:
         return _close(gold, found.value, found.place)
@@ -153,11 +213,10 @@ def equal_numbers(gold: Numeral, found: Numeral) -> bool:
 
 
 def _close(gold: Numeral, value: Fraction, place: Fraction | None) -> bool:
-    error = abs(value - gold.value)
-    tolerance = abs(gold.value) * FLOAT_NOISE
     is_integer = gold.value.denominator == 1 and (gold.place is None or gold.place < 1)
-    if not is_integer and not (gold.place is None and place is None):
-        tolerance = abs(gold.value) * APPROXIMATION
-        if gold.place is not None:
-            tolerance = min(tolerance, gold.place / 2)
-    return error <= tolerance
+    if is_integer or (gold.place is None and place is None):
+        return value == gold.value
+    tolerance = abs(gold.value) * APPROXIMATION
+    if gold.place is not None:
+        tolerance = min(tolerance, gold.place / 2)
+    return abs(value - gold.value) <= tolerance

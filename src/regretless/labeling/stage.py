@@ -44,7 +44,11 @@ class VerifyConfig(Section):
     """How responses are compared with their gold answers."""
 
     verifier: str = "math"
-    """Name in the table of verifiers."""
+    """Name in the table of verifiers: `math` grades the last answer of a response, `math_any` accepts a response when
+    any answer that it marks as one is right."""
+    grade_cut: bool = False
+    """Whether a response that ran into its limit of tokens is graded like the others; else its verdict is unknown.
+    `math` takes the last number of a text that breaks off for its answer, `math_any` wants an answer marked as one."""
     time_limit: float = Field(default=10.0, gt=0)
     """Seconds of the processor's time that one response may take; then its process ends and its verdict is unknown. One
     that only waits has eight times as long, on the clock."""
@@ -65,7 +69,7 @@ class Question(NamedTuple):
     response: str
     answer: str
     is_cut: bool
-    """Whether the response ran into the limit on its tokens."""
+    """Whether the response ran into the limit on its tokens, and is therefore not graded."""
 
 
 def run(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
@@ -80,7 +84,9 @@ def run(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(kept, refused, responses)
     parts = output / "parts"
-    questions = [Question(row.response, row.answer or "", row.finish_reason == "length") for row in kept]
+    questions = [
+        Question(row.response, row.answer or "", row.finish_reason == "length" and not config.grade_cut) for row in kept
+    ]
     checks = _checks(config, questions, parts)
     write_records(output / "responses.parquet", [_judged(row, check) for row, check in zip(kept, checks, strict=True)])
     shutil.rmtree(parts)
@@ -114,7 +120,10 @@ def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str
         report_refusals(sorted(refused, key=lambda refusal: refusal.line), beside)
     rows = list(kept.values())
     check_some_left(rows, refused, responses)
-    questions = [Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length") for row in rows]
+    questions = [
+        Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length" and not config.grade_cut)
+        for row in rows
+    ]
     checks = _checks(config, questions, parts=None)
     judged = [{**row, **_columns(check)} for row, check in zip(rows, checks, strict=True)]
     if output.suffix == ".jsonl":

@@ -7,4 +7,5 @@ from regretless.labeling.checks import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
     "math": Verifier(check=math.check, quick=math.quick_check),
+    "math_any": Verifier(check=math.check_any, quick=math.quick_check_any),
 }
