@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, PreTrainedModel
 
 from regretless.errors import ConfigError
+from regretless.modeling import flex
 from regretless.modeling.forward import (
     attention_by,
     causal_model,
@@ -477,11 +478,11 @@ class _Check:
     def _watch(self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None) -> Iterator[_Seen]:
         """Within the block, what passes through the model's modules is noted; gradients end at embeddings of tokens."""
         seen = _Seen()
+        count = positions.shape[1]
+        shapes = ((1, count), (1, count + -count % flex.BLOCK))  # on a GPU the row is padded
 
         def embedded(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            # On a GPU the row is padded, and longer than its positions.
-            tokens = isinstance(output, Tensor) and output.dim() > 2 and len(output) == 1
-            if not tokens or output.shape[1] < positions.shape[1]:
+            if not isinstance(output, Tensor) or output.dim() < 3 or tuple(output.shape[:2]) not in shapes:
                 return output
             leaf = output.detach().requires_grad_()
             seen.embeddings.append(leaf)
