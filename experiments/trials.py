@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regretless.config import read_yaml
 from regretless.evaluating import evaluate_models
 from regretless.evaluation.stage import EvaluateConfig
 from regretless.evaluation.statistics import over_seeds
@@ -22,7 +23,7 @@ from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.pipeline import run_recipe
 from regretless.preferences import read_pairs
 from regretless.progress import never_fail_to_print
-from regretless.recipe import apply_overrides, parse_recipe, read_recipe_file
+from regretless.recipe import apply_overrides, parse_recipe
 from regretless.records import read_rows, write_jsonl, write_records
 from regretless.store import MANIFEST, fingerprint, read_json, write_text
 from regretless.tokenization import tokenize_pairs
@@ -106,7 +107,7 @@ class World:
         weights = [
             f"pretrain.{name}.model.init_seed={2 * self.seed + number}" for number, name in enumerate((BASE, BEHAVIOR))
         ]
-        return apply_overrides(read_recipe_file(self.recipe), [*self.overrides, f"seed={self.seed}", *weights])
+        return apply_overrides(read_yaml(self.recipe), [*self.overrides, f"seed={self.seed}", *weights])
 
     @property
     def path(self) -> Path:

@@ -42,7 +42,7 @@ from run_contents import contents, differences
 
 RECIPE = Path(__file__).with_name("kill_sweep.yaml")
 SIGNALS = [signal.SIGKILL] * 8 + [signal.SIGTERM, signal.SIGINT]
-KILLS_IN_A_TRIAL = (1, 4, 2, 6)
+KILLS_IN_A_TRIAL = (1, 6, 3, 8)
 """By turns: a run that is killed once, and runs that are killed again while they go on."""
 PATIENCE = 120.0
 """Seconds that a process may take to end after SIGTERM or SIGINT, on a busy machine."""
@@ -92,6 +92,10 @@ class Trial:
         return self.code == 0
 
 
+class NotEndedError(Exception):
+    """A signal that ends a process did not."""
+
+
 class Sweep:
     """Runs of one recipe in one place: `folder / "run"`."""
 
@@ -116,7 +120,12 @@ class Sweep:
         trial = Trial()
         for unit, share, number in plan:
             process = self._start()
-            if self._kill(process, unit, share, number):
+            try:
+                ended = self._kill(process, unit, share, number)
+            except NotEndedError as error:
+                trial.differences = [str(error)]
+                return trial
+            if ended:
                 trial.kills.append(Kill(self._at_work(), number))
             elif process.exitcode != 0:
                 trial.code = process.exitcode
@@ -151,7 +160,7 @@ class Sweep:
         if process.is_alive():
             process.kill()
             process.join()
-            raise SystemExit(f"{number.name} did not end the process within {PATIENCE:.0f} s:\n{self._tail()}")
+            raise NotEndedError(f"{number.name} did not end the process within {PATIENCE:.0f} s:\n{self._tail()}")
         return process.exitcode != 0
 
     def _owner(self) -> int | None:

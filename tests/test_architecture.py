@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
     {"codec", "columns"},
     {"models", "records", "units", "training_log", "local_judge"},
-    {"special_tokens", "store", "config", "progress", "schema", "hub"},
+    {"special_tokens", "store", "config", "progress", "schema", "hub", "interrupt"},
     {"text_gate"},
     {"errors"},
 ]

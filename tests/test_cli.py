@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -242,8 +243,44 @@ def test_tables_when_printed_then_they_name_every_objective_and_version(capsys: 
 
 
 def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "200"}
     command = [sys.executable, "-m", "regretless", "objectives"]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **plain}, check=False)
     assert done.returncode == 0, done.stderr
     assert rb"number \u2265 0" in done.stdout and rb"\u03b2" in done.stdout
+
+
+def test_recipe_with_flags_when_given_to_a_verb_then_its_model_and_methods_are_used(
+    model: Path, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD])
+    recipe = {
+        "name": "x",
+        "model": {"name_or_path": str(model)},
+        "pairs": {"dataset": "elsewhere.jsonl"},
+        "train": {"objective": ["ipo"], "methods": {"ipo": {"beta": 0.25}}},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    given = ("--config", tmp_path / "recipe.yaml", "--pairs", tmp_path / "pairs.jsonl", "--output", tmp_path / "out")
+    assert regretless("inspect", *given, "sample=null") == 0
+    settings = read_json(tmp_path / "out" / "manifest.json")["settings"]
+    assert settings["model"]["name_or_path"] == str(model)
+    assert settings["objectives"] == {"ipo": {"beta": 0.25}}
+
+
+def test_benchmark_with_other_columns_when_evaluated_then_the_setting_that_is_suggested_is_taken(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "test.jsonl", [{"question": PROMPT, "answer": "9"}])
+    tested = ("--model", model, "--benchmark", f"mine={tmp_path / 'test.jsonl'}", "--output", tmp_path / "eval")
+    assert regretless("evaluate", *tested, "max_new_tokens=2") == 3
+    said = capsys.readouterr().err
+    suggested = re.search(r"name the right ones in (\S+) and (\S+)", said)
+    assert suggested is not None and suggested[2] == "benchmarks.mine.answer_column", said
+    assert regretless("evaluate", *tested, "max_new_tokens=2", f"{suggested[1]}=question") == 0
+    given = ("--prompts", tmp_path / "test.jsonl", "--model", model, "--output", tmp_path / "responses.parquet")
+    capsys.readouterr()
+    assert regretless("sample", *given, "max_new_tokens=2", "n=1") == 3
+    suggested = re.search(r"name the right ones in (\S+) and", said := capsys.readouterr().err)
+    assert suggested is not None, said
+    assert regretless("sample", *given, "max_new_tokens=2", "n=1", f"{suggested[1]}=question") == 0

@@ -30,8 +30,7 @@ def small(folder: Path, *overrides: str) -> Recipe:
     values = smoke_recipe(load_recipe(QUICKSTART, SMALL)).model_dump(exclude_unset=True)
     path = folder.parent / f"{folder.name}.yaml"
     path.write_text(json.dumps({**values, "output_dir": str(folder)}))  # JSON is YAML
-    # A log line is the mean since the one before, also of steps that a killed process took: so one at each checkpoint.
-    return load_recipe(path, ["pretrain.base.save_steps=20", "pretrain.base.logging_steps=20", *overrides])
+    return load_recipe(path, ["pretrain.base.save_steps=20", "pretrain.base.logging_steps=15", *overrides])
 
 
 def run(recipe: Recipe) -> set[str]:

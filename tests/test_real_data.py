@@ -78,12 +78,33 @@ def test_pairs_of_published_solutions_when_counted_are_those_of_the_labels(
     example: ModuleType, solutions: Path, verified: Path, tmp_path: Path
 ) -> None:
     summary = pairing.run(pairing.PairConfig(), verified, tmp_path)
-    assert summary["pairs"] == _expected_pairs(solutions, example.MODELS)
+    assert summary["pairs"] == _expected_pairs(solutions, example.MODELS) == 918
+    # What the page prints.
+    assert (summary["responses"], summary["distinct_responses"], summary["prompts_paired"]) == (2640, 1167, 354)
     assert summary["refused"] == 0
     # Nobody recorded what these models thought of their tokens.
     assert summary["pairs_without_logps"] == summary["pairs"]
     with pytest.raises(DataError, match=r"left out: without_token_ids \d+"):
         masking.run(masking.MaskConfig(), tmp_path / "pairs.parquet", tmp_path)
+
+
+def test_selection_of_the_page_when_made_is_every_second_question(example: ModuleType, solutions: Path) -> None:
+    rows = list(example.responses(solutions, questions=3, every=2))
+    assert [row["prompt"][0]["content"] for row in rows[::4]] == [
+        row["question"] for row in _published(solutions, 5)[::2]
+    ]
+
+
+def test_example_without_its_tokenizer_when_run_then_it_ends_with_a_message(
+    example: ModuleType, solutions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = [f"--data={solutions}", f"--output={tmp_path / 'run'}", "--questions=4"]
+    with pytest.raises(SystemExit) as ended:
+        example.main([*common, "--tokenizer=no-such-owner/no-such-tokenizer"])
+    assert ended.value.code == 2
+    assert "error: " in (said := capsys.readouterr().err) and "no-such-owner/no-such-tokenizer" in said
+    example.main([*common, "--responses-only"])
+    assert len((tmp_path / "run" / "responses.jsonl").read_text(encoding="utf-8").splitlines()) == 16
 
 
 @pytest.mark.slow

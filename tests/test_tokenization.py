@@ -353,3 +353,14 @@ def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with
         assert reason in refusal(pair, tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("tools", "helpers")
     assert "tools: the chat template knows nothing of it" in refusal(given(tools=tools), tokenizer)
+
+
+def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_which(qwen: Any) -> None:
+    pair = sampled(qwen, rejected="4")
+    ids = pair.chosen_token_ids
+    same = replace(pair, chosen="4", rejected="4 ", rejected_token_ids=ids, rejected_logps=pair.chosen_logps)
+    same = replace(same, chosen_token_ids=qwen("4")["input_ids"], rejected_token_ids=qwen("4")["input_ids"])
+    assert "have the same token ids, though their texts differ" in refusal(
+        replace(same, chosen_logps=[-0.1], rejected_logps=[-0.1]), qwen
+    )
+    assert refusal(replace(same, rejected="4", chosen_logps=None, rejected_logps=None), qwen).endswith("are equal")

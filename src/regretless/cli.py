@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from regretless import interrupt
 from regretless.errors import RegretlessError, storage_error
 from regretless.progress import never_fail_to_print
 from regretless.text_gate import printable
@@ -179,7 +180,8 @@ def watch(
     """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
     from regretless import watch as view
 
-    view.watch(run_dir, once=once, every=every)
+    with interrupt.saying("no longer watching; training goes on"):
+        view.watch(run_dir, once=once, every=every)
 
 
 @app.command()
@@ -211,12 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a problem that the user can act on ends as its message and exit code."""
     never_fail_to_print()
     try:
-        app(arguments)
+        with interrupt.handled():
+            app(arguments)
     except RegretlessError as error:
         _fail(error)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        sys.exit(130)
     except Exception as error:
         known = storage_error(error)
         if known is None:

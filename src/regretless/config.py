@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import textwrap
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.errors import ConfigError, reject
@@ -67,28 +68,47 @@ class Section(BaseModel):
             raise  # unreachable: a ValidationError has at least one item
 
 
+def sound_part(kind: Any, value: Any) -> Any:
+    """What is right of a value: itself, or without the settings that have errors; None when that is nothing.
+
+    For further checks only: what is left out may have been required.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    with contextlib.suppress(ValidationError):
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            return adapter.validate_python(_without_places(value, [item["loc"] for item in error.errors()]))
+    return None
+
+
+def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
+    """Settings without those at some places, as far as these lead anywhere."""
+    if not isinstance(value, Mapping):
+        return value
+    gone = {place[0] for place in places if len(place) == 1}
+    below = {key: [place[1:] for place in places if place[:1] == (key,)] for key in value}
+    return {key: _without_places(item, below[key]) for key, item in value.items() if key not in gone}
+
+
 def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
     """One line for each setting with an error: its key, what was expected, what was found, and what may be meant."""
     found: dict[str, list[str]] = {}
     for item in items:
-        keys, holders = _place(section, item["loc"])
+        keys, inside = _place(section, item)
         message, value = item["msg"].removeprefix("Value error, "), item["input"]
         # What a section says about one of its settings belongs to that setting's key.
         named = re.match(r"([\w.]+): ", message)
-        if (
-            item["type"] == "value_error"
-            and named
-            and any(named[1].split(".")[0] in one.model_fields for one in holders)
-        ):
+        if named and any(named[1].split(".")[0] in one.model_fields for one in inside):
             keys, message = [*keys, named[1]], message[named.end() :]
             value = value.get(named[1]) if isinstance(value, Mapping) else value
         key = ".".join(keys) or "(top level)"
         if item["type"] == "extra_forbidden":
             shown = "(hidden)" if any(word in key.lower() for word in SECRETS) else _shown(value)
-            text = f"unknown key (got {shown}); {_meant(keys[-1], holders)}"
+            text = f"unknown key (got {shown}); {_meant(keys[-1], inside)}"
         elif item["type"] == "missing":
             text = "required, not given"
-        elif ", got " in message or (isinstance(value, Mapping) and item["type"] == "value_error"):
+        elif "got " in message or (isinstance(value, Mapping) and item["type"] == "value_error"):
             text = lower(message)
         else:
             text = f"{lower(message)} (got {_shown(value)})"
@@ -116,27 +136,31 @@ def _shown(value: Any) -> str:
     return textwrap.shorten(repr(value), LONGEST_SHOWN, placeholder=" …")
 
 
-def _place(section: type[Section], place: Sequence[int | str]) -> tuple[list[str], list[type[Section]]]:
-    """Keys that lead to an error, and the sections that it may belong to.
+def _place(section: type[Section], item: Any) -> tuple[list[str], list[type[Section]]]:
+    """Keys that lead to an error, and the sections that it is in; keys and sections may be several in a union.
 
-    The place has more: names of the options of a union, which are no keys.
+    The place that pydantic gives has more: names of the options of a union, which are no keys.
     """
     keys: list[str] = []
     inside: list[type[Section]] = [section]
-    holders, free = inside, 0
-    for part in place:
+    around: list[Any] = []
+    unknown, last = item["type"] == "extra_forbidden", len(item["loc"]) - 1
+    for number, part in enumerate(item["loc"]):
         fields = [one.model_fields[part] for one in inside if part in one.model_fields]
-        if fields and not free:
+        if around and isinstance(part, int if around[0] is list else str) and part != "[key]":
             keys.append(str(part))
-            holders, inside = inside, [one for field in fields for one in _sections_in(field.annotation)]
-            free = max(_depth(field.annotation) for field in fields)
-        elif free:
+            around = around[1:]
+        elif fields and not around:
             keys.append(str(part))
-            free -= 1
-        elif part is place[-1] and inside and not (inside is not holders and part == "[key]"):
+            inside = [one for field in fields for one in _sections_in(field.annotation)]
+            around = max((_containers(field.annotation) for field in fields), key=len)
+        elif number == last and not around and (unknown or any(_takes_more(one) for one in inside)):
             keys.append(str(part))
-            holders = inside
-    return keys, holders
+    return keys, inside
+
+
+def _takes_more(section: type[Section]) -> bool:
+    return section.model_config.get("extra") == "allow"
 
 
 def _sections_in(annotation: Any) -> list[type[Section]]:
@@ -146,17 +170,17 @@ def _sections_in(annotation: Any) -> list[type[Section]]:
     return [found for option in typing.get_args(annotation) for found in _sections_in(option)]
 
 
-def _depth(annotation: Any) -> int:
-    """Keys or indices between a field and what its lists and mappings hold."""
-    inner = typing.get_args(annotation)
-    own = typing.get_origin(annotation) in (dict, list, tuple)
-    return own + max((_depth(option) for option in inner), default=0)
+def _containers(annotation: Any) -> list[Any]:
+    """Mappings (`dict`) and lists (`list`) around what a field holds, from outside."""
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    own = [dict] if origin is dict else [list] if origin in (list, tuple) else []
+    return own + max((_containers(option) for option in options), key=len, default=[])
 
 
 def _meant(key: str, sections: Sequence[type[Section]]) -> str:
     """What to do about an unknown key: the nearest one of these sections, or the same one further inside."""
     inside = [
-        f"{name}.{'<name>.' * _depth(field.annotation)}{key}"
+        f"{name}.{'<name>.' * len(_containers(field.annotation))}{key}"
         for section in sections
         for name, field in section.model_fields.items()
         if any(key in one.model_fields for one in _sections_in(field.annotation))
@@ -185,11 +209,14 @@ def _load(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     """Mapping in a YAML file; `extends: other.yaml` (relative to the file) is merged below it.
 
-    Raises ConfigError when the file is missing, is not YAML, or holds no mapping.
+    below: the files that extend this one. Raises ConfigError when the file is missing, is not YAML, holds no mapping,
+    or extends itself.
     """
+    if path.resolve() in below:
+        raise ConfigError(f"{path}: extends itself, directly or through another file")
     try:
         values = _load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -199,7 +226,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
     parent = values.pop("extends", None)
-    return values if parent is None else merge(read_yaml(path.parent / str(parent)), values)
+    if parent is None:
+        return values
+    return merge(read_yaml(path.parent / str(parent), [*below, path.resolve()]), values)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

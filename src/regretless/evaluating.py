@@ -44,7 +44,7 @@ def evaluate_models(
                 params = SamplingParams(**common, **decoding)
                 samples = (root / "samples" / label / benchmark / name).as_posix()
                 verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
-                _answer(folder, samples, model, source.source, params)
+                _answer(folder, samples, model, source.source, params, f"benchmarks.{benchmark}.")
                 _verify(folder, verified, folder.path / samples / "responses.parquet", verify)
         # By what they depend on: benchmarks with several judges are answered once.
         answers: dict[str, list[Path]] = {}
@@ -59,14 +59,16 @@ def evaluate_models(
     return results
 
 
-def _answer(folder: RunFolder, name: str, model: ModelConfig, source: PromptSource, params: SamplingParams) -> None:
+def _answer(
+    folder: RunFolder, name: str, model: ModelConfig, source: PromptSource, params: SamplingParams, setting: str
+) -> None:
     def work(output: Path) -> dict[str, Any]:
-        prompts = load_prompts(resolve(source, folder.path))
+        prompts = load_prompts(resolve(source, folder.path), setting)
         without = [prompt.line for prompt in prompts if prompt.answer is None]
         if without:
             raise DataError(
                 f"{source.dataset}: {len(without)} of {len(prompts)} problems have no gold answer (first: row "
-                f"{without[0]}), so nothing could be said of their responses; name the answer_column"
+                f"{without[0]}), so nothing could be said of their responses; name the column in {setting}answer_column"
             )
         return sampling.sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet")
 

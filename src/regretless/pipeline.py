@@ -99,7 +99,7 @@ def _prompts(section: Any, recipe: Recipe, folder: RunFolder) -> None:
     def work(output: Path) -> dict[str, Any]:
         rows, refused = [], []
         for name, source in section.items():
-            prompts, unusable = read_prompts(resolve(source, folder.path))
+            prompts, unusable = read_prompts(resolve(source, folder.path), f"prompts.{name}.")
             refused += unusable
             rows += [
                 {"prompt_id": f"{name}-{row.prompt_id}", "prompt": row.prompt, "answer": row.answer} for row in prompts

@@ -6,6 +6,7 @@ A recipe's types and bounds are checked when it is read, on any machine. What is
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,13 +47,16 @@ class Findings:
 
     def add(self, key: str, problem: str) -> None:
         """Note a problem of a setting."""
-        self.problems.append(f"{key}: {problem}")
+        self.problems.append(f"{key}: {problem}" if key else problem)
 
     def under(self, key: str, *checks: Callable[[], Any]) -> None:
         """Note what checks of a section raise; a message may begin with the setting's own name."""
         for problem in problems_of(*checks):
-            own = problem.removeprefix("model.architecture").removeprefix(": ")
-            self.problems.append(f"{key}.{own}" if own.startswith("server: ") else f"{key}: {own}")
+            own = re.sub(r"^model\.architecture( \(\w+\))?(: )?", "", problem)
+            if key and own.startswith(("server: ", ".")):
+                self.problems.append(f"{key}.{own.removeprefix('.')}")
+            else:
+                self.add(key, own)
 
     def all(self) -> list[str]:
         """Every problem, with the hub's answers: one request for each repository."""
@@ -131,6 +135,8 @@ def _done_benchmarks(recipe: Recipe) -> set[str]:
 def _not_made(recipe: Recipe, text: str) -> str | None:
     """Why no stage of the recipe makes a path in its run folder, or None when one does."""
     name, _, rest = text.removeprefix(f"{RUN}/").partition("/")
+    if name in recipe.unsound:
+        return None
     if name == "pairs" or (getattr(recipe, name, None) in (None, {}) and not (name == "pair" and recipe.pairs)):
         return f"not in the run folder, and this recipe has no section {name} that could make it (got {text!r})"
     inner = rest.partition("/")[0]
@@ -221,6 +227,11 @@ def _model(found: Findings, here: Surroundings, key: str, model: ModelConfig) ->
         found.under(_join(key, "architecture"), lambda: check_architecture(model))
         if model.tokenizer is None:
             found.add(_join(key, "tokenizer"), "required next to architecture; give a tokenizer's folder or hub id")
+
+
+def input_problems(found: Findings, here: Surroundings, key: str, text: str) -> None:
+    """Look for rows that a flag names: a file, a folder, or a data set on the hub."""
+    _path_or_hub(found, here, key, text, "dataset")
 
 
 def _prompts(found: Findings, here: Surroundings, key: str, source: PromptSource | PairsSource) -> None:

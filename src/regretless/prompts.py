@@ -77,18 +77,19 @@ class PromptRow:
     """1-based line (or row) of its source, for messages."""
 
 
-def load_prompts(source: PromptSource) -> list[PromptRow]:
+def load_prompts(source: PromptSource, setting: str = "") -> list[PromptRow]:
     """All prompts of a source, in order. Raises DataError when any row cannot be used: none may go missing unseen."""
-    prompts, refused = read_prompts(source)
+    prompts, refused = read_prompts(source, setting)
     if refused:
         shown = [str(refusal) for refusal in refused[:20]]
         raise DataError("\n  - ".join([f"{source.dataset}: {len(refused)} row(s) cannot be used", *shown]))
     return prompts
 
 
-def read_prompts(source: PromptSource) -> tuple[list[PromptRow], list[Refusal]]:
+def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRow], list[Refusal]]:
     """Prompts of a source, in order, and the rows that cannot be used.
 
+    setting: what stands in front of the source's settings where the user writes them, for messages.
     A prompt's id is its row's `prompt_id` or `id`, else a hash of its prompt; a repeated one gets a number behind it.
     Raises DataError when a column is in no row or there are no rows, ConfigError when the data set cannot be loaded.
     """
@@ -112,7 +113,7 @@ def read_prompts(source: PromptSource) -> tuple[list[PromptRow], list[Refusal]]:
     if columns and missing:
         raise DataError(
             f"{source.dataset}: no column {', '.join(missing)}; found {', '.join(sorted(columns))}; "
-            "name the right ones in prompt_column and answer_column"
+            f"name the right ones in {setting}prompt_column and {setting}answer_column"
         )
     if not prompts and not refused:
         raise DataError(f"{source.dataset}: expected at least one row, found none")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
 
 from regretless.analysis.inspect import InspectConfig
 from regretless.analysis.stage import AnalyzeConfig
-from regretless.config import FolderName, Section, merge, parse_override, read_yaml, setting_error
+from regretless.config import FolderName, Section, merge, parse_override, read_yaml, setting_error, sound_part
 from regretless.errors import ConfigError, reject
 from regretless.evaluation.stage import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
@@ -43,6 +42,13 @@ class PretrainConfig(TrainConfig):
     """What to start from."""
     data: str
     """File or hub id of demonstrations, with `prompt` and `chosen` (or `response`)."""
+
+    @field_validator("objective")
+    @classmethod
+    def _one_method(cls, value: str | list[str]) -> str | list[str]:
+        if isinstance(value, list) and len(value) != 1:
+            raise ValueError(f"expected one method, got {', '.join(value) or 'none'}")
+        return value
 
 
 class PairsSource(Section):
@@ -107,6 +113,7 @@ class Recipe(Section):
     """What training changed: token rewards, score distances, drift, gradients, calibration."""
     report: ReportConfig | None = None
     """One HTML page of the run."""
+    _unsound: frozenset[str] = PrivateAttr(default=frozenset())
 
     @model_validator(mode="wrap")
     @classmethod
@@ -124,6 +131,11 @@ class Recipe(Section):
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return recipe
+
+    @property
+    def unsound(self) -> frozenset[str]:
+        """Sections that are there and could not be read; of a recipe that is only checked further."""
+        return self._unsound
 
     @property
     def run_dir(self) -> Path:
@@ -172,7 +184,7 @@ def load_recipe(
     ahead: finds further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
-    values = apply_overrides(read_recipe_file(path), overrides)
+    values = apply_overrides(read_yaml(path), overrides)
     try:
         recipe = parse_recipe(values, str(path))
     except ConfigError as error:
@@ -187,34 +199,15 @@ def load_recipe(
 def _sound_sections(values: Mapping[str, Any]) -> Recipe:
     """What is right of a recipe that has problems: for further checks only, it may not fit together."""
     sound: dict[str, Any] = {"name": "recipe"}
+    unsound: set[str] = set()
     for name, value in _in_place_of(with_seeds(values)).items():
-        field = Recipe.model_fields.get(name)
-        if field is None:
-            continue
-        kind: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation())
-        try:
-            sound[name] = kind.validate_python(value)
-        except ValidationError as error:
-            with contextlib.suppress(ValidationError):
-                sound[name] = kind.validate_python(_without_places(value, [item["loc"] for item in error.errors()]))
-    return Recipe.model_construct(**sound)
-
-
-def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
-    """Settings without those at some places, as far as these lead anywhere."""
-    if not isinstance(value, Mapping):
-        return value
-    gone = {place[0] for place in places if len(place) == 1}
-    below = {key: [place[1:] for place in places if place[:1] == (key,)] for key in value}
-    return {key: _without_places(item, below[key]) for key, item in value.items() if key not in gone}
-
-
-def read_recipe_file(path: Path) -> dict[str, Any]:
-    """Settings of a YAML file and of what it extends. Raises ConfigError when it cannot be read."""
-    try:
-        return read_yaml(path)
-    except RecursionError as error:
-        raise ConfigError(f"{path}: extends itself, directly or through another file") from error
+        if (field := Recipe.model_fields.get(name)) is not None and value is not None:
+            found = sound_part(field.rebuild_annotation(), value)
+            unsound |= {name} if found is None else set()
+            sound |= {} if found is None else {name: found}
+    recipe = Recipe.model_construct(**sound)
+    recipe._unsound = frozenset(unsound)
+    return recipe
 
 
 def parse_recipe(values: Mapping[str, Any], where: str) -> Recipe:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
+from regretless import interrupt
 from regretless.config import Section
 from regretless.errors import ConfigError, DataError, RegretlessError
 from regretless.progress import console
@@ -128,7 +129,8 @@ def lock(file: Path, what: Path) -> Iterator[int]:
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
-        yield handle.fileno()
+        with interrupt.saying(f"interrupted: what is done is kept in {what}; the same command resumes from there"):
+            yield handle.fileno()
 
 
 @contextlib.contextmanager

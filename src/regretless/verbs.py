@@ -5,38 +5,40 @@ from __future__ import annotations
 import contextlib
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers.utils.logging import disable_progress_bar
 
 from regretless import pipeline
 from regretless.analysis import inspect as inspection
 from regretless.analysis import stage as analysis
-from regretless.config import Section
-from regretless.errors import ConfigError, RegretlessError
+from regretless.config import Section, read_yaml
+from regretless.errors import ConfigError, RegretlessError, lookup
 from regretless.evaluating import evaluate_models
 from regretless.evaluation import stage as evaluation
 from regretless.labeling import judge as judging
 from regretless.labeling import stage as labeling
+from regretless.objectives import OBJECTIVES
 from regretless.pairing import mask as masking
 from regretless.pairing import stage as pairing
 from regretless.preflight import recipe_problems
 from regretless.progress import console, terminal
-from regretless.recipe import load_recipe, read_recipe_file
+from regretless.recipe import load_recipe
 from regretless.records import read_rows, write_jsonl
 from regretless.reporting import stage as reporting
 from regretless.request import Request
 from regretless.sampling import stage as sampling
 from regretless.smoke import NOTE, judged_locally, smoke_recipe
-from regretless.store import atomic_path, check_writable
+from regretless.store import MANIFEST, atomic_path, check_writable
 from regretless.trained import read_trained
 from regretless.training import stage as training
 from regretless.units import RunFolder, dump, is_first_process, lock_beside, summary_line
 from regretless.world import stage as world
 
+T = TypeVar("T")
 Work = Callable[[Path], dict[str, Any]]
 FILE_SUFFIXES = (".parquet", ".jsonl")
 
@@ -62,7 +64,7 @@ def stage(name: str, request: Request) -> None:
     """Run one stage: on the files that the flags name, or, with a recipe alone, in the recipe's run folder."""
     given = [value for value in request.given.values() if value is not None]
     if request.config is not None and request.output is None and not given:
-        if name not in read_recipe_file(request.config):
+        if name not in read_yaml(request.config):
             raise ConfigError(f"{request.config}: is no recipe with a section {name}, so say on which files to work")
         overrides = [f"{name}.{text}" for text in request.overrides]
         recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
@@ -72,8 +74,7 @@ def stage(name: str, request: Request) -> None:
 
 
 def _world(request: Request) -> None:
-    request.need("output")
-    config = request.section(world.WorldConfig)
+    config = request.settings(world.WorldConfig, "output")
     _to_folder(request, config, partial(world.run, config))
 
 
@@ -83,14 +84,12 @@ def _sample(request: Request) -> None:
         flags["prompts"] = {"dataset": request.given["prompts"]}
     if request.given["model"] is not None:
         flags["models"] = [request.model().model_dump(exclude_unset=True)]
-    request.need("output")
-    config = request.section(sampling.SampleConfig, **flags)
+    config = request.settings(sampling.SampleConfig, "output", flags=flags)
     _to_file(request, "responses.parquet", config, partial(sampling.run, config))
 
 
 def _verify(request: Request) -> None:
-    request.need("responses", "output")
-    config, responses = request.section(labeling.VerifyConfig), request.given["responses"]
+    config, responses = request.settings(labeling.VerifyConfig, "responses", "output"), request.given["responses"]
     assert request.output is not None
     # Rows of any kind with prompt, response and answer: they keep their other columns.
     summary = labeling.verify_file(config, responses, request.output)
@@ -98,9 +97,8 @@ def _verify(request: Request) -> None:
 
 
 def _judge(request: Request) -> None:
-    request.need("responses", "output")
     # What was paid for outlives the work folder, which goes away.
-    config = request.section(judging.JudgeConfig)
+    config = request.settings(judging.JudgeConfig, "responses", "output")
     if config.replies is None:
         config = config.model_copy(update={"replies": f"{request.output}.replies.sqlite"})
     responses = request.given["responses"]
@@ -108,22 +106,25 @@ def _judge(request: Request) -> None:
 
 
 def _pair(request: Request) -> None:
-    request.need("responses", "output")
-    config, responses = request.section(pairing.PairConfig), request.given["responses"]
+    config, responses = request.settings(pairing.PairConfig, "responses", "output"), request.given["responses"]
     work = partial(pairing.run, config, responses)
     _to_file(request, "pairs.parquet", config, work, responses=str(responses))
 
 
 def _mask(request: Request) -> None:
-    request.need("pairs", "output")
-    config, pairs = request.section(masking.MaskConfig), Path(request.given["pairs"])
+    config, pairs = request.settings(masking.MaskConfig, "pairs", "output"), Path(request.given["pairs"])
     _to_file(request, "pairs.parquet", config, partial(masking.run, config, pairs), pairs=str(pairs))
 
 
 def _inspect(request: Request) -> None:
-    request.need("pairs", "model", "output")
-    config, model, pairs = request.section(inspection.InspectConfig), request.model(), Path(request.given["pairs"])
-    objectives: dict[str, dict[str, Any]] = {name: {} for name in request.given["objective"] or ["repo_det", "dpo"]}
+    for name in request.given["objective"] or ():
+        lookup("--objective", OBJECTIVES, name)
+    config = request.settings(inspection.InspectConfig, "pairs", "model", "output")
+    model, pairs = request.model(), Path(request.given["pairs"])
+    # The recipe's methods with its hyperparameters, where there is one.
+    recipe = request.other("train", training.TrainConfig)
+    names = request.given["objective"] or (recipe.objectives if recipe is not None else ["repo_det", "dpo"])
+    objectives = {name: recipe.split_for(name)[0] if recipe is not None else {} for name in names}
     _to_folder(
         request,
         config,
@@ -135,8 +136,8 @@ def _inspect(request: Request) -> None:
 
 
 def _train(request: Request) -> None:
-    request.need("pairs", "model", "output")
-    config, model, pairs = request.section(training.TrainConfig), request.model(), request.given["pairs"]
+    config = request.settings(training.TrainConfig, "pairs", "model", "output")
+    model, pairs = request.model(), request.given["pairs"]
     if len(config.objectives) != 1:
         raise ConfigError(
             f"objective: one at a time here, got {', '.join(config.objectives)}; several train side by side in a recipe"
@@ -153,15 +154,17 @@ def _train(request: Request) -> None:
 
 
 def _evaluate(request: Request) -> None:
-    request.need("model", "output")
     flags: dict[str, Any] = {}
     if request.given["benchmark"]:
-        flags["benchmarks"] = dict(_benchmark(text) for text in request.given["benchmark"])
-    config, model = request.section(evaluation.EvaluateConfig, **flags), request.model()
+        flags["benchmarks"] = _once("--benchmark", map(_benchmark, request.given["benchmark"]))
+    done = [path.parent.name for path in request.output.glob(f"model/*/{MANIFEST}")] if request.output else []
+    keys = [f"{kind}.{name}" for kind in ("benchmarks", "chat") for name in done]
+    config = request.settings(evaluation.EvaluateConfig, "model", "output", flags=flags, done=keys)
+    model, verify = request.model(), request.other("verify", labeling.VerifyConfig) or labeling.VerifyConfig()
     assert request.output is not None
     folder = RunFolder(request.output)
     with folder.locked():
-        results = evaluate_models(folder, "", {"model": model}, config, labeling.VerifyConfig())
+        results = evaluate_models(folder, "", {"model": model}, config, verify)
     terminal().print(evaluation.results_table(results))
 
 
@@ -171,9 +174,12 @@ def _benchmark(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _analyze(request: Request) -> None:
-    request.need("pairs", "model", "policy", "output")
-    config, model, pairs = request.section(analysis.AnalyzeConfig), request.model(), request.given["pairs"]
-    folders = dict(_named(text) for text in request.given["policy"])
+    folders = _once("--policy", map(_named, request.given["policy"] or ()))
+    absent = [
+        f"--policy {name}: no such folder: {folder}" for name, folder in folders.items() if not Path(folder).is_dir()
+    ]
+    config = request.settings(analysis.AnalyzeConfig, "pairs", "model", "policy", "output", also=absent)
+    model, pairs = request.model(), request.given["pairs"]
     policies = {name: read_trained(model, Path(folder)) for name, folder in folders.items()}
     _to_folder(
         request,
@@ -193,11 +199,20 @@ def _named(text: str) -> tuple[str, str]:
     return name, path
 
 
+def _once(flag: str, named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """What a repeated flag names. Raises ConfigError for a name that comes twice."""
+    found: dict[str, T] = {}
+    for name, value in named:
+        if name in found:
+            raise ConfigError(f"{flag} {name}: named twice; give each its own name")
+        found[name] = value
+    return found
+
+
 def _report(request: Request) -> None:
-    request.need("run_dir", "output")
-    config, run_dir = request.section(reporting.ReportConfig), request.given["run_dir"]
-    if not run_dir.is_dir():
-        raise ConfigError(f"{run_dir}: no such run folder")
+    run_dir = request.given["run_dir"]
+    absent = [] if run_dir is None or run_dir.is_dir() else [f"{run_dir}: no such run folder"]
+    config = request.settings(reporting.ReportConfig, "run_dir", "output", also=absent)
     assert request.output is not None
     if request.output.resolve() == (run_dir / "report").resolve():
         # Where the run's own stage writes: it must neither refuse the folder nor take this page, of other settings and

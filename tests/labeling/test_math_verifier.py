@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from regretless.labeling import math
+from regretless.labeling.checks import processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response
 from regretless.labeling.math import check, check_by_algebra, quick_check
 from regretless.records import Verdict
@@ -145,6 +146,14 @@ def test_check_when_algebra_takes_too_long_then_unknown(monkeypatch: pytest.Monk
     monkeypatch.setattr(math, "ALGEBRA_SECONDS", 1)
     outcome = check(r"\boxed{9^{9^{9^9}}}", "x+1")
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "comparison timed out")
+
+
+def test_limit_when_the_clock_runs_on_then_only_the_processors_time_counts() -> None:
+    with processor_limit(0.2):
+        time.sleep(0.5)
+    with pytest.raises(TimeoutError), processor_limit(0.2):
+        while True:
+            pass
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_sharded_checkpoint_when_loaded_then_training_goes_on_from_it_and_one_pr
         "per_device_train_batch_size": 4,
         "save_strategy": "steps",
         "save_steps": 2,
+        "logging_steps": 3,  # a line is made of steps on both sides of the checkpoint
     }
     task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False, "arguments": arguments}
     whole, log = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task)
@@ -163,8 +164,12 @@ def test_sharded_checkpoint_when_loaded_then_training_goes_on_from_it_and_one_pr
     last, middle = (tmp_path / "run" / "out" / f"checkpoint-{step}" for step in (5, 2))
     merge_fsdp_weights(str(last / "pytorch_model_fsdp_0"), str(tmp_path / "merged"))
     assert_equal(load_file(tmp_path / "merged" / "model.safetensors"), whole)
-    again, _ = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=str(middle))
+    again, log_again = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=str(middle))
     assert_equal(again, whole)
+    for key in ("loss", "rewards/margins", "logps/chosen", "eval_loss", "train_loss"):
+        expected = [entry[key] for entry in log if key in entry]
+        assert expected, key
+        assert [entry[key] for entry in log_again if key in entry] == pytest.approx(expected, rel=1e-6), key
 
 
 @pytest.mark.slow

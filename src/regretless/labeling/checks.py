@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from regretless.records import Verdict
@@ -29,3 +32,26 @@ class Verifier:
     `warm_up()`, which a worker calls before its first row, outside the row's time limit."""
     quick: Callable[[str, str], Check | None] = lambda response, answer: None
     """Decides what it can in bounded time without heavy imports, as `check` would; None leaves the row to `check`."""
+
+
+@contextlib.contextmanager
+def processor_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block when it has taken so much of the processor's time, in the main thread.
+
+    Not time on the clock: a verdict must not depend on what else the machine does. A signal can interrupt the main
+    thread only; elsewhere, and within C code, the caller has to limit the time.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from typing import Any
 
-from regretless.labeling.checks import Check
+from regretless.labeling.checks import Check, processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response, is_prose
 from regretless.labeling.numerals import APPROXIMATION, FLOAT_NOISE, clean, equal_numbers, read_number
 from regretless.records import Verdict
 
 ALGEBRA_SECONDS = 5
-"""Alarm around parsing and comparing one row (whole seconds). It cannot interrupt a long operation inside C code, such
-as a power of huge integers: for that the worker's time limit kills the process."""
+"""Limit of parsing and comparing one row (the processor's seconds). It cannot interrupt a long operation inside C code,
+such as a power of huge integers: for that the worker's time limit kills the process."""
 EXPONENT_NOTATION = re.compile(r"(\d\.?)[eE]([-+]?\d+)(?![\w.])")
 IMAGINARY_UNIT = re.compile(r"(?<=\d)i(?![a-zA-Z])")
 DECIMAL_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
@@ -52,15 +51,11 @@ def quick_check(response: str, answer: str) -> Check | None:
 
 def check_by_algebra(response: str, answer: str) -> Check:
     """The verdict of the computer algebra system on a response and a gold answer that hold an answer. Never raises."""
-    from math_verify.errors import TimeoutException
-    from math_verify.utils import timeout
-
-    # A signal can interrupt the main thread only; elsewhere the caller has to limit the time.
-    seconds = ALGEBRA_SECONDS if threading.current_thread() is threading.main_thread() else None
     gold, found = answer_in_gold(answer) or "", answer_in_response(response) or ""
     try:
-        outcome: Check = timeout(seconds)(_compare)(clean(gold), clean(found), found)
-    except TimeoutException:
+        with processor_limit(ALGEBRA_SECONDS):
+            outcome = _compare(clean(gold), clean(found), found)
+    except TimeoutError:
         return Check(Verdict.UNKNOWN, "comparison timed out", found)
     except Exception as error:
         return Check(Verdict.UNKNOWN, f"comparison failed: {type(error).__name__}", found)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import IO, Self
 
 from regretless.errors import ConfigError, RegretlessError
 from regretless.labeling.checks import Check
+from regretless.labeling.worker import WAITING
 from regretless.records import Verdict
 
 CheckFunction = Callable[[str, str], Check]
@@ -31,7 +33,7 @@ class Worker:
     """One process and the row it works on."""
 
     def __init__(self, check: CheckFunction, seconds: float) -> None:
-        """Start the process; `seconds` is the time limit of a row."""
+        """Start the process; `seconds` is the time limit of a row, of the processor's time."""
         self.seconds = seconds
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         paths = os.pathsep.join(path or str(os.curdir) for path in sys.path)
@@ -51,7 +53,7 @@ class Worker:
 
     def send(self, row: int, response: str, answer: str) -> None:
         """Give the process its next row. That it is gone shows up when its output is read."""
-        self.row, self.deadline = row, time.monotonic() + self.seconds
+        self.row, self.deadline = row, time.monotonic() + WAITING * self.seconds
         with contextlib.suppress(BrokenPipeError):
             self.input.write(json.dumps([response, answer]).encode() + b"\n")
             self.input.flush()
@@ -86,7 +88,7 @@ class Pool:
     """Workers of one verifier, started when rows need them; a context manager that ends them."""
 
     def __init__(self, check: CheckFunction, *, workers: int, seconds: float) -> None:
-        """`workers`: at most so many processes. `seconds`: time limit of a row.
+        """`workers`: at most so many processes. `seconds`: time limit of a row, of the processor's time.
 
         Raises ConfigError when a process could not find the function by its module and name.
         """
@@ -139,6 +141,7 @@ class Pool:
         is_late = time.monotonic() >= worker.deadline
         self.workers.remove(worker)
         code = worker.end()
+        is_late |= code == -signal.SIGPROF
         return Check(Verdict.UNKNOWN, "verifier timed out" if is_late else f"verifier died: exit code {code}")
 
     def _events(self) -> list[tuple[Worker, bytes | None]]:

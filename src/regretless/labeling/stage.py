@@ -46,7 +46,8 @@ class VerifyConfig(Section):
     verifier: str = "math"
     """Name in the table of verifiers."""
     time_limit: float = Field(default=10.0, gt=0)
-    """Seconds that one response may take; then its process is killed and its verdict is unknown."""
+    """Seconds of the processor's time that one response may take; then its process ends and its verdict is unknown. One
+    that only waits has eight times as long, on the clock."""
     workers: int | None = Field(default=None, ge=1)
     """Processes at most; one per CPU core unless given. They start only for rows that need algebra."""
 
@@ -89,8 +90,9 @@ def run(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
 def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
     """Copy rows {prompt, response, answer, …} with `verdict`, `verdict_reason` and `extracted` added; returns counts.
 
-    All other columns are kept. `output` is a .jsonl or .parquet file; refused rows go beside it, to
-    <name>.refused.jsonl. Raises ConfigError for another kind of output, DataError when no row can be used.
+    All other columns are kept; in JSONL their NaN and infinities become null. `output` is a .jsonl or .parquet file;
+    refused rows go beside it, to <name>.refused.jsonl. Raises ConfigError for another kind of output, DataError when no
+    row can be used.
     """
     if output.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{output}: expected a .jsonl or .parquet file")

@@ -12,14 +12,18 @@ import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 
 MEMORY_LIMIT = 4 << 30
 """Address space of a worker (bytes): an exploding expression ends in a MemoryError, not in the machine's swap."""
 
 
+WAITING = 8
+"""Seconds on the clock that a row may take for each second of its limit: that one is the processor's time, so that a
+verdict does not depend on what else the machine does, and this one ends a row that only waits."""
 ORPHAN_SECONDS = 5.0
-"""How much longer than its time limit a row may run before the process ends itself, its parent being gone."""
+"""How much longer than that a row may run before the process ends itself, its parent being gone."""
 
 
 def main(module: str, function: str, seconds: float) -> None:
@@ -39,12 +43,14 @@ def main(module: str, function: str, seconds: float) -> None:
         for line in sys.stdin:
             response, answer = json.loads(line)
             # A watchdog outside the interpreter: it works while C code holds the interpreter's lock.
-            faulthandler.dump_traceback_later(seconds + ORPHAN_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(WAITING * seconds + ORPHAN_SECONDS, exit=True)
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # nothing handles its signal: the process ends
             try:
                 outcome = check(response, answer)
                 row = [outcome.verdict, outcome.reason, outcome.extracted]
             except Exception as error:
                 row = ["unknown", f"verifier failed: {type(error).__name__}", None]
+            signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()
             output.write(json.dumps(row) + "\n")
             output.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
+import yaml
 
 from regretless.records import Text, Verdict, read_rows
 from regretless.store import MANIFEST, read_json
@@ -165,14 +166,15 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
     Raises DataError when a file is there but broken.
     """
     recipe = run_dir / "recipe.yaml"
-    stages = _stages(run_dir)
+    text = recipe.read_text(encoding="utf-8") if recipe.is_file() else None
+    stages = _stages(run_dir, _named(yaml.safe_load(text or "{}")))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
     evaluated = _evaluated(run_dir / "evaluate", order)
     results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
     return RunData(
         name=run_dir.resolve().name,
-        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        recipe=text,
         stages=stages,
         results=_in_order([_take(Result, row) for row in results["rows"]], order, lambda row: row.label),
         seed_results=_in_order([_take(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
@@ -210,7 +212,18 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _stages(run_dir: Path) -> list[Stage]:
+def _named(recipe: Mapping[str, Any]) -> list[str]:
+    """Folders of the trainings that a recipe names, in its order."""
+    objective = (recipe.get("train") or {}).get("objective", [])
+    objectives = [objective] if isinstance(objective, str) else objective
+    return [*(f"pretrain/{name}" for name in recipe.get("pretrain") or {}), *(f"train/{name}" for name in objectives)]
+
+
+def _stages(run_dir: Path, named: Sequence[str]) -> list[Stage]:
+    """Finished stages: in the order of work, those that are alike in that of `named`, others by name.
+
+    Not by time: the page about two equal runs would depend on how fast they were, and on what was run again.
+    """
     found = []
     for path in run_dir.rglob(MANIFEST):
         name = path.parent.relative_to(run_dir).as_posix()
@@ -229,8 +242,15 @@ def _stages(run_dir: Path) -> list[Stage]:
             )
         )
     known = {name: place for place, name in enumerate(STAGES)}
-    # Not by time: that would make the page of equal runs depend on how fast they were, and on what ran again.
-    return sorted(found, key=lambda stage: (known.get(stage.name.split("/")[0], len(known)), stage.name))
+    places = {name: place for place, name in enumerate(named)}
+    return sorted(
+        found,
+        key=lambda stage: (
+            known.get(stage.name.split("/")[0], len(known)),
+            places.get(stage.name, len(places)),
+            stage.name,
+        ),
+    )
 
 
 def _in_order(items: Iterable[T], order: Sequence[str], label: Callable[[T], str]) -> list[T]:

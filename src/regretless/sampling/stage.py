@@ -47,7 +47,7 @@ def run(config: SampleConfig, output: Path) -> dict[str, Any]:
     and the result is the same as that of a run in one go.
     Raises DataError when no prompt is usable, ConfigError when a model is not.
     """
-    prompts, refused = read_prompts(config.prompts)
+    prompts, refused = read_prompts(config.prompts, "prompts.")
     prompts, unwritable = _writable(config, prompts)
     refused += unwritable
     report_refusals(refused, output / "refused.jsonl")

@@ -250,7 +250,7 @@ def test_judge_when_its_key_or_a_file_is_missing_is_said_before_anything_runs(
         assert call("run", str(path)) == 2
         said = capfd.readouterr().err
         for name in ("ae", "ah", "mt"):
-            assert f"evaluate.chat.{name}: server: the environment variable CHAT_KEY is not set" in said
+            assert f"evaluate.chat.{name}.server: the environment variable CHAT_KEY is not set" in said
         assert not (tmp_path / "run" / "world").exists()
         monkeypatch.setenv("CHAT_KEY", KEY)
         assert call("run", str(path)) == 0
