@@ -254,6 +254,60 @@ def test_public_preference_sets_when_read_then_only_pairs_without_a_preference_a
     assert pairs[0].prompt.endswith("spelling given.\nfreind --> friend")
 
 
+def test_messages_when_their_content_is_in_parts_then_the_texts_are_joined() -> None:
+    def parts(*texts: str) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": text, "image": None} for text in texts]
+
+    row = {
+        "prompt": [{"role": "user", "content": parts("2+", "2?")}],
+        "chosen": [{"role": "assistant", "content": parts("4")}],
+        "rejected": assistant("5"),
+    }
+    pair = only(row)
+    assert (pair.prompt, pair.chosen, pair.rejected) == (QUESTION, assistant("4"), assistant("5"))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": [{"type": "image", "url": "x"}]}, "chosen: content: expected a text, or parts of type text"),
+        ({"content": [{"type": "text", "text": 4}]}, "chosen: content: expected a text, or parts of type text"),
+        ({"content": ["4"]}, "chosen: content: expected a text, or parts of type text"),
+        ({"content": []}, "chosen: expected messages with the texts role and content"),
+        ({"content": "", "tool_calls": [{"function": {"name": "add"}}]}, "chosen: tool_calls: only the content"),
+        ({"content": "4", "reasoning_content": "2 and 2"}, "chosen: reasoning_content: only the content"),
+    ],
+)
+def test_messages_when_they_hold_more_than_text_then_the_row_is_refused(message: dict[str, Any], reason: str) -> None:
+    row = {"prompt": QUESTION, "chosen": [{"role": "assistant", **message}], "rejected": assistant("5")}
+    pairs, refused = parse_pairs([row, {**row, "chosen": assistant("4")}])
+    assert [pair.chosen for pair in pairs] == [assistant("4")]
+    assert refused[0].reason.startswith(reason), refused[0].reason
+
+
+def test_template_arguments_when_given_in_columns_then_they_are_kept_through_a_file(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"b": {"type": "int"}, "a": None}}}
+    row = {"prompt": QUESTION, "chosen": assistant("4"), "rejected": assistant("5")}
+    given = [
+        {**row, "tools": [tool], "chat_template_kwargs": {"enable_thinking": False, "other": None}},
+        {**row, "tools": json.dumps([tool]), "chat_template_kwargs": '{"enable_thinking": false}'},
+        {**row, "tools": [], "chat_template_kwargs": None},
+    ]
+    pairs, refused = parse_pairs(given)
+    assert not refused
+    wanted = {
+        "enable_thinking": False,
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": {"b": {"type": "int"}}}}],
+    }
+    assert [json.loads(pair.chat_template_kwargs or "null") for pair in pairs] == [wanted, wanted, None]
+    assert pairs[0].prompt_id == pairs[1].prompt_id != pairs[2].prompt_id
+    write_records(tmp_path / "pairs.parquet", pairs)
+    assert read_pairs(tmp_path / "pairs.parquet")[0] == pairs
+    for column, value in (("tools", "add"), ("tools", {"a": 1}), ("chat_template_kwargs", [1])):
+        (refusal,) = parse_pairs([{**row, column: value}])[1]
+        assert refusal.reason.startswith(f"{column}: expected ")
+
+
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [

@@ -317,6 +317,44 @@ def test_published_generations_when_read_then_their_ids_and_log_probabilities_ar
         assert "stands for several tokens of the policy's tokenizer" in refusal(strings, loaded)
 
 
+def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with_them(shared: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
+    tokenizer.chat_template = (
+        "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: "
+        "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+    )
+    plain = Pair(
+        prompt=QUESTION,
+        chosen=[{"role": "assistant", "content": "4"}],
+        rejected=[{"role": "assistant", "content": "5"}],
+        origin="pairs.jsonl:3",
+    )
+
+    def given(**arguments: Any) -> Pair:
+        return replace(plain, chat_template_kwargs=json.dumps(arguments))
+
+    tools = [{"type": "function", "function": {"name": "add", "description": "sums"}}]
+    pairs = [plain, given(tools=tools), given(enable_thinking=False), given(tools=tools, enable_thinking=False)]
+    kept, refused = tokenize_pairs(pairs, tokenizer, max_length=None, max_prompt_length=None)
+    assert not refused
+    for pair, arguments in zip(kept, ({}, {"tools": tools}, {"enable_thinking": False}, None), strict=True):
+        arguments = arguments if arguments is not None else {"tools": tools, "enable_thinking": False}
+        wanted = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True, **arguments)
+        assert tokenizer.decode(pair.prompt_ids) == wanted
+    assert len({pair.prompt_ids for pair in kept}) == 4
+
+    for pair, reason in (
+        (given(enable_thinkin=False), "enable_thinkin: the chat template knows nothing of it"),
+        (given(tokenize=True), "tokenize: the chat template knows nothing of it"),
+        (replace(given(tools=tools), prompt="2+2?"), "tools: for the chat template, and a prompt that is a text"),
+    ):
+        assert reason in refusal(pair, tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("tools", "helpers")
+    assert "tools: the chat template knows nothing of it" in refusal(given(tools=tools), tokenizer)
+
+
 def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_which(qwen: Any) -> None:
     pair = sampled(qwen, rejected="4")
     ids = pair.chosen_token_ids

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,6 +20,10 @@ Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
 Ids = tuple[int, ...]
 CHUNK = 2048
+RESERVED = frozenset(
+    {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+"""Arguments of a chat template that are not a row's to give."""
 CUT_CHARACTER = "\ufffd"
 """What bytes decode to that are no whole character."""
 
@@ -132,13 +138,23 @@ class Codec:
             found.setdefault(piece, []).append(number)
         return found
 
-    def render(self, messages: Sequence[dict[str, str]], *, generate: bool) -> str:
-        """Text of messages in the chat template; `generate` ends it where the assistant's answer begins."""
+    def render(
+        self, messages: Sequence[dict[str, str]], *, generate: bool, arguments: Mapping[str, Any] | None = None
+    ) -> str:
+        """Text of messages in the chat template; `generate` ends it where the assistant's answer begins.
+
+        `arguments`: what else the template is given. Raises DataError when it cannot write all of it.
+        """
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 "tokenizer: the prompts are conversations and it has no chat template; set model.chat_template "
                 "(chatml, llama3, gemma or a Jinja file), or use text prompts"
             )
+        given = dict(arguments or {})
+        template = str(self.tokenizer.get_chat_template(tools=given.get("tools")))
+        for name in given:
+            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", template):
+                raise DataError(f"{name}: the chat template knows nothing of it; take it out of the row")
         goes_on = generate and messages[-1]["role"] == "assistant"
         try:
             text = self.tokenizer.apply_chat_template(
@@ -146,14 +162,24 @@ class Codec:
                 tokenize=False,
                 add_generation_prompt=generate and not goes_on,
                 continue_final_message=goes_on,
+                **given,
             )
-        except (jinja2.TemplateError, ValueError) as error:
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise DataError(f"prompt: the chat template refuses it: {error}") from error
         return str(text)
 
-    def prompt_text(self, prompt: Text) -> str:
-        """Text whose tokens are the prompt's, up to a beginning-of-sequence token."""
-        return prompt if isinstance(prompt, str) else self.render(prompt, generate=True)
+    def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
+        """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
+
+        `arguments`: what the chat template is given beside messages, as JSON. Raises DataError.
+        """
+        if not isinstance(prompt, str):
+            return self.render(prompt, generate=True, arguments=_parsed(arguments))
+        if arguments is not None:
+            raise DataError(
+                f"{', '.join(_parsed(arguments))}: for the chat template, and a prompt that is a text goes through none"
+            )
+        return prompt
 
     def finish_prompt(self, prompt: Text, ids: Sequence[int]) -> Ids:
         """Ids of a prompt with its beginning-of-sequence token, never doubled. Raises DataError when none results."""
@@ -163,7 +189,7 @@ class Codec:
             raise DataError("prompt: empty, and the tokenizer sets no beginning-of-sequence token to start from")
         return (self.bos, *ids) if starts and self.bos is not None else tuple(ids)
 
-    def response_text(self, prompt: Text, response: Text) -> str:
+    def response_text(self, prompt: Text, response: Text, arguments: str | None = None) -> str:
         """What the model has to write after the prompt, up to the end token."""
         if isinstance(response, str):
             return response
@@ -172,7 +198,9 @@ class Codec:
             return response[0]["content"]
         if isinstance(prompt, str):
             raise DataError("a response of several messages needs a prompt of messages")
-        start, whole = self.render(prompt, generate=True), self.render([*prompt, *response], generate=False)
+        given = _parsed(arguments)
+        start = self.render(prompt, generate=True, arguments=given)
+        whole = self.render([*prompt, *response], generate=False, arguments=given)
         if not whole.startswith(start):
             raise DataError("the chat template writes the prompt differently when several messages follow it")
         return whole[len(start) :].rstrip()
@@ -249,6 +277,10 @@ class Codec:
         for end in self.end_texts:
             text = text.removesuffix(end)
         return text
+
+
+def _parsed(arguments: str | None) -> dict[str, Any]:
+    return {} if arguments is None else dict(json.loads(arguments))
 
 
 def _plain(text: str) -> str:

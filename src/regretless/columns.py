@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -10,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from regretless.records import Message, Text
-from regretless.schema import SCORES, PairColumns, ScoreColumns, Unusable, check_lengths, found
+from regretless.schema import SCORES, PairColumns, ScoreColumns, Unusable, check_lengths, found, message_text
+from regretless.text_gate import clean_text
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question")
 """Where a prompt is looked for when no key is given; `instruction` takes a non-empty `input` along."""
@@ -122,9 +124,46 @@ def _text(row: Mapping[str, Any], *names: str) -> Text | None:
 
 
 def _message(item: Any, name: str) -> Message:
-    if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("role", "content")):
+    try:
+        content = message_text(item) if isinstance(item, Mapping) else None
+    except Unusable as reason:
+        raise Unusable(f"{name}: {reason}") from None
+    if content is None or not isinstance(item.get("role"), str):
         raise Unusable(f"{name}: expected messages with the texts role and content, got {found(item)}")
-    return {"role": item["role"], "content": item["content"]}
+    return {"role": item["role"], "content": content}
+
+
+def read_template_arguments(row: Mapping[str, Any]) -> str | None:
+    """What the row gives the chat template beside its messages, as JSON: `chat_template_kwargs`, and `tools` in it.
+
+    Entries that are null are left out, for tables give every row the entries of all. Raises Unusable.
+    """
+    values = _json(row.get("chat_template_kwargs"), "chat_template_kwargs", dict)
+    tools = _json(row.get("tools"), "tools", list)
+    if tools:
+        values = {**(values or {}), "tools": tools}
+    try:
+        return clean_text(json.dumps(_without_nulls(values), ensure_ascii=False)) if values else None
+    except (TypeError, ValueError, RecursionError):
+        raise Unusable("chat_template_kwargs, tools: expected what JSON can hold") from None
+
+
+def _json(value: Any, name: str, kind: type) -> Any:
+    try:
+        value = json.loads(value) if isinstance(value, str) and value else value
+    except (ValueError, RecursionError):
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(value)}") from None
+    if value is None or value == "":
+        return None
+    if not isinstance(value, kind):
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(value)}")
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _list(value: Any, name: str, expected: str) -> list[Any]:

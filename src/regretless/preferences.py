@@ -16,6 +16,7 @@ from regretless.columns import (
     read_kind,
     read_score,
     read_side,
+    read_template_arguments,
     read_texts,
 )
 from regretless.errors import DataError
@@ -180,7 +181,8 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[
     prompt, chosen, rejected = read_texts(row, keys)
     columns = PAIR.check(row)
     kind = read_kind(columns)
-    prompt_id = name_or(columns.prompt_id, text_key(prompt))
+    arguments = read_template_arguments(row)
+    prompt_id = name_or(columns.prompt_id, text_key(prompt if arguments is None else f"{text_key(prompt)} {arguments}"))
     texts: dict[Side, Text] = {"chosen": chosen} if rejected is None else {"chosen": chosen, "rejected": rejected}
     sides = {
         side: read_side(columns, side, f"{prompt_id}-{text_key(text)}", known)
@@ -200,6 +202,7 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[
         prompt_token_ids=columns.prompt_token_ids,
         logps_kind=columns.logps_kind,
         tokenizer=columns.tokenizer,
+        chat_template_kwargs=arguments,
         kind=kind,
         origin=origin,
         **{f"{side}_{name}": value for side, values in sides.items() for name, value in values.items()},

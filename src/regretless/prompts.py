@@ -15,7 +15,7 @@ from regretless.config import Section
 from regretless.errors import ConfigError, DataError, lookup
 from regretless.hub import one_attempt, why
 from regretless.records import Message, Refusal, Text, of_one_kind, other_kind, read_rows, text_key
-from regretless.schema import PROMPT, Unusable, read_gold
+from regretless.schema import PROMPT, Unusable, message_text, read_gold
 
 
 def _with_system(line: str) -> Callable[[str], Text]:
@@ -160,7 +160,11 @@ def _checked(name: str, value: Any) -> Text:
         )
     messages: list[Message] = []
     for position, message in enumerate(value):
-        parts = {key: message.get(key) for key in ("role", "content")} if isinstance(message, Mapping) else {}
+        try:
+            content = message_text(message) if isinstance(message, Mapping) else None
+        except Unusable as reason:
+            raise DataError(f"{name}: message {position}: {reason}") from None
+        parts = {"role": message.get("role"), "content": content} if content is not None else {}
         if not parts or not all(isinstance(part, str) for part in parts.values()):
             raise DataError(f"{name}: message {position}: expected role and content as texts, got {message!r:.80}")
         messages.append({key: str(part) for key, part in parts.items()})

@@ -116,6 +116,8 @@ class Pair:
     rejected_complete: bool | None = None
     chosen_score: float | None = None
     rejected_score: float | None = None
+    chat_template_kwargs: str | None = None
+    """What the chat template is given beside the messages, as JSON; `tools` among it."""
     kind: Literal["original", "masked"] = "original"
     origin: str | None = field(default=None, compare=False)
     """Where the row was read, `file:line`, for messages; set by the reader and never stored."""

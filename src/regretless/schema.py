@@ -164,6 +164,28 @@ class PairColumns(ScoreColumns):
     kind: Annotated[Literal["original", "masked"], Field(description="original or masked")] | None = None
 
 
+UNREAD = ("tool_calls", "function_call", "reasoning_content")
+"""Parts of a message beside its content that a chat template may write: never left out in silence."""
+
+
+def message_text(message: Mapping[str, Any]) -> str | None:
+    """Text of a message's content: as such, or given in parts of type text, which are joined; None for anything else.
+
+    Raises Unusable for a message with more to say than its content.
+    """
+    for name in UNREAD:
+        if message.get(name):
+            raise Unusable(f"{name}: only the content of a message is read; write into it what the model has to say")
+    content = message.get("content")
+    if isinstance(content, list | tuple | np.ndarray):
+        parts = [part if isinstance(part, Mapping) else {} for part in content]
+        for part in parts:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise Unusable(f"content: expected a text, or parts of type text, got a part {found(part)}")
+        return "".join(part["text"] for part in parts) if parts else None
+    return content if isinstance(content, str) else None
+
+
 C = TypeVar("C", bound=Columns)
 
 

@@ -33,17 +33,17 @@ class TokenizedPair:
     """Why log-probabilities that the row has were not used."""
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Text) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = None) -> list[int]:
     """Token ids of a prompt that a response can follow.
 
-    Messages go through the chat template, with its generation prompt. A string is plain text, behind the
-    beginning-of-sequence token if the tokenizer sets one (once, even if the text spells it out).
+    Messages go through the chat template, with its generation prompt and `arguments` (JSON). A string is plain text,
+    behind the beginning-of-sequence token if the tokenizer sets one (once, even if the text spells it out).
 
     Raises ConfigError when messages meet a tokenizer without a chat template, DataError when the template refuses them
     or no token results.
     """
     codec = codec_of(tokenizer)
-    return list(codec.finish_prompt(prompt, codec.encode([codec.prompt_text(prompt)])[0]))
+    return list(codec.finish_prompt(prompt, codec.encode([codec.prompt_text(prompt, arguments)])[0]))
 
 
 def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete: bool = True) -> list[int]:
@@ -160,10 +160,10 @@ class _PairEncoder:
         rendered: dict[Hashable, tuple[Text, str]] = {}
         wanted: dict[tuple[bool, str], None] = {}
         for pair in pairs:
-            key = _key(pair.prompt)
+            key = _key(pair)
             if key not in rendered and key not in self.prompts:
                 try:
-                    rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt)
+                    rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
                 except (ConfigError, DataError) as reason:
                     self.prompts[key] = str(reason)
             # A response that cannot be written is said with its row, when the pair's turn comes.
@@ -185,7 +185,7 @@ class _PairEncoder:
 
     def tokenize(self, pair: Pair, origin: str) -> TokenizedPair:
         """One pair. Raises DataError with the reason when it cannot be used."""
-        prompt = self.prompts[_key(pair.prompt)]
+        prompt = self.prompts[_key(pair)]
         if isinstance(prompt, str):
             raise DataError(prompt)
         self._check_prompt(prompt)
@@ -228,7 +228,7 @@ class _PairEncoder:
                 name,
                 _Stored(
                     behind_text=isinstance(pair.prompt, str),
-                    text=self.codec.response_text(pair.prompt, text),
+                    text=self.codec.response_text(pair.prompt, text, pair.chat_template_kwargs),
                     ids=None if ids is None else tuple(ids),
                     tokens=None if tokens is None else tuple(tokens),
                     complete=complete[name],
@@ -315,5 +315,7 @@ class _PairEncoder:
         return self.texts[key]
 
 
-def _key(prompt: Text) -> Hashable:
-    return prompt if isinstance(prompt, str) else tuple((message["role"], message["content"]) for message in prompt)
+def _key(pair: Pair) -> Hashable:
+    prompt = pair.prompt
+    text = prompt if isinstance(prompt, str) else tuple((message["role"], message["content"]) for message in prompt)
+    return text, pair.chat_template_kwargs

@@ -102,9 +102,10 @@ def _difference(responses: Sequence[Labelled], model: ModelConfig, fingerprint: 
     if tokenizer_fingerprint(tokenizer) != fingerprint:
         raise ConfigError(f"inspect.rescore: {model.label} has another vocabulary than the token ids of its responses")
     # What it was given then, where that is recorded; else what its own chat template makes of the prompt.
+    rows = [response.row for response in responses]
     items = [
-        (response.row.prompt_token_ids or encode_prompt(tokenizer, response.row.prompt), response.ids)
-        for response in responses
+        (row.prompt_token_ids or encode_prompt(tokenizer, row.prompt, row.chat_template_kwargs), response.ids)
+        for row, response in zip(rows, responses, strict=True)
     ]
     scored = score_responses(load_model(model), items, description=f"re-score: {model.label}"[:28])
     difference = _joined([response.logps for response in responses]) - _joined(scored)

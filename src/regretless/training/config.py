@@ -13,6 +13,18 @@ from regretless.errors import reject
 from regretless.training.arguments import argument_problems, given_arguments
 from regretless.units import CACHE, processes
 
+UNUSED = {
+    "label_smoothing_factor": "the loss is the objective's",
+    "auto_find_batch_size": "max_tokens_per_microbatch bounds the memory, and a step keeps its pairs",
+    "dataloader_drop_last": "an epoch's last step takes the pairs that are left",
+    "train_sampling_strategy": "the order of the pairs is that of group_pairs and the seed",
+    "fp16_full_eval": "evaluation computes as training does",
+    "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
+    "batch_eval_metrics": "metrics are those of the objective",
+    "include_for_metrics": "metrics are those of the objective",
+}
+"""Arguments of the Trainer that would change nothing, or something by halves, and why."""
+
 
 @dataclass
 class PreferenceConfig(TrainingArguments):
@@ -59,6 +71,9 @@ class PreferenceConfig(TrainingArguments):
     model_init_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Arguments of from_pretrained when the model is given by name."}
     )
+    ref_model_init_kwargs: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Arguments of from_pretrained when ref_model is given by name."}
+    )
     trained_dtype: Literal["float32", "bfloat16"] | None = field(
         default=None,
         metadata={
@@ -72,8 +87,10 @@ class PreferenceConfig(TrainingArguments):
         # accelerate takes several processes without an accelerator for one each, unless it is told.
         if processes() > 1 and not torch.accelerator.is_available():
             self.use_cpu = True
-        found = argument_problems(type(self), given_arguments(self))
+        given = given_arguments(self)
+        found = argument_problems(type(self), given)
         problems = [f"{name}: {problem}" for name, problem in found.items()]
+        problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
         if self.beta is not None and "beta" in self.objective_kwargs:
             problems.append("beta: given twice, as `beta` and inside `objective_kwargs`")
         reject("PreferenceConfig", problems)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from regretless.errors import DataError
@@ -40,7 +41,7 @@ def pair_table(
     Rows that cannot be used are said on the terminal and written to `refused-<name>.jsonl` in `args.cache_dir`.
     Raises DataError when no row is left, or when the method needs behaviour log-probabilities that the rows lack.
     """
-    opened = open_source(rows) if isinstance(rows, str | Path) else rows
+    opened = open_source(rows) if isinstance(rows, str | Path) else _rows(rows, name)
     source = str(rows) if isinstance(rows, str | Path) else name
     reading = _Reading(tokenizer, args, objective, name)
     content = path_fingerprint(opened) if isinstance(opened, Path) else getattr(opened, "_fingerprint", None)
@@ -59,6 +60,35 @@ def pair_table(
         _copy(complete, reading.refused)
         reading.report()
     return PairTable.open(folder)
+
+
+def _rows(data: Any, name: str) -> Iterable[Any]:
+    """The rows of what holds them. Raises DataError for what holds something else."""
+    if isinstance(data, Mapping):
+        if "train" not in data:
+            splits = ", ".join(map(str, data)) or "nothing"
+            raise DataError(f"{name}: expected rows, got {type(data).__name__} of {splits}; pass one of its values")
+        return _rows(data["train"], name)
+    if isinstance(data, pa.Table):
+        return (row for batch in data.to_batches(CHUNK) for row in batch.to_pylist())
+    if type(data).__module__.partition(".")[0] == "pandas":
+        import datasets
+
+        try:
+            return datasets.Dataset.from_pandas(data, preserve_index=False)
+        except (pa.ArrowException, TypeError, AttributeError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise DataError(
+                f"{name}: the table has a column of mixed types: {reason}; pass rows, as by to_dict('records')"
+            ) from error
+    return data if isinstance(data, Iterable) else _by_number(data, name)
+
+
+def _by_number(data: Any, name: str) -> Iterable[Any]:
+    """Rows of a PyTorch data set, which has numbers and a length."""
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise DataError(f"{name}: expected a file, a hub id, a data set, a table or rows, got {type(data).__name__}")
+    return (data[number] for number in range(len(data)))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -164,6 +194,11 @@ def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Ite
     rest = iter(rows)
     first = list(islice(rest, 1))
     rows = chain(first, rest)
+    if first and not isinstance(first[0], TokenizedPair | Pair | Mapping):
+        raise DataError(
+            f"{source}: expected rows with columns, got {type(first[0]).__name__} {first[0]!r:.40}; a table of columns "
+            "becomes rows by datasets.Dataset.from_dict"
+        )
     if first and isinstance(first[0], TokenizedPair | Pair):
         while chunk := list(islice(rows, CHUNK)):
             yield chunk, []

@@ -35,6 +35,7 @@ from regretless.store import read_json
 from regretless.trained import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.training.batch import PairBatch, build_batch
 from regretless.training.config import PreferenceConfig
+from regretless.training.constructor import check_arguments, check_optimizer, check_quantized, taken, use_one_gpu
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.live_log import LiveLog
 from regretless.training.log_state import LogState
@@ -59,11 +60,13 @@ def _sort_sets(configs: Iterable[PeftConfig]) -> None:
 class PreferenceTrainer(Trainer):
     """Train a causal language model on preference pairs; used as TRL's DPOTrainer is.
 
-    model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`; the
-    model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter included.
-    train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset` or rows with `prompt`, `chosen`, `rejected`
-    (strings or messages, the prompt may be implicit), or `regretless.records.Pair` rows with token ids and behaviour
-    log-probabilities.
+    model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
+    or a name; the model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter
+    included.
+    train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
+    `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or `regretless.records.Pair` rows
+    with token ids and behaviour log-probabilities. Of a `DatasetDict`, `train` is trained on and all are evaluated on.
+    kwargs: callbacks, optimizers and optimizer_cls_and_kwargs, as transformers' Trainer takes them.
 
     Raises ConfigError for settings that cannot work, DataError when no row is left, NonFiniteLossError before an
     optimizer step that would follow a loss or gradient that is not finite.
@@ -79,10 +82,12 @@ class PreferenceTrainer(Trainer):
         eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         peft_config: PeftConfig | None = None,
-        ref_model: PreTrainedModel | None = None,
+        ref_model: str | PreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
+        check_arguments(kwargs)
         args = args or PreferenceConfig(output_dir="trainer_output")
+        use_one_gpu(args)
         self.objective = build(args.objective, **args.hyperparameters)
         # For a model by name and without an adapter, a dtype is meant for what will be trained.
         chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
@@ -93,6 +98,7 @@ class PreferenceTrainer(Trainer):
                 model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
         if processing_class is None:
             raise ConfigError("processing_class: required with a model object; pass its tokenizer")
+        check_quantized(model, adapter=peft_config is not None)
         if peft_config is not None:
             if isinstance(model, PeftModel):
                 raise ConfigError(
@@ -101,11 +107,15 @@ class PreferenceTrainer(Trainer):
             model = get_peft_model(model, peft_config)
             _sort_sets(model.peft_config.values())
         fit_trained_weights(model, args, as_loaded=as_loaded)
-        if ref_model is not None:
-            match_reference(ref_model, model)
+        reference: Any = ref_model
+        if isinstance(ref_model, str):
+            with one_attempt(ref_model):
+                reference = AutoModelForCausalLM.from_pretrained(ref_model, **args.ref_model_init_kwargs)
+        if reference is not None:
+            match_reference(reference, model)
         self.reference = ReferenceModel(
             model,
-            ref_model,
+            reference,
             adapters_off=peft_config is not None,
             needs_distributions="reference_kl" in self.objective.needs,
         )
@@ -134,8 +144,9 @@ class PreferenceTrainer(Trainer):
             eval_dataset=evaluation,
             processing_class=processing_class,
             data_collator=list,
-            **kwargs,
+            **taken(kwargs),
         )
+        check_optimizer(self.optimizer, self.model)
         self._log_state = LogState(self, self._means["train"])
         self.add_callback(self._live_log)
         self.add_callback(self._log_state)
