@@ -1,8 +1,9 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
-# And two for those who want to see more:
+# And three for those who want to see more:
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
+#   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
 #   make test-engines what the package samples from vLLM against a re-score; vLLM in .venv-engines, Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
 
@@ -14,7 +15,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 
-.PHONY: quickstart test test-engines bench clean
+.PHONY: quickstart test fuzz test-engines bench clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -27,6 +28,9 @@ test: $(VENV)/.development
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/train_vs_trl.py $(if $(QUICK),--quick)
+
+fuzz: $(VENV)/.development
+	REGRETLESS_FUZZ=$(or $(CASES),300) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/test_fuzz.py
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
 	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_vllm.py

@@ -83,6 +83,8 @@ def read(file: Path) -> TrainingLog | None:
     return TrainingLog(start, lines, next((line for line in found if line["event"] == "end"), None))
 
 
+LARGEST = 1e12
+"""No step, process or time is as large."""
 NUMBERS = {"start": ("step", "steps", "process", "time"), "log": ("step",), "end": ("step",)}
 """Numbers that the lines of each event have."""
 
@@ -94,9 +96,13 @@ def _line(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     numbers = NUMBERS.get(str(line.get("event"))) if isinstance(line, dict) else None
-    if numbers is None or not all(isinstance(line.get(name), int | float) for name in numbers):
+    if numbers is None or not all(_is_number(line.get(name)) for name in numbers):
         return None
     return line if line["event"] != "start" or isinstance(line.get("host"), str) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def is_alive(process: int) -> bool:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pyarrow as pa
 import yaml
 from markupsafe import Markup
 from pydantic import Field
 
 from regretless import __version__
 from regretless.config import Section
-from regretless.errors import ConfigError
+from regretless.errors import ConfigError, DataError
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
 from regretless.reporting.collect import collect
@@ -47,6 +48,20 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
     A part whose stage did not run says so. Texts of models and data are escaped, and the page's policy lets no script
     but its own run. Raises DataError when a file of the run is broken, ConfigError for figures that cannot be drawn.
     """
+    try:
+        return _run(config, run_dir, output)
+    except UNREADABLE as error:
+        raise DataError(
+            f"{run_dir}: a file in it is not what a run leaves ({type(error).__name__}: {error}); remove the folder of "
+            "the stage that made it, and run the recipe again"
+        ) from error
+
+
+UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, pa.ArrowException)
+"""What numbers and tables of a damaged run folder end in: another program may have written into it."""
+
+
+def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
     data = collect(run_dir, examples=config.examples, seed=config.seed)
     colors = views.colors_of(data)
     rewards = data.token_rewards
