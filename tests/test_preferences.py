@@ -233,3 +233,40 @@ def test_public_preference_sets_when_read_then_only_pairs_without_a_preference_a
     pairs, refused = read_pairs(shared / "data/preference_small/instruction_data_with_preference.json")
     assert (len(pairs), len(refused)) == (1094, 6)
     assert pairs[0].prompt.endswith("spelling given.\nfreind --> friend")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"chosen_token_ids": [1.5, 2.0]}, "chosen_token_ids: value 0 is 1.5; expected one token id or more"),
+        ({"chosen_token_ids": [-1]}, "chosen_token_ids: value 0 is -1;"),
+        ({"chosen_token_ids": [3, None]}, "chosen_token_ids: value 1 is None;"),
+        ({"chosen_token_ids": [3, True]}, "chosen_token_ids: value 1 is True;"),
+        ({"chosen_token_ids": [2**31]}, "chosen_token_ids: value 0 is 2147483648;"),
+        ({"chosen_token_ids": [[1], [2, 3]]}, "chosen_token_ids: value 0 is [1];"),
+        (IDS | {"chosen_logps": [-0.5, -1e39]}, "chosen_logps: value 1 is -1e+39; expected log-probabilities in nats"),
+        (IDS | {"chosen_logps": [-0.5, "-1"]}, "chosen_logps: value 1 is '-1';"),
+        ({"chosen_score": float("nan")}, "chosen_score: expected a number from"),
+        ({"rejected_rating": float("inf")}, "rejected_rating: expected a number from"),
+        ({"score_chosen": True}, "score_chosen: expected a number from"),
+        ({"metadata": {"chosen_score": "7"}}, "metadata.chosen_score: expected a number from"),
+        ({"chosen_score": 10**400}, "chosen_score: expected a number from"),
+        ({"tokenizer": []}, "tokenizer: expected text, got []"),
+        ({"pair_id": {"a": 1}}, "pair_id: expected text or a whole number, got {'a': 1}"),
+        ({"chosen_complete": 1}, "chosen_complete: expected true or false, got 1"),
+        ({"logps_kind": "cooked"}, "logps_kind: expected raw or sampled, got 'cooked'"),
+    ],
+)
+def test_column_when_of_another_type_then_nothing_is_converted_and_the_row_is_refused(
+    columns: dict[str, Any], reason: str
+) -> None:
+    pairs, refused = parse_pairs([GOOD, GOOD | columns, GOOD])
+    assert len(pairs) == 2
+    assert [refusal.reason[: len(reason)] for refusal in refused] == [reason]
+
+
+def test_text_when_it_holds_half_a_character_then_it_is_replaced_in_files_and_in_memory(tmp_path: Path) -> None:
+    row = GOOD | {"chosen": " 4\ud800", "pair_id": "\udfff"}
+    (in_memory,), _ = parse_pairs([row])
+    (in_file,), _ = read_pairs(write_lines(tmp_path / "a.jsonl", [row]))
+    assert (in_memory.chosen, in_memory.pair_id) == (in_file.chosen, in_file.pair_id) == (" 4\ufffd", "\ufffd")

@@ -315,3 +315,14 @@ def test_published_generations_when_read_then_their_ids_and_log_probabilities_ar
         assert one(strings, loaded).chosen_ids == ids
     else:
         assert "stands for several tokens of the policy's tokenizer" in refusal(strings, loaded)
+
+
+def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_which(qwen: Any) -> None:
+    pair = sampled(qwen, rejected="4")
+    ids = pair.chosen_token_ids
+    same = replace(pair, chosen="4", rejected="4 ", rejected_token_ids=ids, rejected_logps=pair.chosen_logps)
+    same = replace(same, chosen_token_ids=qwen("4")["input_ids"], rejected_token_ids=qwen("4")["input_ids"])
+    assert "have the same token ids, though their texts differ" in refusal(
+        replace(same, chosen_logps=[-0.1], rejected_logps=[-0.1]), qwen
+    )
+    assert refusal(replace(same, rejected="4", chosen_logps=None, rejected_logps=None), qwen).endswith("are equal")

@@ -71,7 +71,7 @@ def bar(
     note: gives the text shown behind the bar, asked anew at every refresh.
     """
     columns = (
-        TextColumn("{task.description:<28}"),
+        TextColumn("{task.description:<28}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -293,6 +293,13 @@ def test_repo_when_data_has_no_log_probabilities_then_it_says_so_and_repo_det_tr
         assert trainer.train().training_loss > 0
 
 
+def test_adapter_when_saved_then_its_modules_stand_in_order(make_trainer: Make, tmp_path: Path) -> None:
+    # peft keeps them as a set, whose order differs from process to process.
+    make_trainer().save_model(str(tmp_path / "saved"))
+    modules = json.loads((tmp_path / "saved" / "adapter_config.json").read_text())["target_modules"]
+    assert len(modules) > 5 and modules == sorted(modules)
+
+
 def test_rows_when_some_are_unusable_then_they_are_refused_and_the_rest_trains(
     make_trainer: Make, tmp_path: Path
 ) -> None:

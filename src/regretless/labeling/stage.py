@@ -89,8 +89,9 @@ def run(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
 def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
     """Copy rows {prompt, response, answer, …} with `verdict`, `verdict_reason` and `extracted` added; returns counts.
 
-    All other columns are kept. `output` is a .jsonl or .parquet file; refused rows go beside it, to
-    <name>.refused.jsonl. Raises ConfigError for another kind of output, DataError when no row can be used.
+    All other columns are kept; in JSONL their NaN and infinities become null. `output` is a .jsonl or .parquet file;
+    refused rows go beside it, to <name>.refused.jsonl. Raises ConfigError for another kind of output, DataError when no
+    row can be used.
     """
     if output.suffix not in (".jsonl", ".parquet"):
         raise ConfigError(f"{output}: expected a .jsonl or .parquet file")
