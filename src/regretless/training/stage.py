@@ -180,6 +180,7 @@ def _known_keys(objective: str) -> set[str]:
 UNUSED = {
     "objective_kwargs": "hyperparameters stand here by their own names, without it",
     "model_init_kwargs": "how the model is loaded is said in `model`",
+    "ref_model_init_kwargs": "the reference is `model`, as it is before training",
     "disable_tqdm": "this package has a bar of its own",
     "resume_from_checkpoint": "the same command goes on from the last checkpoint by itself",
     "do_train": "training has no such switch here",
