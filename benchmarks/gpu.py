@@ -22,7 +22,7 @@ from pairs import Pair, synthetic_pairs
 from sides import LORA, PAIRS_PER_STEP, SMALL_QWEN3, Case, measure
 from train_vs_trl import TRL_GRID, against_trl, markdown
 
-from regretless.progress import never_fail_to_print
+from regretless.core.terminal import never_fail_to_print
 
 QWEN3_1_7B: dict[str, Any] = {
     "hidden_size": 2048,

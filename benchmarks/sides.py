@@ -143,7 +143,7 @@ def _peak_mib(device: str, reset: bool = False) -> float:
 
 def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options: dict[str, Any], lora: Any) -> Any:
     from regretless import PreferenceConfig, PreferenceTrainer
-    from regretless.tokenization import TokenizedPair
+    from regretless.data.tokenization import TokenizedPair
 
     objective = {"objective": "dpo", **options}
     pairs = [

@@ -28,13 +28,13 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from regretless.core.terminal import never_fail_to_print
+from regretless.data.records import COLUMN_TYPES
+from regretless.modeling.load import tokenizer_fingerprint
 from regretless.modeling.scoring import fill_rows
-from regretless.models import tokenizer_fingerprint
 from regretless.objectives import build
-from regretless.progress import never_fail_to_print
-from regretless.records import COLUMN_TYPES
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import build_batch
-from regretless.training.config import PreferenceConfig
 from regretless.training.data import PairDataset, StepLoader, StepSampler
 from regretless.training.packing import pack_rows
 from regretless.training.reading import pair_table

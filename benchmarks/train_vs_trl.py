@@ -29,7 +29,7 @@ from typing import Any
 from pairs import Pair, gsm8k_pairs, synthetic_pairs, times_fewer_tokens, whole_queries, with_masked
 from sides import PAIRS_PER_STEP, Case, measure
 
-from regretless.progress import never_fail_to_print
+from regretless.core.terminal import never_fail_to_print
 
 PAIRS_COMPARED = 8
 """Pairs whose loss and gradient must agree: two 2 × 2 queries; TRL takes them padded, all at once."""

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
+from regretless.data.records import Verdict
 from regretless.labeling.extraction import answer_in_gold
-from regretless.labeling.math import check
-from regretless.records import Verdict
+from regretless.labeling.math_verifier import check
 
 SOURCES = {"gsm8k": "answer", "math": "solution", "math500": "answer", "amc23": "answer", "minerva_math": "solution"}
 KINDS = {"number": 130, "expression": 90, "group": 40, "list": 50, "choice": 25, "words": 15}

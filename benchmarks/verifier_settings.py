@@ -15,9 +15,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from regretless.labeling.checks import Verifier
+from regretless.data.records import Verdict
+from regretless.labeling.check import Verifier
 from regretless.labeling.verifiers import VERIFIERS
-from regretless.records import Verdict
 
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 LIMITS = (None, 1024, 768, 512, 384)

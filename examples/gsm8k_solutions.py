@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from regretless.errors import RegretlessError
-from regretless.pipeline import run_recipe, show
-from regretless.recipe import load_recipe
-from regretless.records import write_jsonl
+from regretless.core.errors import RegretlessError
+from regretless.data.records import write_jsonl
+from regretless.runs.pipeline import run_recipe, show
+from regretless.runs.recipe import load_recipe
 
 RECIPE = Path(__file__).with_suffix(".yaml")
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")

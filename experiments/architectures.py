@@ -18,7 +18,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.modeling.check import check_grouped
 
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

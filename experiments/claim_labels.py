@@ -31,9 +31,9 @@ from trials import (
     pair_logps,
 )
 
-from regretless.models import ModelConfig
-from regretless.preferences import read_pairs
-from regretless.records import write_records
+from regretless.data.preferences import read_pairs
+from regretless.data.records import write_records
+from regretless.modeling.load import ModelConfig
 
 
 def untrained(world: World) -> ModelConfig:

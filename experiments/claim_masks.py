@@ -33,9 +33,9 @@ from trials import (
     spread,
 )
 
+from regretless.data.preferences import read_pairs
+from regretless.data.records import write_records
 from regretless.pairing.mask import MaskConfig, mask_pairs
-from regretless.preferences import read_pairs
-from regretless.records import write_records
 
 LENGTHS = (6, 12, 18, 24)
 """Tokens that a mask removes: the answer with its end takes up to five, a line of the solution some eight."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from trials import BASE, World, arguments, markdown, mean_and_interval, spread
 
-from regretless.evaluation.statistics import over_seeds
-from regretless.store import MANIFEST, read_json
+from regretless.core.estimates import over_seeds
+from regretless.core.files import MANIFEST, read_json
 
 
 def stage_seconds(run: Path) -> dict[str, float]:

@@ -14,9 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from theory_common import BLUE, ORANGE, figure_path, save_figure, share, start_figure, table
-
-from regretless.theory import (
+from theory import (
     Problem,
     kl,
     normalize,
@@ -27,8 +25,9 @@ from regretless.theory import (
     shape,
     solve,
 )
-from regretless.theory.anchoring import REWARD_SCORES, Group, abstention, regret_scores, sample_group
-from regretless.theory.tree import FloatArray
+from theory.anchoring import REWARD_SCORES, Group, abstention, regret_scores, sample_group
+from theory.tree import FloatArray
+from theory_common import BLUE, ORANGE, figure_path, save_figure, share, start_figure, table
 
 PROMPTS, SIZE = 1000, 8
 ROUNDING = 1e-9

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regretless.progress import never_fail_to_print
+from regretless.core.terminal import never_fail_to_print
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,10 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from theory.regularized import Problem
+from theory.two_decisions import by_one_sample, by_regret, by_reward, course_of_things, two_decisions
 from theory_common import BLUE, GRAY, ORANGE, figure_path, save_figure, start_figure, table
-
-from regretless.theory.regularized import Problem
-from regretless.theory.two_decisions import by_one_sample, by_regret, by_reward, course_of_things, two_decisions
 
 CHANCES = np.linspace(0, 0.6, 121)
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from theory import full_tree, normalize, random_policy, random_problem, random_tree, sequential_kl, solve
+from theory.estimators import ESTIMATORS, Estimator, Moments, estimates, moments, rms_error
+from theory.tree import FloatArray, TokenTree
 from theory_common import BLUE, GREEN, ORANGE, PURPLE, figure_path, save_figure, start_figure, table
-
-from regretless.theory import full_tree, normalize, random_policy, random_problem, random_tree, sequential_kl, solve
-from regretless.theory.estimators import ESTIMATORS, Estimator, Moments, estimates, moments, rms_error
-from regretless.theory.tree import FloatArray, TokenTree
 
 DEPTH, BRANCHING, NOISE = 9, 3, 0.7
 ROLLOUTS = (1, 4, 16, 64, 256)

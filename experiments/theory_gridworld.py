@@ -11,10 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from theory.grid_world import MOVES, Grid, Walks, grid_walks, mixture, segment_regret
+from theory.tree import FloatArray
 from theory_common import BLUE, GRAY, GREEN, ORANGE, figure_path, save_figure, start_figure, table
-
-from regretless.theory.grid_world import MOVES, Grid, Walks, grid_walks, mixture, segment_regret
-from regretless.theory.tree import FloatArray
 
 PATHS = {"path 1": ("left", "up"), "path 2": ("right", "right")}
 SHARES = np.linspace(0, 1, 101)

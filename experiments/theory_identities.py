@@ -13,11 +13,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from theory import random_problem, random_tree
+from theory.statements import claims, identities
+from theory.tree import FloatArray
 from theory_common import BLUE, GRAY, ORANGE, figure_path, magnitude, save_figure, share, start_figure, table
-
-from regretless.theory import random_problem, random_tree
-from regretless.theory.statements import claims, identities
-from regretless.theory.tree import FloatArray
 
 FORESTS, PROMPTS = 40, 100
 WRONG = 1e-6

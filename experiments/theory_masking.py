@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from theory import Problem, random_policy, random_problem, random_tree, solve
+from theory.masking import MaskingCases, masking_cases
+from theory.tree import BoolArray, FloatArray
 from theory_common import BLUE, GRAY, ORANGE, figure_path, save_figure, share, start_figure, table
-
-from regretless.theory import Problem, random_policy, random_problem, random_tree, solve
-from regretless.theory.masking import MaskingCases, masking_cases
-from regretless.theory.tree import BoolArray, FloatArray
 
 FORESTS, PROMPTS = 20, 100
 SHOWN = 100

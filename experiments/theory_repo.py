@@ -18,13 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from theory_common import BLUE, GRAY, ORANGE, figure_path, magnitude, save_figure, start_figure, table
-from torch import Tensor
-from torch.nn.functional import logsigmoid
-
-from regretless.objectives import Logps, build
-from regretless.objectives.base import margins
-from regretless.theory import (
+from theory import (
     Problem,
     deterministic_policy,
     evaluate,
@@ -35,7 +29,13 @@ from regretless.theory import (
     reward_of,
     solve,
 )
-from regretless.theory.tree import FloatArray
+from theory.tree import FloatArray
+from theory_common import BLUE, GRAY, ORANGE, figure_path, magnitude, save_figure, start_figure, table
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from regretless.objectives import Logps, build
+from regretless.objectives.base import margins
 
 PROMPTS, STEPS = 10, 1500
 BETAS = (0.5, 1.0, 2.0)

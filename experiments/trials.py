@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regretless.config import read_yaml
-from regretless.evaluating import evaluate_models
-from regretless.evaluation.stage import EvaluateConfig
-from regretless.evaluation.statistics import over_seeds
-from regretless.labeling.stage import VerifyConfig
+from regretless.core.estimates import over_seeds
+from regretless.core.files import MANIFEST, fingerprint, read_json, write_text
+from regretless.core.run_folder import BASE, RunFolder
+from regretless.core.settings import read_yaml
+from regretless.core.terminal import never_fail_to_print
+from regretless.data.preferences import read_pairs
+from regretless.data.records import read_rows, write_jsonl, write_records
+from regretless.data.tokenization import tokenize_pairs
+from regretless.evaluation.results import EvaluateConfig
+from regretless.labeling.verify import VerifyConfig
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
-from regretless.models import ModelConfig, load_model, load_tokenizer
-from regretless.pipeline import run_recipe
-from regretless.preferences import read_pairs
-from regretless.progress import never_fail_to_print
-from regretless.recipe import apply_overrides, parse_recipe
-from regretless.records import read_rows, write_jsonl, write_records
-from regretless.store import MANIFEST, fingerprint, read_json, write_text
-from regretless.tokenization import tokenize_pairs
-from regretless.training import stage as training
-from regretless.units import BASE, RunFolder
+from regretless.runs.evaluate import evaluate_models
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import apply_overrides, parse_recipe
+from regretless.training import train as training
 
 HERE = Path(__file__).parent
 BEHAVIOR = "behavior"

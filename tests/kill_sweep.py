@@ -37,7 +37,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from regretless import local_judge
+from regretless.smoke import local_judge
 from run_contents import contents, differences
 
 RECIPE = Path(__file__).with_name("kill_sweep.yaml")
@@ -101,7 +101,7 @@ class Sweep:
         self.run, self.log = folder / "run", folder / "output.log"
         # Forked from a process that has imported everything.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["regretless.pipeline", "regretless.verbs", __name__])
+        self._context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.cli.verbs", __name__])
 
     def undisturbed(self) -> tuple[list[Unit], dict[str, Any]]:
         """The units of a run that nothing kills, in their order, and its contents."""
@@ -180,7 +180,7 @@ def command(recipe: Path, run: Path, log: Path, prepare: Callable[[], None] | No
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if prepare is not None:
         prepare()
-    from regretless.cli import main
+    from regretless.cli.app import main
 
     main(["run", str(recipe), "--output-dir", str(run)])
 

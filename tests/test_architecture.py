@@ -13,20 +13,16 @@ STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "evaluation
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
-    {"verbs", "tables", "watch"},
-    {"pipeline", "smoke", "request"},
-    {"preflight"},
-    {"recipe", "evaluating"},
-    STAGES | {"theory"},
-    {"trained"},
-    {"modeling", "objectives", "client", "tokenization", "preferences", "prompts"},
-    {"codec", "columns"},
-    {"models", "records", "units", "training_log", "local_judge"},
-    {"special_tokens", "store", "config", "progress", "schema", "hub", "interrupt"},
-    {"text_gate"},
-    {"errors"},
+    {"smoke"},
+    {"runs"},
+    STAGES,
+    {"servers"},
+    {"data"},
+    {"modeling"},
+    {"objectives"},
+    {"core"},
 ]
-"""Modules and folders of the package from top to bottom. Each imports only from layers below its own."""
+"""Folders of the package from top to bottom. Each imports only from layers below its own."""
 
 
 @cache
@@ -82,7 +78,7 @@ def test_objectives_when_imported_then_only_torch_and_settings_come_along() -> N
                 waiting.append(imported if imported in modules() else f"{imported}.__init__")
             else:
                 foreign.add(imported.split(".")[0])
-    assert {part(name) for name in seen} == {"objectives", "config", "errors"}
+    assert {part(name) for name in seen} == {"objectives", "core"}
     assert foreign - set(sys.stdlib_module_names) == {"torch", "pydantic", "pydantic_core", "yaml"}
 
 
@@ -119,11 +115,11 @@ def test_public_names_when_defined_then_they_have_a_docstring() -> None:
 
 
 def test_files_when_written_then_under_another_name_first() -> None:
-    """`store.atomic_path` is the one way to a file that others read."""
+    """`core.files.atomic_path` is the one way to a file that others read."""
     wrong = [
         f"{name}: {ast.unparse(node)}"
         for name, tree in modules().items()
-        if name != "regretless.store"
+        if name != "regretless.core.files"
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _writes(node, node.func)
     ]

@@ -12,11 +12,11 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from regretless import verbs
-from regretless.cli import app
-from regretless.models import ModelConfig, load_model
+from regretless.cli import verbs
+from regretless.cli.app import app
+from regretless.modeling.load import ModelConfig, load_model
 from regretless.objectives import OBJECTIVES
-from regretless.recipe import Recipe, load_recipe, section_type
+from regretless.runs.recipe import Recipe, load_recipe, section_type
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -105,7 +105,7 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     monkeypatch.chdir(PROJECT)
     monkeypatch.setattr(verbs, "run", check_run)
     monkeypatch.setattr(verbs, "stage", check_stage)
-    monkeypatch.setattr("regretless.watch.watch", lambda *_, **__: None)
+    monkeypatch.setattr("regretless.cli.watch.watch", lambda *_, **__: None)
 
     def check(command: list[str]) -> str | None:
         tool, *rest = command

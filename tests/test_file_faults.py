@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from regretless.cli import main
-from regretless.errors import DataError, storage_error
-from regretless.models import ModelConfig, load_model, load_tokenizer, smoke_architecture
-from regretless.records import Pair, read_rows, write_jsonl, write_records
+from regretless.cli.app import main
+from regretless.core.errors import DataError, storage_error
+from regretless.data.records import Pair, read_rows, write_jsonl, write_records
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"

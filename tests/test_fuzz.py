@@ -22,17 +22,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from regretless import progress
-from regretless.cli import main
-from regretless.errors import DataError, RegretlessError
-from regretless.local_judge import serving
-from regretless.models import ModelConfig, load_model, load_tokenizer, smoke_architecture
-from regretless.preferences import parse_pairs, read_pairs
-from regretless.prompts import PromptSource, read_prompts
-from regretless.records import COLUMN_TYPES, Refusal, read_responses, read_rows, write_jsonl, write_records
-from regretless.schema import PairColumns, ResponseColumns
-from regretless.text_gate import one_line
-from regretless.training_log import FILE
+from regretless.cli.app import main
+from regretless.core import terminal as progress
+from regretless.core.errors import DataError, RegretlessError
+from regretless.core.text_gate import one_line
+from regretless.data.preferences import parse_pairs, read_pairs
+from regretless.data.prompts import PromptSource, read_prompts
+from regretless.data.records import COLUMN_TYPES, Refusal, read_responses, read_rows, write_jsonl, write_records
+from regretless.data.schema import PairColumns, ResponseColumns
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.smoke.local_judge import serving
+from regretless.training.log import FILE
 from regretless.world.tokenizer import build_tokenizer
 
 CASES = int(os.environ.get("REGRETLESS_FUZZ", "0"))

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from kill_sweep import RECIPE, sweep
-from regretless.pipeline import STAGES
-from regretless.recipe import load_recipe
-from regretless.store import write_json
+from regretless.core.files import write_json
+from regretless.runs.pipeline import STAGES
+from regretless.runs.recipe import load_recipe
 from run_contents import contents, differences
 
 
 def lines_one_by_one(append: bool) -> None:
     """Put a slow stage of rows in the place of the world's: each row is written as it comes, as no stage should."""
-    from regretless.world import stage
+    from regretless.world import world as stage
 
     def run(section: Any, output: Path) -> dict[str, Any]:
         with (output / "rows.jsonl").open("a" if append else "w") as handle:

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from regretless.errors import DataError
-from regretless.labeling import stage as labeling
+from regretless.core.errors import DataError
+from regretless.data.records import write_jsonl
+from regretless.labeling import verify as labeling
 from regretless.pairing import mask as masking
-from regretless.pairing import stage as pairing
-from regretless.records import write_jsonl
+from regretless.pairing import pair as pairing
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "gsm8k_solutions.py"
 CORRECT = {"6b_finetuning": 145, "6b_verification": 257, "175b_finetuning": 211, "175b_verification": 373}

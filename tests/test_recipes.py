@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from regretless.core.files import read_json
+from regretless.core.run_folder import RunFolder
+from regretless.data.records import read_responses
 from regretless.objectives import OBJECTIVES
-from regretless.pipeline import run_recipe
-from regretless.recipe import Recipe, load_recipe
-from regretless.records import read_responses
-from regretless.smoke import judged_locally, smoke_recipe
-from regretless.store import read_json
-from regretless.units import RunFolder
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import Recipe, load_recipe
+from regretless.smoke.miniature import judged_locally, smoke_recipe
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")

@@ -6,13 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regretless.training.config import PreferenceConfig
+    from regretless.training.arguments import PreferenceConfig
     from regretless.training.trainer import PreferenceTrainer
 
 __all__ = ["PreferenceConfig", "PreferenceTrainer", "__version__"]
 __version__ = "0.1.0"
 
-_HOMES = {"PreferenceConfig": "regretless.training.config", "PreferenceTrainer": "regretless.training.trainer"}
+_HOMES = {"PreferenceConfig": "regretless.training.arguments", "PreferenceTrainer": "regretless.training.trainer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
-from regretless import interrupt
+from regretless.core import interrupt
 
 
 def main() -> None:
     """Run the command line and end the process."""
     with interrupt.handled():
-        from regretless import cli  # inside, so that Ctrl-C finds its handler while this loads
+        from regretless.cli import app  # inside, so that Ctrl-C finds its handler while this loads
 
         try:
-            cli.main()
+            app.main()
         except SystemExit as end:
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 raise

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from regretless.analysis.inspect import InspectConfig, run
-from regretless.errors import ConfigError
-from regretless.models import ModelConfig, load_model, load_tokenizer, smoke_architecture, tokenizer_fingerprint
-from regretless.records import Pair, write_records
-from regretless.tokenization import encode_prompt
+from regretless.core.errors import ConfigError
+from regretless.data.records import Pair, write_records
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture, tokenizer_fingerprint
 
 IM_END = 151645
 PROMPT = 23

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
+from regretless.data.prompts import load_prompts
+from regretless.data.records import Verdict
 from regretless.evaluation.benchmarks import BENCHMARKS
-from regretless.evaluation.stage import BenchmarkSource
+from regretless.evaluation.results import BenchmarkSource
 from regretless.labeling.extraction import answer_in_gold
-from regretless.labeling.math import check, check_by_algebra
-from regretless.prompts import load_prompts
-from regretless.records import Verdict
+from regretless.labeling.math_verifier import check, check_by_algebra
 
 ROWS = {"gsm8k": 1319, "math": 5000, "math500": 500, "amc23": 40, "minerva_math": 272}
 UNPARSED = {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from regretless.errors import ConfigError
-from regretless.evaluating import grading
-from regretless.evaluation.stage import EvaluateConfig
-from regretless.labeling.stage import VerifyConfig
-from regretless.recipe import load_recipe
+from regretless.core.errors import ConfigError
+from regretless.evaluation.results import EvaluateConfig
+from regretless.labeling.verify import VerifyConfig
+from regretless.runs.evaluate import grading
+from regretless.runs.recipe import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -13,10 +13,10 @@ import torch
 import trials
 from trials import BASE, BEHAVIOR, METHODS, TEST, VALIDATION, Experiment, Method, Trial, Unfinished, World
 
+from regretless.data.preferences import read_pairs
+from regretless.data.records import read_rows
 from regretless.objectives import build
 from regretless.objectives.base import Logps
-from regretless.preferences import read_pairs
-from regretless.records import read_rows
 
 TINY = (
     "world.steps=[1,1]",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from regretless.data.records import Response, write_records
 from regretless.labeling.judge import JudgeConfig
-from regretless.records import Response, write_records
 from scripted_server import Act, Request, answer
 
 TEXT = re.compile(r"<<<begin text (\d+) (\w+)>>>\n(.*?)\n<<<end text \1 \2>>>", re.DOTALL)

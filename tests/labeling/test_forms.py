@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from regretless.labeling.math import check
-from regretless.records import Verdict
+from regretless.data.records import Verdict
+from regretless.labeling.math_verifier import check
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"\| `(.+?)` \| `(.+?)` \| (correct|wrong|unknown) \|")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from judge_helpers import aspect_of, blocks, judge_by, last_digit, settings, texts_of, write_responses
 
-from regretless.errors import BudgetError, ConfigError, DataError, ServerError
+from regretless.core.errors import BudgetError, ConfigError, DataError, ServerError
+from regretless.data.prompts import TEMPLATES
+from regretless.data.records import Response, Verdict, read_responses, write_records
 from regretless.labeling.judge import JudgeConfig, run
-from regretless.pairing.stage import PairConfig
-from regretless.pairing.stage import run as pair
-from regretless.prompts import TEMPLATES
-from regretless.records import Response, Verdict, read_responses, write_records
+from regretless.pairing.pair import PairConfig
+from regretless.pairing.pair import run as pair
 from scripted_server import Act, Request, answer, failure, serving
 
 

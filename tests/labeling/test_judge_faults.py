@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from judge_helpers import TEXT, judge_by, last_digit, settings, texts_of, write_responses
 
-from regretless.errors import ConfigError, DataError, RegretlessError
+from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.data.records import read_responses
 from regretless.labeling.judge import JudgeConfig, run
-from regretless.records import read_responses
 from scripted_server import Act, Request, answer, failure, serving
 
 KEY = 'sk-very"secret/0123456789'

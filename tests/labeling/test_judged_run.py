@@ -8,8 +8,8 @@ import pytest
 import yaml
 from judge_helpers import judge_by, last_digit, write_responses
 
-from regretless.cli import main
-from regretless.records import read_responses, read_rows
+from regretless.cli.app import main
+from regretless.data.records import read_responses, read_rows
 from scripted_server import serving
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from regretless.labeling import math
-from regretless.labeling.checks import processor_limit
+from regretless.data.records import Verdict
+from regretless.labeling import math_verifier as math
+from regretless.labeling.check import processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response
-from regretless.labeling.math import check, check_by_algebra, quick_check
-from regretless.records import Verdict
+from regretless.labeling.math_verifier import check, check_by_algebra, quick_check
 
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 SAMPLES = "sampled_outputs/qwen2.5_math_cot.jsonl"

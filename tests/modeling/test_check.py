@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.modeling import attention, check, flex
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import grouped

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.modeling import token_logps
 from regretless.modeling.attention import grouped_attention
 from regretless.modeling.check import check_grouped

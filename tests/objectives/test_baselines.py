@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.objectives import Logps, Output, build
 
 # Two responses of two and four tokens; summed log-ratios +1 and −2, token means +1/2 and −1/2.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regretless.errors import ConfigError, DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.objectives import OBJECTIVES, Logps, build, hyperparameter_names
 
 PAIRS = torch.tensor([[0, 1], [0, 2], [1, 2]])

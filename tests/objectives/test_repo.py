@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.objectives import Logps, RePO, build
 
 PAIRS = torch.tensor([[0, 1], [2, 1]])

@@ -11,11 +11,11 @@ from regretless.analysis.calibration import OBSERVED, calibration
 from regretless.analysis.drift import point
 from regretless.analysis.gradients import gradient_places
 from regretless.analysis.lengths import response_lengths
-from regretless.analysis.sample import SIDES, Sample, Scores
 from regretless.analysis.score_distance import score_distances
+from regretless.analysis.subset import SIDES, Sample, Scores
+from regretless.core.files import write_json
+from regretless.data.tokenization import TokenizedPair
 from regretless.objectives import build
-from regretless.store import write_json
-from regretless.tokenization import TokenizedPair
 
 
 def write_comparisons(run: Path, objectives: Sequence[str]) -> None:

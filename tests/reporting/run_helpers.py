@@ -10,8 +10,8 @@ from typing import Any
 
 from comparisons import write_comparisons
 
-from regretless.records import Response, Verdict, write_jsonl, write_records
-from regretless.store import MANIFEST, StageFolder, write_json
+from regretless.core.files import MANIFEST, StageFolder, write_json
+from regretless.data.records import Response, Verdict, write_jsonl, write_records
 
 HOSTILE = '<script>alert("x")</script></td></div>&amp; <b>17</b> {{ 7*7 }}\n]]>\n\\boxed{1}'
 HOSTILE_TOKENS = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from regretless.core.files import read_json
 from regretless.reporting.changes import changes
 from regretless.reporting.collect import COMPARISONS, collect
-from regretless.reporting.stage import ReportConfig, run
-from regretless.store import read_json
+from regretless.reporting.report import ReportConfig, run
 
 
 def test_section_when_the_stage_ran_then_each_file_is_a_part_with_its_numbers(

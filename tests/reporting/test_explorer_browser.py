@@ -23,8 +23,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from regretless.reporting.stage import ReportConfig, run
-from regretless.store import write_json
+from regretless.core.files import write_json
+from regretless.reporting.report import ReportConfig, run
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from run_helpers import HOSTILE
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.reporting.collect import collect
-from regretless.reporting.stage import ReportConfig, run
+from regretless.reporting.report import ReportConfig, run
 from regretless.reporting.views import stage_rows, tables
 
 VOID = {"meta", "input", "br", "link", "img"}

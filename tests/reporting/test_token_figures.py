@@ -14,8 +14,8 @@ import pytest
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from regretless.errors import ConfigError, DataError, RegretlessError
-from regretless.reporting.stage import ReportConfig, run
+from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.reporting.report import ReportConfig, run
 from regretless.reporting.token_figures import (
     CHARACTER,
     HEAD,

@@ -13,15 +13,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from regretless.errors import BudgetError, ConfigError, ServerError
-from regretless.models import ModelConfig, tokenizer_fingerprint
-from regretless.pairing.stage import PairConfig
-from regretless.pairing.stage import run as pair
-from regretless.preferences import read_pairs
-from regretless.records import Response, Verdict, read_responses, write_records
-from regretless.sampling.engine import Completion, SamplingParams
+from regretless.core.errors import BudgetError, ConfigError, ServerError
+from regretless.data.preferences import read_pairs
+from regretless.data.records import Response, Verdict, read_responses, write_records
+from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
+from regretless.pairing.pair import PairConfig
+from regretless.pairing.pair import run as pair
+from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine
-from regretless.sampling.stage import SampleConfig, run
+from regretless.sampling.sample import SampleConfig, run
 from scripted_server import Act, Request, completion, failure, serving
 
 WORDS = ["<end>", " red", " blue", " green", " grey", " pink"]

@@ -14,9 +14,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from regretless.errors import ConfigError
-from regretless.models import ModelConfig, smoke_architecture
-from regretless.sampling.engine import Completion, SamplingParams
+from regretless.core.errors import ConfigError
+from regretless.modeling.load import ModelConfig, smoke_architecture
+from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.transformers_engine import TransformersEngine
 
 WORDS = ["<pad>", "<end>", "<stop>", *(f"w{number}" for number in range(21))]

@@ -26,13 +26,13 @@ from transformers import (
 )
 from vllm_server import NAME, VllmServer, serving_vllm
 
-from regretless.codec import codec_of
-from regretless.errors import ConfigError, ServerError
+from regretless.core.errors import ConfigError, ServerError
+from regretless.data.codec import codec_of
+from regretless.data.records import Response, read_responses
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.chat_templates import CHAT_TEMPLATES
 from regretless.modeling.scoring import score_responses
-from regretless.records import Response, read_responses
-from regretless.sampling.stage import SampleConfig, run
-from regretless.special_tokens import CHAT_TEMPLATES
-from regretless.tokenization import encode_prompt
+from regretless.sampling.sample import SampleConfig, run
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.tokenization import TokenizedPair
-from regretless.training.config import PreferenceConfig
+from regretless.data.tokenization import TokenizedPair
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.trainer import PreferenceTrainer
 
 VOCABULARY = 40

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from regretless import PreferenceConfig, PreferenceTrainer
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
+from regretless.data.tokenization import TokenizedPair
 from regretless.modeling import check
-from regretless.tokenization import TokenizedPair
 
 
 def trainer_of(model: PreTrainedModel, tokenizer: Any, pairs: Any, folder: Path, **more: Any) -> PreferenceTrainer:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.errors import ConfigError, DataError
-from regretless.training.config import PreferenceConfig
+from regretless.core.errors import ConfigError, DataError
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.trainer import PreferenceTrainer
 
 Make = Callable[..., PreferenceTrainer]

@@ -22,7 +22,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.tokenization import TokenizedPair
+from regretless.data.tokenization import TokenizedPair
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGURATIONS = PROJECT / "examples" / "accelerate"

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.models import ModelConfig, load_model
-from regretless.records import write_jsonl
-from regretless.tokenization import TokenizedPair
-from regretless.training import stage
-from regretless.training.config import PreferenceConfig
+from regretless.data.records import write_jsonl
+from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.load import ModelConfig, load_model
+from regretless.training import train as stage
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.precision import keeps_small_updates, set_trained_dtype, share_lost
 from regretless.training.trainer import PreferenceTrainer
 

@@ -17,16 +17,16 @@ import torch
 from numpy.typing import NDArray
 from transformers import TrainerCallback
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
+from regretless.data.records import Pair, read_rows, write_records
+from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows
-from regretless.records import Pair, read_rows, write_records
-from regretless.tokenization import TokenizedPair
 from regretless.training import reading
 from regretless.training.data import Groups, PairDataset, StepSampler
 from regretless.training.packing import pack_rows
+from regretless.training.pair_store import PairTable
 from regretless.training.reference import ReferenceLogps
-from regretless.training.table import PairTable
 from regretless.training.trainer import PreferenceTrainer
 
 Make = Callable[..., PreferenceTrainer]

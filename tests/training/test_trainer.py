@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from regretless.errors import ConfigError, DataError, NonFiniteLossError
+from regretless.core.errors import ConfigError, DataError, NonFiniteLossError
+from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.trained import last_complete_checkpoint
 from regretless.objectives import OBJECTIVES, Logps, build
-from regretless.tokenization import TokenizedPair
-from regretless.trained import last_complete_checkpoint
 from regretless.training.data import PairDataset
 from regretless.training.trainer import PreferenceTrainer
 

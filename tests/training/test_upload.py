@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import CommitInfo, HfApi, RepoUrl
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.models import ModelConfig
-from regretless.training import stage
+from regretless.modeling.load import ModelConfig
+from regretless.training import train as stage
 from regretless.training.trainer import PreferenceTrainer
 
 WORDS = ["w4", "w5", "w6", "w8", "w9"]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.world.problems import Arithmetic, Faults, Generator, Operation, Problem, Step, solve
 
 GENERATOR = Generator((2, 4), 9)

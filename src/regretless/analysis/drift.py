@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regretless.analysis.sample import SIDES, Item, Sample, Scores
+from regretless.analysis.subset import SIDES, Item, Sample, Scores
 
 LOGGED = tuple(f"{name}/{side}" for name in ("logps", "logratios") for side in SIDES)
 

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from regretless.analysis.estimates import mean_by_prompt
-from regretless.analysis.sample import SIDES
-from regretless.analysis.start import CHUNK, Reference, at_reference, usable
-from regretless.codec import Ids
+from regretless.analysis.first_step import CHUNK, Reference, at_reference, usable
+from regretless.analysis.subset import SIDES
+from regretless.data.codec import Ids
+from regretless.data.tokenization import TokenizedPair
 from regretless.objectives import Objective
-from regretless.tokenization import TokenizedPair
 
 BINS, NEAR_END = 10, 10
 Vector = NDArray[np.float64]

@@ -10,21 +10,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from regretless.analysis.behavior import gap, labelled, rescored
-from regretless.analysis.sample import whole_prompts
-from regretless.analysis.show import show_table
-from regretless.analysis.start import SATURATED, at_start, spread
-from regretless.codec import Ids, codec_of
-from regretless.config import Section
+from regretless.analysis.behavior_audit import gap, labelled, rescored
+from regretless.analysis.first_step import SATURATED, at_start, spread
+from regretless.analysis.subset import whole_prompts
+from regretless.analysis.tables import show_table
+from regretless.core.files import write_json
+from regretless.core.settings import Section
+from regretless.core.terminal import console
+from regretless.data.codec import Ids, codec_of
+from regretless.data.preferences import check_some_left, read_pairs, report_refusals
+from regretless.data.records import Pair, Refusal
+from regretless.data.tokenization import TokenizedPair, missing_logps, tokenize_pairs
 from regretless.modeling.layout import token_count
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
-from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import Objective, build, hyperparameter_names
-from regretless.preferences import check_some_left, read_pairs, report_refusals
-from regretless.progress import console
-from regretless.records import Pair, Refusal
-from regretless.store import write_json
-from regretless.tokenization import TokenizedPair, missing_logps, tokenize_pairs
 
 Row = tuple[TokenizedPair, Pair]
 

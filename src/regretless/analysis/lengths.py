@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from regretless.analysis.estimates import mean_by_prompt
-from regretless.units import BASE
+from regretless.core.run_folder import BASE
 
 
 def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:

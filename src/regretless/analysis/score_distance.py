@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regretless.analysis.sample import SIDES, Item, Sample, Scores
+from regretless.analysis.subset import SIDES, Item, Sample, Scores
 
 
 def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[str, Any]]:

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from regretless.codec import Ids, Tokenizer
-from regretless.config import Section
+from regretless.core.files import write_json
+from regretless.core.settings import Section
+from regretless.data.codec import Ids, Tokenizer
+from regretless.data.preferences import check_some_left, read_pairs
+from regretless.data.records import Pair, Refusal
+from regretless.data.tokenization import TokenizedPair, tokenize_pairs
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
-from regretless.models import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import repo_weights
-from regretless.preferences import check_some_left, read_pairs
-from regretless.records import Pair, Refusal
-from regretless.store import write_json
-from regretless.tokenization import TokenizedPair, tokenize_pairs
 
 Vector = NDArray[np.float64]
 

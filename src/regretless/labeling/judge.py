@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from regretless.client.ask import Answer, Answers, Question, UnreadableError
-from regretless.client.judge import JudgeAccess, ask_judge, bill, check_judged
-from regretless.client.reply import Reply
-from regretless.errors import DataError
-from regretless.labeling.judge_parse import Rating, parse_ratings
+from regretless.core.errors import DataError
+from regretless.data.preferences import check_some_left, report_refusals
+from regretless.data.records import Response, Text, read_responses, split_ambiguous, write_jsonl, write_records
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, ShownSystem, load_aspects
-from regretless.preferences import check_some_left, report_refusals
-from regretless.records import Response, Text, read_responses, split_ambiguous, write_jsonl, write_records
+from regretless.labeling.judge_replies import Rating, parse_ratings
+from regretless.servers.ask import Answer, Answers, Question, UnreadableError
+from regretless.servers.judge_client import JudgeAccess, ask_judge, bill, check_judged
+from regretless.servers.reply import Reply
 
 
 class JudgeConfig(JudgeAccess):

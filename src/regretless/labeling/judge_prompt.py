@@ -12,9 +12,9 @@ from typing import Any, Literal
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
-from regretless.errors import ConfigError, reject
-from regretless.prompts import SYSTEM_LINES
-from regretless.records import Message, Text
+from regretless.core.errors import ConfigError, reject
+from regretless.data.prompts import SYSTEM_LINES
+from regretless.data.records import Message, Text
 
 ShownSystem = Literal["own", "all", "none"]
 """Which of a prompt's system messages a judge is shown as part of the instruction."""

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Self
 
-from regretless.errors import ConfigError, RegretlessError
-from regretless.labeling.checks import Check
+from regretless.core.errors import ConfigError, RegretlessError
+from regretless.data.records import Verdict
+from regretless.labeling.check import Check
 from regretless.labeling.worker import WAITING
-from regretless.records import Verdict
 
 CheckFunction = Callable[[str, str], Check]
 

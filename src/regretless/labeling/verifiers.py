@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from regretless.labeling import math
-from regretless.labeling.checks import Verifier
+from regretless.labeling import math_verifier as math
+from regretless.labeling.check import Verifier
 
 VERIFIERS: dict[str, Verifier] = {
     "math": Verifier(check=math.check, quick=math.quick_check),

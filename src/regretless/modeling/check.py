@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, PreTrainedModel
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.modeling import flex
 from regretless.modeling.forward import (
     attention_by,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.modeling import attention, flex
 from regretless.modeling.layout import Layout
 from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores

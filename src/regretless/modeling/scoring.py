@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from regretless.core.terminal import bar
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import Tokens, lay_out, token_count
-from regretless.progress import bar
 
 
 def score_responses(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regretless.errors import lookup
+from regretless.core.errors import lookup
 from regretless.objectives.base import Hyperparameter, Logps, Need, Objective, Output
 from regretless.objectives.dpo import DPO
 from regretless.objectives.ipo import IPO

@@ -11,8 +11,8 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from regretless.config import Section
-from regretless.errors import DataError
+from regretless.core.errors import DataError
+from regretless.core.settings import Section
 
 Need = Literal["reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"]
 

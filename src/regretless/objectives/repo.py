@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.objectives.base import (
     REMEDIES,
     Fraction,

@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from regretless.codec import Codec, codec_of
-from regretless.columns import response_text
-from regretless.config import Section
-from regretless.errors import ConfigError, DataError
-from regretless.models import ModelConfig, load_tokenizer
-from regretless.preferences import check_some_left, read_pairs, report_refusals, split_kinds
-from regretless.records import Pair, Text, write_records
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.settings import Section
+from regretless.data.codec import Codec, codec_of
+from regretless.data.preference_columns import response_text
+from regretless.data.preferences import check_some_left, read_pairs, report_refusals, split_kinds
+from regretless.data.records import Pair, Text, write_records
+from regretless.modeling.load import ModelConfig, load_tokenizer
 
 
 class MaskConfig(Section):

@@ -8,7 +8,7 @@ from itertools import product
 from random import Random
 from statistics import fmean
 
-from regretless.records import Response, Verdict
+from regretless.data.records import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 import yaml
 
-from regretless.records import Text, Verdict, read_rows
-from regretless.store import MANIFEST, read_json
-from regretless.units import BASE, UNUSED
+from regretless.core.files import MANIFEST, read_json
+from regretless.core.run_folder import BASE, UNUSED
+from regretless.data.records import Text, Verdict, read_rows
 
 T = TypeVar("T")
 

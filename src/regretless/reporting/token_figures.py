@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from regretless.config import Section
-from regretless.errors import ConfigError, DataError, lookup
-from regretless.store import atomic_path
+from regretless.core.errors import ConfigError, DataError, lookup
+from regretless.core.files import atomic_path
+from regretless.core.settings import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

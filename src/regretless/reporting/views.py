@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from regretless.core.run_folder import BASE
 from regretless.reporting.collect import SEPARATOR, RunData, Stage, flatten
 from regretless.reporting.figures import Interval, Series, histogram, interval_chart, line_chart
-from regretless.units import BASE
 
 COLORS = 7
 """Colour classes for trained models; class 0 is the base model's."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from regretless.models import ModelConfig, load_tokenizer
-from regretless.sampling.engine import Engine, SamplingParams
+from regretless.modeling.load import ModelConfig, load_tokenizer
+from regretless.sampling.base import Engine, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine, local_tokenizer
 from regretless.sampling.transformers_engine import TransformersEngine
 

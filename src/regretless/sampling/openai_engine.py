@@ -10,13 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from regretless.client.http import Client, Unanswered
-from regretless.client.limits import Budget, Spending
-from regretless.client.reply import NO_LOGPS, BadReplyError, Reply
-from regretless.errors import BudgetError, ConfigError, ServerError
-from regretless.models import ModelConfig, load_tokenizer, tokenizer_fingerprint
-from regretless.records import LogpsKind, Text
-from regretless.sampling.engine import Completion, Provenance, SamplingParams, SamplingServer
+from regretless.core.errors import BudgetError, ConfigError, ServerError
+from regretless.core.files import fingerprint
+from regretless.data.records import LogpsKind, Text
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
+from regretless.sampling.base import Completion, Provenance, SamplingParams, SamplingServer
 from regretless.sampling.openai_logprobs import (
     PROBE_TEMPERATURE,
     PROBE_TOP_P,
@@ -24,8 +23,9 @@ from regretless.sampling.openai_logprobs import (
     kind_of,
     meaning_of,
 )
-from regretless.store import fingerprint
-from regretless.tokenization import encode_prompt
+from regretless.servers.limits import Budget, Spending
+from regretless.servers.reply import NO_LOGPS, BadReplyError, Reply
+from regretless.servers.transport import Client, Unanswered
 
 PROBE = "Name any animal."
 PROBE_TOP = 5

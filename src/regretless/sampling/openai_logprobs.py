@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from regretless.errors import ConfigError
-from regretless.records import LogpsKind
-from regretless.sampling.engine import SamplingParams
+from regretless.core.errors import ConfigError
+from regretless.data.records import LogpsKind
+from regretless.sampling.base import SamplingParams
 
 Meaning = Literal["raw", "processed", "temperature"]
 """What log-probabilities follow: the model alone, everything that shapes the draw, or of that the temperature alone."""

@@ -23,11 +23,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from regretless.errors import ConfigError
-from regretless.models import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
-from regretless.records import Text
-from regretless.sampling.engine import Completion, Provenance, SamplingParams
-from regretless.tokenization import encode_prompt
+from regretless.core.errors import ConfigError
+from regretless.data.records import Text
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.load import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
+from regretless.sampling.base import Completion, Provenance, SamplingParams
 
 
 class TransformersEngine:

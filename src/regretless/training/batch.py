@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.modeling.layout import Layout, Tokens, lay_out
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps

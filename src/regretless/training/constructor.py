@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from regretless.errors import ConfigError, reject
-from regretless.progress import console
-from regretless.units import is_first_process
+from regretless.core.errors import ConfigError, reject
+from regretless.core.run_folder import is_first_process
+from regretless.core.terminal import console
 
 LOGITS = "evaluation keeps no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
 INSTEAD = {

@@ -15,10 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
+from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Tokens
-from regretless.tokenization import TokenizedPair
-from regretless.training.table import PairTable
+from regretless.training.pair_store import PairTable
 
 WINDOW = 64
 """Groups that a step passes over to fill itself with whole ones."""

@@ -14,7 +14,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from regretless.store import read_json, write_text
+from regretless.core.files import read_json, write_text
 from regretless.training.metrics import RunningMeans
 
 FILE = "log_state.json"

@@ -8,10 +8,10 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from regretless.core.run_folder import is_first_process
+from regretless.core.terminal import console
 from regretless.modeling.forward import causal_model
-from regretless.progress import console
-from regretless.training.config import PreferenceConfig
-from regretless.units import is_first_process
+from regretless.training.arguments import PreferenceConfig
 
 HALF = (torch.bfloat16, torch.float16)
 CHUNK = 1 << 24

@@ -13,15 +13,15 @@ from typing import Any, TextIO
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
+from regretless.core.files import atomic_path, fingerprint, path_fingerprint, versions
+from regretless.core.terminal import bar
+from regretless.data.preferences import CHUNK, REPORTED, check_some_left, open_source, pair_chunks, say_refusals
+from regretless.data.records import Pair, Refusal, json_line, row_count
+from regretless.data.tokenization import TokenizedPair, missing_logps, tokenize_pairs
 from regretless.objectives import Objective
-from regretless.preferences import CHUNK, REPORTED, check_some_left, open_source, pair_chunks, say_refusals
-from regretless.progress import bar
-from regretless.records import Pair, Refusal, json_line, row_count
-from regretless.store import atomic_path, fingerprint, path_fingerprint, versions
-from regretless.tokenization import TokenizedPair, missing_logps, tokenize_pairs
-from regretless.training.config import PreferenceConfig
-from regretless.training.table import PairTable
+from regretless.training.arguments import PreferenceConfig
+from regretless.training.pair_store import PairTable
 
 REFUSED = "refused.jsonl"
 """Beside a table that is complete: the rows that are not in it."""

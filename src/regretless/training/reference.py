@@ -18,11 +18,11 @@ import xxhash
 from numpy.typing import NDArray
 from torch import nn
 
-from regretless.errors import ConfigError, DataError
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import atomic_path, fingerprint, write_text
 from regretless.modeling.forward import causal_model, grouped, head_of, reference_head
 from regretless.modeling.layout import Layout, Tokens
 from regretless.modeling.token_logps import ReferenceHead
-from regretless.store import atomic_path, fingerprint, write_text
 
 Item = tuple[Tokens, Tokens]
 Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]

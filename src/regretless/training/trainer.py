@@ -23,21 +23,21 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
-from regretless.config import check_name
-from regretless.errors import ConfigError, NonFiniteLossError, reject
-from regretless.hub import one_attempt
+from regretless.core.errors import ConfigError, NonFiniteLossError, reject
+from regretless.core.files import read_json
+from regretless.core.hub import one_attempt
+from regretless.core.settings import check_name
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows, score_responses
+from regretless.modeling.trained import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
-from regretless.store import read_json
-from regretless.trained import STATE, complete_checkpoints, last_complete_checkpoint
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
-from regretless.training.config import PreferenceConfig
 from regretless.training.constructor import check_arguments, check_optimizer, check_quantized, taken, use_one_gpu
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
-from regretless.training.live_log import LiveLog
+from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
@@ -64,8 +64,9 @@ class PreferenceTrainer(Trainer):
     or a name; the model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter
     included.
     train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
-    `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or `regretless.records.Pair` rows
-    with token ids and behaviour log-probabilities. Of a `DatasetDict`, `train` is trained on and all are evaluated on.
+    `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or rows of
+    `regretless.data.records.Pair` with token ids and behaviour log-probabilities. Of a `DatasetDict`, `train` is
+    trained on and all are evaluated on.
     kwargs: callbacks, optimizers and optimizer_cls_and_kwargs, as transformers' Trainer takes them.
 
     Raises ConfigError for settings that cannot work, DataError when no row is left, NonFiniteLossError before an

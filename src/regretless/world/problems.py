@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from regretless.config import Section
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
+from regretless.core.settings import Section
 
 NAMES = ("Tom", "Eva", "Max", "Lea")
 FRIENDS = ("Ann", "Ben", "Ida", "Sam")

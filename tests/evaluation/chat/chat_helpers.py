@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from regretless.prompts import PromptRow
-from regretless.records import Response, write_records
+from regretless.data.prompts import PromptRow
+from regretless.data.records import Response, write_records
 from scripted_server import Request
 
 PART = re.compile(r"<<<begin ([\w' ]+) (\w+)>>>\n(.*?)\n<<<end \1 \2>>>", re.DOTALL)

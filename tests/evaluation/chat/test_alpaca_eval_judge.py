@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from chat_helpers import parts_of, respond, server
 
-from regretless.errors import ConfigError, DataError, ServerError
-from regretless.evaluation.chat import stage
+from regretless.core.errors import ConfigError, DataError, ServerError
+from regretless.core.files import read_json
+from regretless.data.prompts import PromptRow
+from regretless.data.records import read_responses
+from regretless.evaluation.chat import results as stage
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
-from regretless.prompts import PromptRow
-from regretless.records import read_responses
-from regretless.store import read_json
 from scripted_server import Act, Request, completion, serving
 
 MODEL_SHARE = 0.8

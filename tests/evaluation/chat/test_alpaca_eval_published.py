@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.evaluation.chat.alpaca_eval import Comparison, read_annotations, win_rates
 from regretless.evaluation.chat.length_control import (
     Coefficients,

@@ -10,7 +10,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from regretless.errors import ConfigError
+from regretless.core.errors import ConfigError
 from regretless.evaluation.chat.files import local_path, read_table
 
 

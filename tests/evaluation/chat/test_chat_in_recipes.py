@@ -19,15 +19,15 @@ import pytest
 import yaml
 from chat_helpers import PART
 
-from regretless.cli import main
-from regretless.config import merge
-from regretless.errors import ConfigError
+from regretless.cli.app import main
+from regretless.core.errors import ConfigError
+from regretless.core.files import MANIFEST, read_json
+from regretless.core.settings import merge
+from regretless.data.records import read_rows
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
-from regretless.evaluation.stage import EvaluateConfig
-from regretless.local_judge import reply_to
-from regretless.models import smoke_architecture
-from regretless.records import read_rows
-from regretless.store import MANIFEST, read_json
+from regretless.evaluation.results import EvaluateConfig
+from regretless.modeling.load import smoke_architecture
+from regretless.smoke.local_judge import reply_to
 from regretless.world.tokenizer import TOKENS
 from scripted_server import Act, Request, answer, failure, serving
 
@@ -231,7 +231,7 @@ def test_evaluate_verb_when_given_a_model_and_settings_then_it_judges_its_answer
 
 
 def _save(folder: Path, tokenizer: Path) -> None:
-    from regretless.models import ModelConfig, load_model, load_tokenizer
+    from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 
     config = ModelConfig(architecture=smoke_architecture("qwen3", len(TOKENS)), tokenizer=str(tokenizer))
     load_model(config).save_pretrained(folder)

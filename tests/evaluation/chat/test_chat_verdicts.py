@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from regretless.client.ask import UnreadableError
 from regretless.evaluation.chat.pair_judgments import read_pair_judgments, second_win_rate
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label, parse_rating, two_token_preference
+from regretless.servers.ask import UnreadableError
 
 
 def test_published_pairwise_judgments_when_read_have_the_published_winners(shared: Path, tmp_path: Path) -> None:

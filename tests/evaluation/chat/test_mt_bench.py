@@ -15,12 +15,12 @@ from chat_helpers import code_of, parts_of, respond, server
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from regretless.errors import ConfigError, DataError
-from regretless.evaluation.chat import stage
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import read_json
+from regretless.data.prompts import PromptRow
+from regretless.evaluation.chat import results as stage
 from regretless.evaluation.chat.mt_bench import Grade, MtBenchConfig, scores
-from regretless.evaluation.stage import results_table
-from regretless.prompts import PromptRow
-from regretless.store import read_json
+from regretless.evaluation.results import results_table
 from scripted_server import Act, Request, answer, serving
 
 GROUPS = {0.7: 20, 0.0: 40, 0.1: 20}

@@ -15,11 +15,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from regretless.client.ask import Question
-from regretless.client.judge import bill
-from regretless.client.reply import Reply
-from regretless.errors import ConfigError, DataError
-from regretless.evaluation.chat.config import ChatBenchmarkConfig
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.prompts import TEMPLATES, PromptRow
+from regretless.data.records import text_key
+from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
@@ -31,8 +30,9 @@ from regretless.evaluation.chat.length_control import (
     standardized,
 )
 from regretless.evaluation.chat.verdicts import two_token_preference
-from regretless.prompts import TEMPLATES, PromptRow
-from regretless.records import text_key
+from regretless.servers.ask import Question
+from regretless.servers.judge_client import bill
+from regretless.servers.reply import Reply
 
 FIRST, SECOND = "m", "M"
 """The tokens that name the answer shown first and the one shown second."""

@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from regretless.client.ask import Question
-from regretless.client.judge import bill
-from regretless.errors import DataError
-from regretless.evaluation.chat.config import ChatBenchmarkConfig
+from regretless.core.errors import DataError
+from regretless.data.prompts import TEMPLATES, PromptRow
+from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
 from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted, failures
 from regretless.evaluation.chat.style_control import style_controlled, style_difference
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label
-from regretless.prompts import TEMPLATES, PromptRow
+from regretless.servers.ask import Question
+from regretless.servers.judge_client import bill
 
 STRONG_WEIGHT = 3.0
 """A verdict "much better" counts as so many."""

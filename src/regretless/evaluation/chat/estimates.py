@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regretless.evaluation.statistics import UNKNOWN, Interval, t_interval
+from regretless.core.estimates import UNKNOWN, Interval, t_interval
 
 Array = npt.NDArray[np.float64]
 Sums = Mapping[str, tuple[float, float]]

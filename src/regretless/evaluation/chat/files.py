@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from regretless.errors import ConfigError, DataError
-from regretless.hub import one_attempt, why
-from regretless.records import Refusal, Response, read_responses, read_rows
-from regretless.store import atomic_path, fingerprint
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import atomic_path, fingerprint
+from regretless.core.hub import one_attempt, why
+from regretless.data.records import Refusal, Response, read_responses, read_rows
 
 HUB_FILE = re.compile(r"hf://(datasets|spaces|models)/([^/]+/[^/]+)/(.+)")
 PATIENCE = 60

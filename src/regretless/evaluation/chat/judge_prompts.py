@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from regretless.errors import ConfigError, reject
+from regretless.core.errors import ConfigError, reject
+from regretless.data.records import Message
 from regretless.evaluation.chat.files import local_path
-from regretless.records import Message
 
 Slots = Mapping[str, Sequence[str]]
 """What a template has to show, and the names in braces that stand for it."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regretless.client.ask import Answers, Question, UnreadableError
-from regretless.client.judge import ask_judge, check_judged
-from regretless.client.reply import Reply
-from regretless.evaluation.chat.config import ChatBenchmarkConfig
+from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
+from regretless.servers.ask import Answers, Question, UnreadableError
+from regretless.servers.judge_client import ask_judge, check_judged
+from regretless.servers.reply import Reply
 
 T = TypeVar("T")
 THOUGHTS_END = "</think>"

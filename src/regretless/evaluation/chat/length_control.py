@@ -18,7 +18,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
-from regretless.errors import DataError
+from regretless.core.errors import DataError
 from regretless.evaluation.chat.estimates import Array, Estimate, from_samples, known, resamples
 
 GAMED_WEIGHT = 0.1

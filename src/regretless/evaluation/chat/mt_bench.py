@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from regretless.client.ask import Answer, Question
-from regretless.client.judge import bill
-from regretless.errors import ConfigError, DataError
-from regretless.evaluation.chat.config import ChatBenchmarkConfig
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.prompts import TEMPLATES, PromptRow
+from regretless.data.records import Response
+from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates
 from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted
 from regretless.evaluation.chat.verdicts import parse_rating
-from regretless.prompts import TEMPLATES, PromptRow
-from regretless.records import Response
+from regretless.servers.ask import Answer, Question
+from regretless.servers.judge_client import bill
 
 TEMPERATURES: Mapping[str, float] = {
     **dict.fromkeys(("writing", "roleplay"), 0.7),

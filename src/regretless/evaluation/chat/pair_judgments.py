@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regretless.client.ask import UnreadableError
 from regretless.evaluation.chat.estimates import ratio
 from regretless.evaluation.chat.files import read_table
 from regretless.evaluation.chat.judging import counted
 from regretless.evaluation.chat.verdicts import THREE_WAY, parse_label
+from regretless.servers.ask import UnreadableError
 
 WINNERS = {1: "model_1", 0: "tie", -1: "model_2"}
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from scipy.special import expit
 
-from regretless.client.ask import UnreadableError
+from regretless.servers.ask import UnreadableError
 
 T = TypeVar("T")
 FIVE_WAY: Mapping[str, int] = {

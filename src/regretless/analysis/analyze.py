@@ -1,0 +1,188 @@
+"""The analyze stage: what training changed, in the models' scores of given tokens and in their own responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from regretless.analysis import token_rewards
+from regretless.analysis.calibration import OBSERVED, calibration
+from regretless.analysis.drift import evenly, logged, point
+from regretless.analysis.gradients import gradient_places
+from regretless.analysis.lengths import response_lengths
+from regretless.analysis.score_distance import score_distances
+from regretless.analysis.subset import Sample, Scores, whole_prompts
+from regretless.analysis.tables import show_table, with_error
+from regretless.analysis.token_rewards import TokenRewardsConfig
+from regretless.core.files import write_json
+from regretless.core.run_folder import BASE
+from regretless.core.terminal import console
+from regretless.data.codec import codec_of
+from regretless.data.preferences import check_some_left, read_pairs
+from regretless.data.records import Pair, read_rows
+from regretless.data.tokenization import tokenize_pairs
+from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
+from regretless.modeling.trained import PAIR_SCORES, Trained, complete_checkpoints, trained_model
+from regretless.objectives import build
+
+Responses = Mapping[str, Mapping[str, Path]]
+"""Benchmark → label of a model → its greedy responses."""
+
+
+class AnalyzeConfig(TokenRewardsConfig):
+    """Which responses to look into, token by token and together."""
+
+    sample: int = Field(256, ge=1)
+    """About how many pairs, in whole prompts at random, the models are compared on. Masked pairs are left out, so that
+    runs with and without them are measured alike."""
+    checkpoints: int = Field(8, ge=0)
+    """Checkpoints of each training to score as well, at most, evenly spread; what was not saved cannot be scored."""
+
+
+def run(
+    config: AnalyzeConfig,
+    pairs: Path,
+    reference: ModelConfig,
+    policies: Mapping[str, Trained],
+    output: Path,
+    responses: Responses | None = None,
+) -> dict[str, Any]:
+    """Compare the reference and the trained models on pairs of a file; JSON files in `output`, tables on the terminal.
+
+    token_rewards.json, score_distance.json, drift.json, gradients.json, calibration.json (from the held-out pairs that
+    training scored) and lengths.json (from `responses`, in which the reference is called base). Every estimate is a
+    mapping of value, standard_error, low, high (95 %), n and prompts. docs/analysis.md defines the numbers.
+
+    Raises DataError when no pair can be used, ConfigError when a model cannot be loaded.
+    """
+    reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
+    models = dict(zip(policies, trained, strict=True))
+    summary = token_rewards.run(config, pairs, reference, models, output)
+    read, refused = read_pairs(pairs)
+    originals = [pair for pair in read if pair.kind == "original"] or read
+    tokenizer = load_tokenizer(reference)
+    drawn = whole_prompts(originals, config.sample, config.seed, _prompt)
+    tokenized, unusable = tokenize_pairs(drawn, tokenizer, max_length=None, max_prompt_length=None, need_logps=False)
+    check_some_left(tokenized, refused + unusable, pairs)
+    sample = Sample(tokenized)
+
+    scores = {BASE: sample.score(reference, BASE)}
+    scores |= {name: sample.score(model, name) for name, model in models.items()}
+    distances = score_distances(sample, scores)
+    drifts = {
+        name: _drift(config, sample, reference, policy, name, scores[name], scores[BASE])
+        for name, policy in policies.items()
+    }
+    pieces = codec_of(tokenizer).pieces
+    gradients = {
+        name: gradient_places(
+            build(policy.objective, **policy.hyperparameters),
+            tokenized,
+            scores[BASE],
+            lambda token: "\n" in pieces[token],
+        )
+        for name, policy in policies.items()
+        if policy.objective is not None
+    }
+    calibrations = {
+        name: found for name, policy in policies.items() if (found := _calibration(policy.folder, read)) is not None
+    }
+    lengths = {benchmark: response_lengths(files) for benchmark, files in (responses or {}).items()}
+
+    write_json(output / "score_distance.json", {"unit": "nats squared per token", "models": distances})
+    write_json(output / "drift.json", {"unit": "nats", "policies": drifts})
+    write_json(output / "gradients.json", {"policies": gradients})
+    write_json(output / "calibration.json", {"observed": OBSERVED, "policies": calibrations})
+    write_json(output / "lengths.json", {"benchmarks": lengths})
+    _show(distances, drifts, gradients, calibrations, lengths)
+    return summary | {"sample": len(tokenized), "refused": len(unusable)}
+
+
+def _prompt(pair: Pair) -> str:
+    return pair.prompt_id or str(pair.prompt)
+
+
+def _drift(
+    config: AnalyzeConfig,
+    sample: Sample,
+    reference: ModelConfig,
+    policy: Trained,
+    name: str,
+    scores: Scores,
+    start: Scores,
+) -> dict[str, Any]:
+    state = policy.state
+    end = state.get("global_step")
+    saved = complete_checkpoints(policy.folder)
+    steps = evenly([step for step in saved if step != end], config.checkpoints)
+    points = [point(sample, 0, start, start)]
+    for step in steps:
+        model = trained_model(reference, str(saved[step]), Path())
+        points.append(point(sample, step, sample.score(model, f"{name} {step}"), start))
+    points.append(point(sample, end, scores, start))
+    return {"points": points, "logged": logged(state.get("log_history", ()))}
+
+
+def _calibration(folder: Path, pairs: Sequence[Pair]) -> dict[str, Any] | None:
+    file = folder / PAIR_SCORES
+    if not file.is_file():
+        return None
+    prompts = {pair.pair_id or pair.origin: _prompt(pair) for pair in pairs}
+    rows = [row for _, row in read_rows(file) if isinstance(row, dict)]
+    margins = [row["chosen_reward"] - row["rejected_reward"] for row in rows]
+    return calibration(margins, [prompts.get(row["pair_id"], row["pair_id"]) for row in rows])
+
+
+def _show(
+    distances: Sequence[Mapping[str, Any]],
+    drifts: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    calibrations: Mapping[str, Any],
+    lengths: Mapping[str, Any],
+) -> None:
+    show_table(
+        "score distance, nats² a token",
+        {f"{row['first']} – {row['second']}": {"mean ± error": with_error(row)} for row in distances},
+        ("mean ± error",),
+    )
+    rows = {
+        f"{name}, step {entry['step']}": {
+            **{f"{side} a token": entry[side]["per_token"]["value"] for side in ("chosen", "rejected")},
+            **{f"{side}, change": with_error(entry[side]["change"]) for side in ("chosen", "rejected")},
+        }
+        for name, drift in drifts.items()
+        for entry in drift["points"]
+        if entry["step"] != 0
+    }
+    columns = ("chosen a token", "chosen, change", "rejected a token", "rejected, change")
+    show_table("log-probability, nats; change a response since the start", rows, columns)
+    places = {
+        f"{name}, {side}": {
+            **{f"tenth {place}": found[side]["shares"][place - 1]["value"] for place in (1, 5, 10)},
+            "last token": found[side]["near_end"][0]["value"],
+        }
+        for name, found in gradients.items()
+        for side in ("chosen", "rejected")
+        if found[side] is not None
+    }
+    columns = ("tenth 1", "tenth 5", "tenth 10", "last token")
+    show_table("share of the gradient (even: 0.1), last token × even", places, columns)
+    held_out = {
+        name: {**found, "accuracy": with_error(found["accuracy"]), "brier": with_error(found["brier"])}
+        for name, found in calibrations.items()
+    }
+    show_table("calibration on held-out pairs", held_out, ("pairs", "confidence", "accuracy", "ece", "brier"))
+    own = {
+        f"{benchmark}, {label}": {"length": with_error(entry["length"]), "change": with_error(entry["change"])}
+        for benchmark, found in lengths.items()
+        for label, entry in found["models"].items()
+    }
+    units = " and ".join(dict.fromkeys(found["unit"] for found in lengths.values()))
+    show_table(f"length of the models' own responses, {units}", own, ("length", "change"))
+    for name in drifts.keys() - gradients.keys():
+        console.print(f"note: {name}: its folder does not say which objective trained it: no gradient shares")
+    if not calibrations:
+        console.print("note: no pairs were held out of training (train.eval_pairs): no calibration")

@@ -1,0 +1,69 @@
+"""The pairs that models are compared on: whole prompts, so that what they share is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regretless.analysis.estimates import mean_by_prompt
+from regretless.data.codec import Ids
+from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.load import ModelConfig, load_model
+from regretless.modeling.scoring import score_responses
+
+T = TypeVar("T")
+SIDES = ("chosen", "rejected")
+Item = tuple[Ids, Ids]
+"""A prompt and a response."""
+Scores = Mapping[Item, NDArray[np.float32]]
+"""Log-probability (nats) of each response token."""
+
+
+def whole_prompts(rows: Sequence[T], count: int | None, seed: int, prompt_of: Callable[[T], Hashable]) -> list[T]:
+    """All rows of prompts drawn at random until there are `count` rows or more; all rows for None."""
+    if count is None or count >= len(rows):
+        return list(rows)
+    groups: dict[Hashable, list[T]] = {}
+    for row in rows:
+        groups.setdefault(prompt_of(row), []).append(row)
+    order = list(groups.values())
+    Random(seed).shuffle(order)
+    taken: list[T] = []
+    for group in order:
+        if len(taken) >= count:
+            break
+        taken.extend(group)
+    return taken
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Pairs, and their distinct responses by side."""
+
+    pairs: Sequence[TokenizedPair]
+
+    def items(self, side: str) -> list[Item]:
+        """Distinct (prompt, response) of one side, in the order of the pairs."""
+        responses = [(pair.prompt_ids, pair.chosen_ids if side == "chosen" else _rejected(pair)) for pair in self.pairs]
+        return list(dict.fromkeys(responses))
+
+    def score(self, model: ModelConfig, label: str) -> Scores:
+        """Token log-probabilities of all responses under a model, which is loaded and let go again."""
+        items = list(dict.fromkeys(item for side in SIDES for item in self.items(side)))
+        values = score_responses(load_model(model), items, description=f"analyze: {label}"[:28])
+        return dict(zip(items, values, strict=True))
+
+    def mean(self, totals: Callable[[Item], float], counts: Callable[[Item], float], *sides: str) -> dict[str, object]:
+        """Σ `totals` / Σ `counts` over the distinct responses of the sides (`mean_by_prompt`)."""
+        items = list(dict.fromkeys(item for side in sides for item in self.items(side)))
+        return dict(mean_by_prompt([*map(totals, items)], [*map(counts, items)], [prompt for prompt, _ in items]))
+
+
+def _rejected(pair: TokenizedPair) -> Ids:
+    assert pair.rejected_ids is not None  # read_pairs was asked for pairs with both sides
+    return pair.rejected_ids

@@ -1,0 +1,34 @@
+"""Tables of numbers on the terminal, one look for all of the stage's results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from regretless.core.terminal import console
+
+
+def show_table(title: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print a row for each entry with its values in `columns`; nothing when no row has any of them."""
+    cells = {name: [values.get(column) for column in columns] for name, values in rows.items()}
+    if all(cell is None for row in cells.values() for cell in row):
+        return
+    table = Table(title=title, title_justify="left")
+    table.add_column()
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    for name, row in cells.items():
+        table.add_row(
+            name, *("–" if cell is None else cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row)
+        )
+    console.print(table)
+
+
+def with_error(estimate: Mapping[str, Any] | None) -> str | None:
+    """An estimate as text, value ± standard error."""
+    if estimate is None or estimate["value"] is None:
+        return None
+    error = estimate["standard_error"]
+    return f"{estimate['value']:.3g}" + ("" if error is None else f" ± {error:.2g}")

@@ -1,0 +1,1 @@
+"""The command line: parsing, and what its verbs do."""

@@ -1,0 +1,185 @@
+"""A live view of the training in a run folder, from the log that training writes."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from regretless.core.errors import DataError, RegretlessError
+from regretless.core.files import MANIFEST
+from regretless.core.run_folder import LOCK
+from regretless.core.settings import read_yaml
+from regretless.core.terminal import terminal
+from regretless.training.log import FILE, TrainingLog, is_alive, read
+
+SPARKS = "▁▂▃▄▅▆▇█"
+COURSE = 32
+"""Characters of a measure's course."""
+
+
+class Measure(NamedTuple):
+    """One row of the view: a name in the log, and how it is shown."""
+
+    key: str
+    name: str
+    form: str
+
+
+MEASURES = (
+    Measure("loss", "loss", "{:.4f}"),
+    Measure("rewards/margins", "reward margin, nats", "{:+.3f}"),
+    Measure("rewards/accuracies", "reward accuracy", "{:.1%}"),
+    Measure("rewards/saturated", "saturated pairs", "{:.1%}"),
+    Measure("logratios/chosen", "log-ratio of the chosen, nats", "{:+.3f}"),
+    Measure("logratios/rejected", "log-ratio of the rejected, nats", "{:+.3f}"),
+    Measure("grad_norm", "gradient norm", "{:.3g}"),
+    Measure("tokens_per_second", "tokens a second", "{:,.0f}"),
+)
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The trainings of a folder at one moment, by their place in it."""
+
+    logs: Mapping[str, TrainingLog]
+    to_come: Sequence[str]
+    """Those that the folder's recipe asks for and that have not ended."""
+    run_is_alive: bool
+    """Whether the process that works on the recipe is there."""
+
+    @property
+    def current(self) -> str | None:
+        """The training that runs, else the one that began last."""
+        order = sorted(self.logs, key=lambda name: (self.logs[name].state == "running", self.logs[name].start["time"]))
+        return order[-1] if order else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was to be trained is."""
+        return not self.to_come and not any(log.state == "running" for log in self.logs.values())
+
+
+def watch(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
+    """Show the training in a run folder (or in training's own output folder) until it has ended, or one frame.
+
+    every: seconds between two looks. Raises DataError when nothing trains or trained here, RegretlessError when
+    training broke off.
+    """
+    console = console or terminal()
+    found = look(folder)
+    if found.current is None and not (found.to_come and found.run_is_alive):
+        raise DataError(
+            f"{folder}: no training here; expected {FILE} in it, or in train/<name> or pretrain/<name> below it, as "
+            "`regretless run`, `regretless train` and PreferenceTrainer write it once training begins"
+        )
+    if once:
+        console.print(frame(folder, found))
+        return
+    with Live(frame(folder, found), console=console, auto_refresh=False) as live:
+        while not found.is_over:
+            _check(folder, found)
+            time.sleep(every)
+            found = look(folder)
+            live.update(frame(folder, found), refresh=True)
+        _check(folder, found)
+
+
+def look(folder: Path) -> Trainings:
+    """The trainings of a folder as they are now."""
+    files = [folder / FILE, *sorted(folder.glob(f"pretrain/*/{FILE}")), *sorted(folder.glob(f"train/*/{FILE}"))]
+    logs = {file.parent.relative_to(folder).as_posix(): log for file in files if (log := read(file)) is not None}
+    ended = {name for name, log in logs.items() if log.state == "ended"}
+    to_come = [name for name in _asked_for(folder) if name not in ended and not (folder / name / MANIFEST).is_file()]
+    return Trainings(logs, to_come, _run_is_alive(folder))
+
+
+def _asked_for(folder: Path) -> Iterator[str]:
+    """Folders of the trainings that the run's recipe names, in their order."""
+    file = folder / "recipe.yaml"
+    recipe = read_yaml(file) if file.is_file() else {}
+    yield from (f"pretrain/{name}" for name in recipe.get("pretrain") or ())
+    if isinstance(train := recipe.get("train"), Mapping):
+        objective = train.get("objective", "repo")
+        yield from (f"train/{name}" for name in (objective if isinstance(objective, list) else [objective]))
+
+
+def _run_is_alive(folder: Path) -> bool:
+    file = folder / LOCK
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    owner = re.match(r"process (\d+) on (.*), since", text)
+    return owner is not None and (owner[2] != platform.node() or is_alive(int(owner[1])))
+
+
+def _check(folder: Path, found: Trainings) -> None:
+    """Raise RegretlessError when nothing is left to wait for although the training has not ended well."""
+    name = found.current
+    if name is None or found.run_is_alive:
+        return
+    log = found.logs[name]
+    place, reached = folder / name, f"step {log.step} of {log.steps}"
+    if log.end is not None and "failed" in log.end:
+        raise RegretlessError(f"{place}: training failed after {reached}: {log.end['failed']}")
+    if log.state == "lost":
+        raise RegretlessError(
+            f"{place}: training broke off after {reached}: its process {log.start['process']} is gone; the command "
+            "that started it goes on from its last checkpoint"
+        )
+    if log.state == "ended" and found.to_come:
+        raise RegretlessError(
+            f"{folder}: the run broke off before {', '.join(found.to_come)}; the same command goes on"
+        )
+
+
+def frame(folder: Path, found: Trainings) -> RenderableType:
+    """One picture of the trainings: the current one's progress and measures, and what comes next."""
+    name = found.current
+    waiting = Text(f"to come: {', '.join(item for item in found.to_come if item != name)}", style="dim")
+    if name is None:
+        return Group(Text(str(folder), style="bold"), waiting)
+    log = found.logs[name]
+    title = Text.assemble(((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {log.state}")
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
+    return Group(title, bar, _measures(log), *([waiting] if any(item != name for item in found.to_come) else []))
+
+
+def _clock(log: TrainingLog) -> Text:
+    left = log.seconds_left() if log.state == "running" else None
+    text = f"step {log.step} of {log.steps}"
+    if left is not None:
+        text += f", {timedelta(seconds=round(left))} left"
+    return Text(text)
+
+
+def _measures(log: TrainingLog) -> Table:
+    table = Table("measure", "first", "last", "course", box=None, pad_edge=False)
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for key, name, form in MEASURES:
+        values = [float(line[key]) for line in log.lines if isinstance(line.get(key), int | float)]
+        if values:
+            table.add_row(name, form.format(values[0]), form.format(values[-1]), sparks(values))
+    return table
+
+
+def sparks(values: Sequence[float], width: int = COURSE) -> str:
+    """The last `width` values as bars from their smallest to their largest; values that are not finite are gaps."""
+    shown = values[-width:]
+    finite = [value for value in shown if abs(value) < float("inf")]
+    if not finite:
+        return " " * len(shown)
+    low, high = min(finite), max(finite)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] if abs(value) < float("inf") else " " for value in shown)

@@ -1,0 +1,1 @@
+"""What everything shares: errors, settings, files, run folders, terminal, estimates with their uncertainty."""

@@ -1,0 +1,312 @@
+"""Units of work in a run folder: skipped when nothing they depend on has changed, resumed when they were killed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from regretless.core import interrupt
+from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.core.files import MANIFEST, PENDING, StageFolder, fingerprint, path_fingerprint, read_json
+from regretless.core.settings import Section
+from regretless.core.terminal import console
+
+S = TypeVar("S", bound=Section)
+RUN = "{run}"
+"""Stands for the run folder in the strings of a recipe, so that settings do not depend on where it lies."""
+BASE = "base"
+"""Label, in a run folder, of the model before preference training."""
+LOCK, UNUSED = ".lock", "unused"
+CACHE = ".cache"
+"""Ending of the folder beside a unit's that holds what the unit could make again."""
+LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
+"""What a killed process was about to delete, or to move to its place (`store.atomic_path`, `StageFolder.begin`)."""
+PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
+"""Settings that may name a file or folder, whose content then counts."""
+MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
+MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+NOT_THE_MODEL = {MANIFEST, PENDING, "trainer_state.json", "training_args.bin"}
+"""Files next to a model's that say when and how it was made: two equal models may differ in them."""
+
+
+def substitute(value: Any, run: Path) -> Any:
+    """The value with `{run}` in all its strings replaced by the run folder."""
+    if isinstance(value, str):
+        return value.replace(RUN, str(run))
+    if isinstance(value, Path):
+        return Path(str(value).replace(RUN, str(run)))
+    if isinstance(value, Mapping):
+        return {key: substitute(item, run) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(substitute(item, run) for item in value)
+    return value
+
+
+def resolve(section: S, run: Path) -> S:
+    """The section with `{run}` in all its strings replaced by the run folder."""
+    return section.parse(substitute(section.model_dump(exclude_unset=True), run), where=type(section).__name__)
+
+
+def dump(section: Section) -> dict[str, Any]:
+    """The section as JSON-able settings, defaults included."""
+    return section.model_dump(mode="json")
+
+
+def named_paths(value: Any, run: Path) -> dict[str, Path]:
+    """Existing files and folders that settings name, by the text that names them."""
+    found: dict[str, Path] = {}
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if isinstance(item, Mapping | list | tuple):
+            found |= named_paths(item, run)
+        elif key in PATH_KEYS and item is not None and (path := Path(substitute(str(item), run))).exists():
+            found[str(item)] = path
+    return found
+
+
+_known: dict[tuple[Any, ...], str] = {}
+
+
+def content(path: Path) -> str:
+    """Hash of a file, of a model's files in a folder, or of everything in any other folder.
+
+    Raises DataError when nothing is there.
+    """
+    if path.is_dir() and any((path / name).is_file() for name in MODEL_MARKERS):
+        files = sorted(file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES and file.is_file())
+        return fingerprint({file.name: _file_content(file) for file in files if file.name not in NOT_THE_MODEL})
+    return _file_content(path) if path.is_file() else path_fingerprint(path)
+
+
+def _file_content(path: Path) -> str:
+    # Models are inputs of many units, so each is read once as long as it is not touched.
+    status = path.stat()
+    key = (path.resolve(), status.st_size, status.st_mtime_ns)
+    if key not in _known:
+        _known[key] = _table_content(path) if path.suffix == ".parquet" else path_fingerprint(path)
+    return _known[key]
+
+
+def _table_content(path: Path) -> str:
+    """Hash of a table's rows; what its writer noted beside them, such as when its inputs were made, does not count."""
+    try:
+        with path.open("rb") as handle:
+            file = pq.ParquetFile(handle)
+            digest = xxhash.xxh3_128(str(file.schema_arrow.remove_metadata()).encode())
+            for batch in file.iter_batches():
+                digest.update(batch.serialize())
+    except (pa.ArrowException, OSError):
+        return path_fingerprint(path)  # its reader says what is wrong with it
+    return str(digest.hexdigest())
+
+
+@contextlib.contextmanager
+def lock(file: Path, what: Path) -> Iterator[int]:
+    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError when another process works in `what`."""
+    with _open_lock(file) as handle:
+        try:
+            # The lock of a process, not of an open file: workers that outlive a killed run must not keep it.
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            handle.seek(0)
+            owner = handle.read().strip() or "unknown process"
+            raise ConfigError(
+                f"{what}: another run is working here ({owner}); wait for it, or give another output folder"
+            ) from error
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
+        handle.flush()
+        with interrupt.saying(f"interrupted: what is done is kept in {what}; the same command resumes from there"):
+            yield handle.fileno()
+
+
+@contextlib.contextmanager
+def lock_beside(output: Path) -> Iterator[None]:
+    """Hold a lock beside an output folder, where no lock file may stay behind: it is removed at the end of the block.
+
+    For a folder that is emptied, and so cannot hold the lock itself. Raises ConfigError when another process works in
+    `output`.
+    """
+    file = output.with_name(f".{output.name}.lock")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with lock(file, output) as descriptor:
+            # Another process may have removed the file after it was opened here: a lock on that one keeps nobody out.
+            if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+                continue
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+            return
+
+
+def _open_lock(file: Path) -> TextIO:
+    """The lock file, never through a symbolic link: whoever laid it chose the file that would be written to."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{file}: expected a lock file, found a symbolic link; remove it") from error
+
+
+@dataclass
+class Outcome:
+    """What became of a unit of work."""
+
+    folder: Path
+    summary: dict[str, Any]
+    seconds: float
+    ran: bool
+
+
+@dataclass
+class RunFolder:
+    """A folder of units. Use it inside `locked()`: two runs at once would spoil each other's work."""
+
+    path: Path
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out for the length of the block. Raises ConfigError when one is in."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not is_first_process():
+            yield
+            return
+        with lock(self.path / LOCK, self.path):
+            for leftover in self.path.rglob(".*"):
+                if LEFTOVER.match(leftover.name):
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            yield
+
+    def do(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        work: Callable[[Path], dict[str, Any]],
+        inputs: Mapping[str, Path] | None = None,
+        label: str | None = None,
+    ) -> Outcome:
+        """Run `work` on the folder `name` unless it has been done with the same settings and inputs.
+
+        settings: JSON-able, with `{run}` for this folder; files that they name count by their content, as do `inputs`.
+        label: what messages call the work; its folder's name unless given.
+        Raises what `work` raises, and DataError when an input is missing.
+        """
+        label = label or name
+        paths = {**named_paths(settings, self.path), **(inputs or {})}
+        missing = [str(path) for path in paths.values() if not path.exists()]
+        if missing:
+            raise DataError(f"{label}: {', '.join(missing)} not found; the stage that makes it has not run")
+        hashes = {key: content(path) for key, path in sorted(paths.items())}
+        key = StageFolder.key_of(label, {"settings": settings, "content": hashes}, {})
+        folder = StageFolder(self.path / name, key)
+        outcome = _known_outcome(folder) if folder.is_done() else _work(folder, label, settings, work)
+        self.outcomes[name] = outcome
+        if is_first_process():
+            text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
+            console.print(f"{label}: {text}", markup=False, soft_wrap=True)
+        return outcome
+
+    def mark_unfinished(self, name: str) -> None:
+        """Make the folder of a unit one that its next run does again, whatever is put there in the meantime.
+
+        Raises ConfigError for a folder with somebody else's files.
+        """
+        _refuse_foreign(self.path / name)
+        StageFolder(self.path / name, "none").give_up()
+
+    def select(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> None:
+        """Leave only the wanted units below `parent`, so that results of an earlier recipe do not pass for this one's.
+
+        Others (of `among`, where given) are set aside in the folder `unused`; wanted ones come back from there.
+        """
+        home, aside = self.path / parent, self.path / UNUSED / parent
+        for name in wanted:
+            if (aside / name).is_dir() and not (home / name).exists():
+                home.mkdir(parents=True, exist_ok=True)
+                (aside / name).rename(home / name)
+        folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+        found = [path for path in folders if path.suffix != CACHE]
+        for path in found:
+            if path.name not in wanted and (among is None or path.name in among):
+                aside.mkdir(parents=True, exist_ok=True)
+                if (aside / path.name).exists():
+                    shutil.rmtree(aside / path.name)
+                path.rename(aside / path.name)
+
+
+def _known_outcome(folder: StageFolder) -> Outcome:
+    manifest = folder.manifest()
+    return Outcome(folder.path, manifest["summary"], manifest["seconds"], ran=False)
+
+
+def _work(
+    folder: StageFolder, label: str, settings: Mapping[str, Any], work: Callable[[Path], dict[str, Any]]
+) -> Outcome:
+    if is_first_process():
+        _refuse_foreign(folder.path)
+        folder.begin()
+    else:
+        _await(folder)
+    started = time.monotonic()
+    try:
+        summary = work(folder.path)
+    except RegretlessError as error:
+        raise type(error)(f"{label}: {error}") from error
+    seconds = time.monotonic() - started
+    if is_first_process():
+        folder.finish(label, dict(settings), summary, seconds)
+    return Outcome(folder.path, summary, seconds, ran=True)
+
+
+def processes() -> int:
+    """How many processes a launcher (torchrun, accelerate) started to work together; 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first_process() -> bool:
+    """Whether this is the one of them that keeps the books."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _await(folder: StageFolder) -> None:
+    """Wait until the first process has made the folder ready; through files, for training sets up its own channels."""
+    pending = folder.path / PENDING
+    while not (pending.is_file() and read_json(pending)["key"] == folder.key):
+        time.sleep(0.1)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """A unit empties its folder before it starts: never one that holds somebody else's files."""
+    if not folder.exists():
+        return
+    ours = any((folder / name).is_file() for name in (MANIFEST, PENDING))
+    if not folder.is_dir() or (not ours and any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder}: exists and was not made by regretless; give another output folder, or move it away"
+        )
+
+
+def summary_line(summary: Mapping[str, Any]) -> str:
+    """The plain numbers and short texts of a summary in one line."""
+    shown = {key: value for key, value in summary.items() if isinstance(value, int | float | str) and "/" not in key}
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
+    )

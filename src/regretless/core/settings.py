@@ -1,0 +1,254 @@
+"""Typed settings: every stage's config is a `Section`, checked as a whole so that all problems show at once."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from regretless.core.errors import ConfigError, reject
+
+LONGEST_SHOWN = 120
+"""Characters of a value in a message."""
+SECRETS = ("api_key", "apikey", "secret", "password", "auth_token", "access_token")
+"""A setting with such a word in its name may be a secret that does not belong there: its value is not shown."""
+
+
+LONGEST_NAME = 100
+"""Bytes; file systems take 255 in a name, and ours get something in front and behind."""
+
+
+def check_name(value: str) -> str:
+    """A name that a file or folder can get, as it is. Raises ValueError for one that could lead elsewhere.
+
+    Letters, digits, `_`, `.`, `+` and `-`, of which the first is a letter, a digit or `_`: so no separator, no `..`, no
+    hidden file, and nothing that looks like a flag.
+    """
+    if re.fullmatch(r"\w[\w.+-]*", value) is None or len(value.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"expected a name of letters, digits, _ . + and -, beginning with a letter, a digit or _, of at most "
+            f"{LONGEST_NAME} bytes: it becomes a file or folder"
+        )
+    return value
+
+
+FolderName = Annotated[str, AfterValidator(check_name)]
+"""A name in settings that becomes part of a path."""
+
+
+class Section(BaseModel):
+    """Base of all settings: keyword-only, frozen, unknown keys are errors, field docstrings become descriptions."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        validate_default=True,
+        protected_namespaces=(),
+        # In pydantic's own message, which a traceback shows; ours has what may be shown.
+        hide_input_in_errors=True,
+    )
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], where: str) -> Self:
+        """Validate values. Raises ConfigError that lists every problem with its key, expectation and finding."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            reject(where, _describe(cls, error.errors()))
+            raise  # unreachable: a ValidationError has at least one item
+
+
+def sound_part(kind: Any, value: Any) -> Any:
+    """What is right of a value: itself, or without the settings that have errors; None when that is nothing.
+
+    For further checks only: what is left out may have been required.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    with contextlib.suppress(ValidationError):
+        try:
+            return adapter.validate_python(value)
+        except ValidationError as error:
+            return adapter.validate_python(_without_places(value, [item["loc"] for item in error.errors()]))
+    return None
+
+
+def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
+    """Settings without those at some places, as far as these lead anywhere."""
+    if not isinstance(value, Mapping):
+        return value
+    gone = {place[0] for place in places if len(place) == 1}
+    below = {key: [place[1:] for place in places if place[:1] == (key,)] for key in value}
+    return {key: _without_places(item, below[key]) for key, item in value.items() if key not in gone}
+
+
+def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
+    """One line for each setting with an error: its key, what was expected, what was found, and what may be meant."""
+    found: dict[str, list[str]] = {}
+    for item in items:
+        keys, inside = _place(section, item)
+        message, value = item["msg"].removeprefix("Value error, "), item["input"]
+        # What a section says about one of its settings belongs to that setting's key.
+        named = re.match(r"([\w.]+): ", message)
+        if named and any(named[1].split(".")[0] in one.model_fields for one in inside):
+            keys, message = [*keys, named[1]], message[named.end() :]
+            value = value.get(named[1]) if isinstance(value, Mapping) else value
+        key = ".".join(keys) or "(top level)"
+        if item["type"] == "extra_forbidden":
+            shown = "(hidden)" if any(word in key.lower() for word in SECRETS) else _shown(value)
+            text = f"unknown key (got {shown}); {_meant(keys[-1], inside)}"
+        elif item["type"] == "missing":
+            text = "required, not given"
+        elif "got " in message or (isinstance(value, Mapping) and item["type"] == "value_error"):
+            text = lower(message)
+        else:
+            text = f"{lower(message)} (got {_shown(value)})"
+        if text not in found.setdefault(key, []):
+            found[key].append(text)
+    # A value that fits none of several types has an error for each.
+    return [f"{key}: {' or: '.join(texts)}" for key, texts in found.items()]
+
+
+def setting_error(
+    place: tuple[int | str, ...], message: str, value: Any, kind: str = "value_error"
+) -> InitErrorDetails:
+    """An error of the setting at `place`, for a validator that reports several at once."""
+    # Braces in the message would be taken for placeholders.
+    text = PydanticCustomError(kind, "{message}", {"message": message})
+    return InitErrorDetails(type=text, loc=place, input=value)
+
+
+def lower(message: str) -> str:
+    """A message as the rest of a line."""
+    return message[:1].lower() + message[1:]
+
+
+def _shown(value: Any) -> str:
+    return textwrap.shorten(repr(value), LONGEST_SHOWN, placeholder=" …")
+
+
+def _place(section: type[Section], item: Any) -> tuple[list[str], list[type[Section]]]:
+    """Keys that lead to an error, and the sections that it is in; keys and sections may be several in a union.
+
+    The place that pydantic gives has more: names of the options of a union, which are no keys.
+    """
+    keys: list[str] = []
+    inside: list[type[Section]] = [section]
+    around: list[Any] = []
+    unknown, last = item["type"] == "extra_forbidden", len(item["loc"]) - 1
+    for number, part in enumerate(item["loc"]):
+        fields = [one.model_fields[part] for one in inside if part in one.model_fields]
+        if around and isinstance(part, int if around[0] is list else str) and part != "[key]":
+            keys.append(str(part))
+            around = around[1:]
+        elif fields and not around:
+            keys.append(str(part))
+            inside = [one for field in fields for one in _sections_in(field.annotation)]
+            around = max((_containers(field.annotation) for field in fields), key=len)
+        elif number == last and not around and (unknown or any(_takes_more(one) for one in inside)):
+            keys.append(str(part))
+    return keys, inside
+
+
+def _takes_more(section: type[Section]) -> bool:
+    return section.model_config.get("extra") == "allow"
+
+
+def _sections_in(annotation: Any) -> list[type[Section]]:
+    """Sections that a field may hold, inside lists and mappings too."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [found for option in typing.get_args(annotation) for found in _sections_in(option)]
+
+
+def _containers(annotation: Any) -> list[Any]:
+    """Mappings (`dict`) and lists (`list`) around what a field holds, from outside."""
+    origin, options = typing.get_origin(annotation), typing.get_args(annotation)
+    own = [dict] if origin is dict else [list] if origin in (list, tuple) else []
+    return own + max((_containers(option) for option in options), key=len, default=[])
+
+
+def _meant(key: str, sections: Sequence[type[Section]]) -> str:
+    """What to do about an unknown key: the nearest one of these sections, or the same one further inside."""
+    inside = [
+        f"{name}.{'<name>.' * len(_containers(field.annotation))}{key}"
+        for section in sections
+        for name, field in section.model_fields.items()
+        if any(key in one.model_fields for one in _sections_in(field.annotation))
+    ]
+    names = [name for section in sections for name in section.model_fields]
+    close = list(dict.fromkeys(inside)) or difflib.get_close_matches(key, names, 1)
+    return f"did you mean {' or '.join(close)}?" if close else "remove it or check its spelling"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-4 is a number, as in version 1.2; PyYAML's 1.1 wants 1.0e-4 and takes it for text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping, in which a key that stands twice is an error: YAML's own loader takes the last one."""
+        own = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := sorted({key for key in own if own.count(key) > 1}):
+            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)}: stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
+    """Mapping in a YAML file; `extends: other.yaml` (relative to the file) is merged below it.
+
+    below: the files that extend this one. Raises ConfigError when the file is missing, is not YAML, holds no mapping,
+    or extends itself.
+    """
+    if path.resolve() in below:
+        raise ConfigError(f"{path}: extends itself, directly or through another file")
+    try:
+        values = _load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    return merge(read_yaml(path.parent / str(parent), [*below, path.resolve()]), values)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of `over` laid on `base`; mappings are merged key by key, anything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`a.b=value` as nested mapping, the value read as YAML. Raises ConfigError when there is no `=`."""
+    path, sep, raw = text.partition("=")
+    if not sep or not path:
+        raise ConfigError(f"override {text!r}: expected key=value, for example train.beta=0.1")
+    try:
+        value: Any = _load(raw) if raw else None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from error
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    return dict(value)

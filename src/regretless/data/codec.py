@@ -1,0 +1,288 @@
+"""What has to be known about a tokenizer to write prompts and responses with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jinja2
+
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.records import Text
+from regretless.modeling.load import eos_token_ids, tokenizer_fingerprint
+
+Tokenizer = Any
+"""A `transformers` tokenizer (the library ships no types)."""
+Ids = tuple[int, ...]
+CHUNK = 2048
+RESERVED = frozenset(
+    {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+"""Arguments of a chat template that are not a row's to give."""
+CUT_CHARACTER = "\ufffd"
+"""What bytes decode to that are no whole character."""
+
+
+def codec_of(tokenizer: Tokenizer) -> Codec:
+    """What is known about a tokenizer, found out once for each."""
+    return _cached(tokenizer, tokenizer.chat_template, tokenizer.eos_token_id, len(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _cached(tokenizer: Tokenizer, *_state: Any) -> Codec:
+    # The state is in the key because a tokenizer can be given another template or more tokens.
+    return Codec(tokenizer)
+
+
+@dataclass(eq=False)
+class Codec:
+    """One tokenizer: its special tokens, its chat template, and how texts and ids turn into each other."""
+
+    tokenizer: Tokenizer
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, no special tokens added; those that a text spells out are recognized."""
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), CHUNK):
+            chunk = list(texts[start : start + CHUNK])
+            ids.extend(self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+        return ids
+
+    def decode(self, ids: Sequence[Ids], *, special: bool = True) -> list[str]:
+        """Text of each list of ids; `special=False` leaves special tokens out."""
+        texts: list[str] = []
+        for start in range(0, len(ids), CHUNK):
+            chunk = [list(item) for item in ids[start : start + CHUNK]]
+            texts.extend(
+                self.tokenizer.batch_decode(chunk, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+            )
+        return texts
+
+    def encode_responses(self, texts: Sequence[str], *, behind_text: bool) -> list[list[int]]:
+        """Ids of response texts; `behind_text`: exactly as spelled, because plain text is in front of them.
+
+        SentencePiece vocabularies put a space before a text. A chat model writes its answers with it; behind a plain
+        prompt it would be a character that the data do not have.
+        """
+        if not (behind_text and self.adds_space):
+            return self.encode(texts)
+        anchor = self.encode(["\n"])[0]
+        return [ids[len(anchor) :] for ids in self.encode(["\n" + text for text in texts])]
+
+    @cached_property
+    def adds_space(self) -> bool:
+        """Whether a text by itself gets a space in front that it does not get behind a line break."""
+        anchor, alone, behind = self.encode(["\n", "a", "\na"])
+        return behind[: len(anchor)] == anchor and behind[len(anchor) :] != alone
+
+    @cached_property
+    def bos(self) -> int | None:
+        """The beginning-of-sequence token, if the tokenizer puts one before a text."""
+        start = self.tokenizer("")["input_ids"][:1]
+        return self.tokenizer.bos_token_id if start == [self.tokenizer.bos_token_id] else None
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens after which a response is over."""
+        return frozenset(eos_token_ids(self.tokenizer))
+
+    @cached_property
+    def end_texts(self) -> list[str]:
+        """How the end tokens are spelled."""
+        return self.decode([(number,) for number in sorted(self.ends)])
+
+    @cached_property
+    def turn_end(self) -> int:
+        """The token that closes the assistant's turn in the chat template, else the end-of-sequence token."""
+        mark = "regretless"
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
+        written = self.encode([self.render(messages, generate=False).rpartition(mark)[2]])[0]
+        return written[0] if written and written[0] in self.ends else self.eos
+
+    @cached_property
+    def eos(self) -> int:
+        """The end-of-sequence token."""
+        eos = self.tokenizer.eos_token_id
+        if eos is None:
+            raise ConfigError(
+                "tokenizer: it has no end-of-sequence token, so no response could ever end; set eos_token"
+            )
+        return int(eos)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identity of the vocabulary and merges."""
+        return tokenizer_fingerprint(self.tokenizer)
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """Tokens as the vocabulary writes them, with their ids."""
+        return dict(self.tokenizer.get_vocab())
+
+    @cached_property
+    def pieces(self) -> dict[int, str]:
+        """Text of each token by itself."""
+        ids = sorted(self.vocabulary.values())
+        return dict(zip(ids, self.decode([(number,) for number in ids]), strict=True))
+
+    @cached_property
+    def ids_of_piece(self) -> dict[str, list[int]]:
+        """Tokens by the text that they stand for; bytes of a cut character have one text in common."""
+        found: dict[str, list[int]] = {}
+        for number, piece in self.pieces.items():
+            found.setdefault(piece, []).append(number)
+        return found
+
+    def render(
+        self, messages: Sequence[dict[str, str]], *, generate: bool, arguments: Mapping[str, Any] | None = None
+    ) -> str:
+        """Text of messages in the chat template; `generate` ends it where the assistant's answer begins.
+
+        `arguments`: what else the template is given. Raises DataError when it cannot write all of it.
+        """
+        if not self.tokenizer.chat_template:
+            raise ConfigError(
+                "tokenizer: the prompts are conversations and it has no chat template; set model.chat_template "
+                "(chatml, llama3, gemma or a Jinja file), or use text prompts"
+            )
+        given = dict(arguments or {})
+        template = str(self.tokenizer.get_chat_template(tools=given.get("tools")))
+        for name in given:
+            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", template):
+                raise DataError(f"{name}: the chat template knows nothing of it; take it out of the row")
+        goes_on = generate and messages[-1]["role"] == "assistant"
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=generate and not goes_on,
+                continue_final_message=goes_on,
+                **given,
+            )
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise DataError(f"prompt: the chat template refuses it: {error}") from error
+        return str(text)
+
+    def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
+        """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
+
+        `arguments`: what the chat template is given beside messages, as JSON. Raises DataError.
+        """
+        if not isinstance(prompt, str):
+            return self.render(prompt, generate=True, arguments=_parsed(arguments))
+        if arguments is not None:
+            raise DataError(
+                f"{', '.join(_parsed(arguments))}: for the chat template, and a prompt that is a text goes through none"
+            )
+        return prompt
+
+    def finish_prompt(self, prompt: Text, ids: Sequence[int]) -> Ids:
+        """Ids of a prompt with its beginning-of-sequence token, never doubled. Raises DataError when none results."""
+        # A chat template writes the token itself.
+        starts = isinstance(prompt, str) and self.bos is not None and ids[:1] != [self.bos]
+        if not ids and not starts:
+            raise DataError("prompt: empty, and the tokenizer sets no beginning-of-sequence token to start from")
+        return (self.bos, *ids) if starts and self.bos is not None else tuple(ids)
+
+    def response_text(self, prompt: Text, response: Text, arguments: str | None = None) -> str:
+        """What the model has to write after the prompt, up to the end token."""
+        if isinstance(response, str):
+            return response
+        if len(response) == 1:
+            # Not rendered: some templates add or trim text that no model ever generated.
+            return response[0]["content"]
+        if isinstance(prompt, str):
+            raise DataError("a response of several messages needs a prompt of messages")
+        given = _parsed(arguments)
+        start = self.render(prompt, generate=True, arguments=given)
+        whole = self.render([*prompt, *response], generate=False, arguments=given)
+        if not whole.startswith(start):
+            raise DataError("the chat template writes the prompt differently when several messages follow it")
+        return whole[len(start) :].rstrip()
+
+    def finish_response(self, ids: Sequence[int], complete: bool | None, *, behind_text: bool) -> Ids:
+        """Ids of a response with exactly one end token, or with none if it was cut (`complete` is False)."""
+        body = self.without_end(tuple(ids))
+        if complete is False:
+            return body
+        if len(body) < len(ids):
+            return (*body, ids[len(body)])
+        return (*body, self.eos if behind_text else self.turn_end)
+
+    def without_end(self, ids: Ids) -> Ids:
+        """Ids without the end tokens behind them."""
+        length = len(ids)
+        while length and ids[length - 1] in self.ends:
+            length -= 1
+        return ids[:length]
+
+    @cached_property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.vocabulary.values()) + 1
+
+    def spells(self, ids: Ids, text: str) -> bool:
+        """Whether ids stand for a text, end tokens and white space around it aside.
+
+        The text may lack the tokens behind its last whole character: vLLM leaves out what could still become one.
+        """
+        if max(ids, default=0) >= self.size:
+            return False
+        body = self.without_end(ids)
+        wanted = _plain(self._without_spelled_end(text))
+        return any(_plain(spelled) == wanted for special in (True, False) for spelled in self._spellings(body, special))
+
+    def _spellings(self, ids: Ids, special: bool) -> Iterator[str]:
+        """The text of ids; while it ends inside a character, also without the last token."""
+        for length in range(len(ids), -1, -1):
+            spelled = self.decode([ids[:length]], special=special)[0]
+            yield spelled
+            if not spelled.endswith(CUT_CHARACTER):
+                return
+
+    def resolve(self, tokens: Sequence[str], text: str, usual: Ids) -> Ids:
+        """Ids of a response given as token strings: decoded pieces, or entries of the vocabulary.
+
+        usual: the ids that tokenizing the text gives, which settle what a piece of a cut character stands for.
+        Raises DataError when the strings do not spell the text, or name no or no single token.
+        """
+        if len(usual) == len(tokens) and all(map(self.is_piece, usual, tokens)):
+            return usual
+        pieces = [self.ids_of_piece.get(token, []) for token in tokens]
+        for candidates in (pieces, [[self.vocabulary[token]] if token in self.vocabulary else [] for token in tokens]):
+            ids = tuple(found[0] for found in candidates if len(found) == 1)
+            if len(ids) == len(tokens) and self.spells(ids, text):
+                return ids
+        spelled = "".join(tokens)
+        if _plain(spelled) != _plain(text):
+            differs = (index for index, (one, other) in enumerate(zip(spelled, text, strict=False)) if one != other)
+            at = next(differs, min(len(spelled), len(text)))
+            raise DataError(
+                f"tokens spell {spelled[at : at + 20]!r} at character {at}, where the text has {text[at : at + 20]!r}"
+            )
+        position = next(index for index, found in enumerate(pieces) if len(found) != 1)
+        kind = "several tokens" if pieces[position] else "no token"
+        raise DataError(f"token {position} ({tokens[position]!r}) stands for {kind} of the policy's tokenizer")
+
+    def is_piece(self, token_id: int, piece: str) -> bool:
+        """Whether a token by itself is written so."""
+        return self.pieces.get(token_id) == piece
+
+    def _without_spelled_end(self, text: str) -> str:
+        for end in self.end_texts:
+            text = text.removesuffix(end)
+        return text
+
+
+def _parsed(arguments: str | None) -> dict[str, Any]:
+    return {} if arguments is None else dict(json.loads(arguments))
+
+
+def _plain(text: str) -> str:
+    # Some tokenizers normalize what they read, so a text comes back in its composed form.
+    return unicodedata.normalize("NFC", text).strip()

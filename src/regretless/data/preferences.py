@@ -1,0 +1,209 @@
+"""Readers of preference data: our own files, TRL and hub data sets, and the RePO authors' released JSONL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from regretless.core.errors import DataError
+from regretless.core.hub import one_attempt, why
+from regretless.core.terminal import console
+from regretless.core.text_gate import clean_row
+from regretless.data.preference_columns import (
+    EQUAL,
+    Keys,
+    Side,
+    check_complete,
+    name_or,
+    read_kind,
+    read_score,
+    read_side,
+    read_template_arguments,
+    read_texts,
+)
+from regretless.data.records import Pair, Refusal, Text, of_one_kind, other_kind, read_rows, text_key, write_refusals
+from regretless.data.schema import PAIR, Unusable
+
+FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
+SHOWN, REPORTED = 3, 20
+CHUNK = 512
+"""Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
+
+
+def read_pairs(
+    source: str | Path,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    need_rejected: bool = True,
+    prompt_key: str | None = None,
+    chosen_key: str = "chosen",
+    rejected_key: str = "rejected",
+) -> tuple[list[Pair], list[Refusal]]:
+    """Pairs of a local file (.parquet, .jsonl, .json), a folder or a hub data set, and the rows refused, in file order.
+
+    Read as they are: this package's pairs; TRL's preference columns, strings or messages, with the prompt given or
+    implicit (the common beginning of both sides); Alpaca-style `instruction`/`input`; and `chosen_logprob_with_token`
+    `{tokens, logprobs}` of the RePO authors' release. Log-probabilities are in nats, one per token.
+    `prompt_key` may name several columns, separated by commas: their non-empty texts are joined with a line break.
+    With `need_rejected=False` (supervised training) the rejected side is neither required nor returned.
+
+    Raises DataError when the source is missing or of an unknown kind. An empty result is the caller's to judge: see
+    `check_some_left`.
+    """
+    keys = Keys(prompt_key, chosen_key, rejected_key, need_rejected)
+    return _parse(_numbered(open_source(source, split, subset)), keys, str(source))
+
+
+def parse_pairs(
+    rows: Iterable[Any], *, source: str = "rows", need_rejected: bool = True
+) -> tuple[list[Pair], list[Refusal]]:
+    """Pairs of rows in memory (mappings with the columns that `read_pairs` reads), and the rows refused.
+
+    `source` names the rows in messages, with their 1-based number.
+    """
+    return _parse(_numbered(rows), Keys(None, "chosen", "rejected", need_rejected), source)
+
+
+def pair_chunks(
+    rows: Path | Iterable[Any], *, source: str, need_rejected: bool = True
+) -> Iterator[tuple[list[Pair], list[Refusal]]]:
+    """`parse_pairs` of a file or of rows, in order and `CHUNK` rows at a time: what does not fit into memory."""
+    keys, numbered = Keys(None, "chosen", "rejected", need_rejected), _numbered(rows)
+    while chunk := list(islice(numbered, CHUNK)):
+        yield _parse(chunk, keys, source)
+
+
+def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[list[Pair], list[Refusal]]:
+    kept: list[Pair] = []
+    refused: list[Refusal] = []
+    known: dict[str, dict[str, Any]] = {}
+    for number, row in rows:
+        if isinstance(row, Refusal):
+            refused.append(row)
+            continue
+        try:
+            kept.append(_pair(row, keys, f"{source}:{number}", number, known))
+        except Unusable as reason:
+            refused.append(Refusal(source, number, str(reason), row if isinstance(row, dict) else None))
+    return kept, refused
+
+
+def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
+    """Pairs that one table can hold, all of them texts or all of them conversations; the others are refused too."""
+    kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen, str)))
+    more = [_refusal(pair, other_kind(pair.prompt)) for pair in others]
+    return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
+
+
+def _refusal(pair: Pair, reason: str) -> Refusal:
+    source, _, line = (pair.origin or "pairs:0").rpartition(":")
+    return Refusal(source, int(line), reason, {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected})
+
+
+def check_some_left(
+    kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
+) -> None:
+    """Raise DataError with the first reasons when no row of `source` is left; `count`: of all that were refused."""
+    if not kept:
+        count = len(refused) if count is None else count
+        shown = "".join(f"\n  - {refusal}" for refusal in refused[:SHOWN])
+        more = f"\n  - and {count - SHOWN} more" if count > SHOWN else ""
+        raise DataError(f"{source}: no usable row is left ({count} refused){shown}{more}")
+
+
+def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
+    """Write refused rows to the JSONL file `path` and say the first of them on the terminal."""
+    write_refusals(path, refused)
+    say_refusals(refused[:REPORTED], len(refused), path)
+
+
+def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
+    """Say the first refused rows on the terminal, and where the rest of `count` is written."""
+    for refusal in first:
+        console.print(f"refused {refusal}", style="yellow", markup=False, soft_wrap=True)
+    if count > len(first):
+        console.print(f"refused {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
+
+
+def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:
+    """The file that a source names; else the data set (`datasets`) in a folder or on the hub.
+
+    Raises DataError when there is neither.
+    """
+    path = Path(source)
+    if path.is_file() or path.suffix in FILE_SUFFIXES:
+        return path
+    if not path.is_dir() and str(source).startswith(("/", ".", "~")):
+        raise DataError(f"{source}: no such file or folder")
+    return _load_dataset(path, str(source), split, subset)
+
+
+def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    return read_rows(rows) if isinstance(rows, Path) else enumerate(map(_cleaned, rows), 1)
+
+
+def _cleaned(row: Any) -> Any:
+    """A row in memory with whole characters only; as it is, where it cannot be used anyway."""
+    if not isinstance(row, Mapping):
+        return row
+    try:
+        return clean_row(row)
+    except ValueError as error:
+        return error
+
+
+def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:
+    import datasets
+
+    offline: str | None = None
+    try:
+        if (path / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(source)[split]
+        if (path / "dataset_info.json").is_file():
+            return datasets.load_from_disk(source)
+        with one_attempt(path) as offline:
+            return datasets.load_dataset(source, subset, split=split)
+    except Exception as error:  # whatever hub, network and format can raise: the user needs the one line
+        raise DataError(
+            f"{source} (split {split}): expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; "
+            f"it could not be loaded: {type(error).__name__}: {why(error, offline)}"
+        ) from error
+
+
+def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[str, Any]]) -> Pair:
+    if isinstance(row, ValueError):
+        raise Unusable(str(row))
+    if not isinstance(row, Mapping):
+        raise Unusable(f"expected an object with columns, got {type(row).__name__}")
+    prompt, chosen, rejected = read_texts(row, keys)
+    columns = PAIR.check(row)
+    kind = read_kind(columns)
+    arguments = read_template_arguments(row)
+    prompt_id = name_or(columns.prompt_id, text_key(prompt if arguments is None else f"{text_key(prompt)} {arguments}"))
+    texts: dict[Side, Text] = {"chosen": chosen} if rejected is None else {"chosen": chosen, "rejected": rejected}
+    sides = {
+        side: read_side(columns, side, f"{prompt_id}-{text_key(text)}", known)
+        | {"score": read_score(row, columns, side)}
+        for side, text in texts.items()
+    }
+    if rejected is not None:
+        check_complete(sides, kind)
+        if chosen == rejected and sides["rejected"]["complete"] is not False:
+            raise Unusable(EQUAL)
+    return Pair(
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        pair_id=name_or(columns.pair_id, f"row-{number}"),
+        prompt_id=prompt_id,
+        prompt_token_ids=columns.prompt_token_ids,
+        logps_kind=columns.logps_kind,
+        tokenizer=columns.tokenizer,
+        chat_template_kwargs=arguments,
+        kind=kind,
+        origin=origin,
+        **{f"{side}_{name}": value for side, values in sides.items() for name, value in values.items()},
+    )

@@ -1,0 +1,213 @@
+"""Prompts with their gold answers: from the hub, a data set folder, or a JSONL, JSON or parquet file."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field, field_validator
+
+from regretless.core.errors import ConfigError, DataError, lookup
+from regretless.core.hub import one_attempt, why
+from regretless.core.settings import Section
+from regretless.data.records import Message, Refusal, Text, of_one_kind, other_kind, read_rows, text_key
+from regretless.data.schema import PROMPT, Unusable, message_text, read_gold
+
+
+def _with_system(line: str) -> Callable[[str], Text]:
+    return lambda text: [{"role": "system", "content": line}, {"role": "user", "content": text}]
+
+
+SYSTEM_LINES = {
+    "math": "Please reason step by step, and put your final answer within \\boxed{}.",
+    "assistant": "You are a helpful assistant.",
+}
+"""System messages of templates: how a prompt is put to a model, and no part of what is asked."""
+TEMPLATES: dict[str, Callable[[str], Text]] = {
+    **{name: _with_system(line) for name, line in SYSTEM_LINES.items()},
+    "user": lambda text: [{"role": "user", "content": text}],
+    "plain": lambda text: text,
+}
+"""How a text becomes a prompt. `math` and `assistant` are the paper's data generation prompts (appendix)."""
+
+FILE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet"}
+
+
+class PromptSource(Section):
+    """Where prompts come from and which columns hold them."""
+
+    dataset: str
+    """Hub id, folder of a data set, or a .jsonl, .json or .parquet file."""
+    split: str = "train"
+    """Split of a hub data set or folder."""
+    subset: str | None = None
+    """Configuration of a hub data set (GSM8K: main)."""
+    prompt_column: str = "prompt"
+    """Column with a text or a list of messages."""
+    answer_column: str | None = None
+    """Column with the gold answer."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most this many rows, from the start."""
+    shuffle: int | None = Field(default=None, ge=0)
+    """Seed of an order to take rows in; as they lie unless given. With `limit`, a random choice of rows."""
+    template: str | None = None
+    """How a text becomes a prompt: math, assistant, user or plain; texts stay as they are unless given."""
+
+    @field_validator("template")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        if value is not None and value not in TEMPLATES:
+            raise ValueError(f"expected one of {', '.join(TEMPLATES)}")
+        return value
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One prompt, its gold answer, and the other columns of its row."""
+
+    prompt_id: str
+    prompt: Text
+    answer: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    line: int = 0
+    """1-based line (or row) of its source, for messages."""
+
+
+def load_prompts(source: PromptSource, setting: str = "") -> list[PromptRow]:
+    """All prompts of a source, in order. Raises DataError when any row cannot be used: none may go missing unseen."""
+    prompts, refused = read_prompts(source, setting)
+    if refused:
+        shown = [str(refusal) for refusal in refused[:20]]
+        raise DataError("\n  - ".join([f"{source.dataset}: {len(refused)} row(s) cannot be used", *shown]))
+    return prompts
+
+
+def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRow], list[Refusal]]:
+    """Prompts of a source, in order, and the rows that cannot be used.
+
+    setting: what stands in front of the source's settings where the user writes them, for messages.
+    A prompt's id is its row's `prompt_id` or `id`, else a hash of its prompt; a repeated one gets a number behind it.
+    Raises DataError when a column is in no row or there are no rows, ConfigError when the data set cannot be loaded.
+    """
+    prompts: list[PromptRow] = []
+    refused: list[Refusal] = []
+    taken: set[str] = set()
+    columns: set[str] = set()
+    for number, row in itertools.islice(_rows(source), source.limit):
+        if isinstance(row, Refusal):
+            refused.append(row)
+            continue
+        columns.update(row)
+        try:
+            prompts.append(_prompt_row(source, number, row, taken))
+        except DataError as error:
+            refused.append(Refusal(source.dataset, number, str(error), row))
+    prompts, others = of_one_kind(prompts, lambda row: (isinstance(row.prompt, str),))
+    refused += [Refusal(source.dataset, row.line, other_kind(row.prompt), {"prompt": row.prompt}) for row in others]
+    wanted = [name for name in (source.prompt_column, source.answer_column) if name is not None]
+    missing = [name for name in wanted if name not in columns]
+    if columns and missing:
+        raise DataError(
+            f"{source.dataset}: no column {', '.join(missing)}; found {', '.join(sorted(columns))}; "
+            f"name the right ones in {setting}prompt_column and {setting}answer_column"
+        )
+    if not prompts and not refused:
+        raise DataError(f"{source.dataset}: expected at least one row, found none")
+    return prompts, refused
+
+
+def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken: set[str]) -> PromptRow:
+    """Prompt of a row, its id added to those taken. Raises DataError with the reason when there is no usable prompt."""
+    text = given = _checked(source.prompt_column, row.get(source.prompt_column))
+    if source.template is not None:
+        if not isinstance(text, str):
+            raise DataError(
+                f"{source.prompt_column}: template {source.template} needs a text, got messages; remove the template"
+            )
+        text = lookup("template", TEMPLATES, source.template)(text)
+    try:
+        columns = PROMPT.check(row)
+        answer = None if source.answer_column is None else read_gold(row, source.answer_column)
+    except Unusable as reason:
+        raise DataError(str(reason)) from None
+    own = columns.prompt_id if columns.prompt_id is not None else columns.id
+    first = text_key(given) if own is None else str(own)
+    numbered = (f"{first}-{copy}" for copy in itertools.count(2))
+    prompt_id = next(name for name in itertools.chain([first], numbered) if name not in taken)
+    taken.add(prompt_id)
+    used = {source.prompt_column, source.answer_column}
+    return PromptRow(
+        prompt_id=prompt_id,
+        prompt=text,
+        answer=_answer(answer),
+        extra={name: content for name, content in row.items() if name not in used},
+        line=number,
+    )
+
+
+def _checked(name: str, value: Any) -> Text:
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError(f"{name}: empty")
+        return value
+    if not isinstance(value, list) or not value:
+        raise DataError(
+            f"{name}: expected a text or a list of messages, got {'nothing' if not value else type(value).__name__}"
+        )
+    messages: list[Message] = []
+    for position, message in enumerate(value):
+        try:
+            content = message_text(message) if isinstance(message, Mapping) else None
+        except Unusable as reason:
+            raise DataError(f"{name}: message {position}: {reason}") from None
+        parts = {"role": message.get("role"), "content": content} if content is not None else {}
+        if not parts or not all(isinstance(part, str) for part in parts.values()):
+            raise DataError(f"{name}: message {position}: expected role and content as texts, got {message!r:.80}")
+        messages.append({key: str(part) for key, part in parts.items()})
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{name}: the last message is the assistant's, so there is nothing to answer")
+    return messages
+
+
+def _answer(value: str | float | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    path = Path(source.dataset)
+    is_file = path.suffix in FILE_SUFFIXES
+    if source.shuffle is None:
+        return read_rows(path) if is_file else enumerate(_load_dataset(source, path), 1)
+    # Places are shuffled, not rows: those of a data set stay on disk until their turn comes.
+    rows: Sequence[Any] = list(read_rows(path)) if is_file else _load_dataset(source, path)
+    places = list(range(len(rows)))
+    random.Random(source.shuffle).shuffle(places)
+    return (rows[place] if is_file else (place + 1, rows[place]) for place in places)
+
+
+def _load_dataset(source: PromptSource, path: Path) -> Sequence[dict[str, Any]]:
+    # Imported here: it takes a second, and files need none of it.
+    import datasets
+
+    offline: str | None = None
+    try:
+        if (path / "state.json").is_file():
+            return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path)))
+        if (path / "dataset_dict.json").is_file():
+            return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path))[source.split])
+        with one_attempt(path) as offline:
+            found = datasets.load_dataset(source.dataset, source.subset, split=source.split)
+        return cast(Sequence[dict[str, Any]], found)
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigError(
+            f"data set {source.dataset} (subset {source.subset}, split {source.split}): cannot be loaded: "
+            f"{why(error, offline)}\n"
+            "  expected a hub id that can be downloaded, a folder, or a .jsonl, .json or .parquet file; "
+            "without a network, download it elsewhere and give the path"
+        ) from error

@@ -1,0 +1,444 @@
+"""The rows that stages exchange: responses and pairs, their parquet schema, and their readers and writers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regretless.core.errors import DataError
+from regretless.core.files import atomic_path
+from regretless.core.text_gate import MAX_DEPTH, MOST_DIGITS, clean_text, clean_value, is_too_deep, json_value, one_line
+from regretless.data.schema import RESPONSE, ResponseColumns, Unusable, check_lengths, found
+
+Message = dict[str, str]
+Text = str | list[Message]
+"""A text as such, or a conversation: messages with `role` and `content`."""
+
+
+class Verdict(StrEnum):
+    """What a verifier found; unknown is counted and never paired."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    UNKNOWN = "unknown"
+
+
+FinishReason = Literal["stop", "length"]
+LogpsKind = Literal["raw", "sampled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """One sampled answer with the token log-probabilities of the model that wrote it."""
+
+    prompt_id: str
+    response_id: str
+    prompt: Text
+    prompt_token_ids: list[int] | None = None
+    response: str
+    token_ids: list[int] | None = None
+    """Generated tokens, the end-of-sequence token included when it was generated."""
+    tokens: list[str] | None = None
+    """Token strings, where a server gives no ids for its log-probabilities."""
+    logps: list[float] | None = None
+    """Log-probability of each token id (nats) under the behaviour model; `logps_kind` says which distribution."""
+    logps_kind: LogpsKind | None = None
+    """`raw`: the model's own distribution; `sampled`: after temperature, top-p, top-k and penalties."""
+    sampled_logps: list[float] | None = None
+    """Log-probability of each token id (nats) in the distribution it was drawn from."""
+    model: str | None = None
+    revision: str | None = None
+    dtype: str | None = None
+    engine: str | None = None
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer that made the ids (`regretless.modeling.load.tokenizer_fingerprint`)."""
+    sampling: str | None = None
+    """Sampling parameters as JSON."""
+    seed: int | None = None
+    finish_reason: FinishReason | None = None
+    answer: str | None = None
+    """Gold answer of the prompt."""
+    verdict: Verdict | None = None
+    verdict_reason: str | None = None
+    extracted: str | None = None
+    """What the verifier took for the response's answer."""
+    score: float | None = None
+    """Scalar quality from a judge; higher is better."""
+    origin: str | None = field(default=None, compare=False)
+    """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+
+    @property
+    def pieces(self) -> list[int] | list[str] | None:
+        """What the log-probabilities belong to: token ids, or token strings where there are no ids."""
+        return self.tokens if self.token_ids is None else self.token_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One preference: TRL's columns, and beside them the ids and behaviour log-probabilities of both sides."""
+
+    prompt: Text
+    chosen: Text
+    rejected: Text | None = None
+    """None only in data for supervised training."""
+    pair_id: str | None = None
+    prompt_id: str | None = None
+    chosen_id: str | None = None
+    rejected_id: str | None = None
+    prompt_token_ids: list[int] | None = None
+    chosen_token_ids: list[int] | None = None
+    rejected_token_ids: list[int] | None = None
+    chosen_logps: list[float] | None = None
+    """Nats per chosen token under the policy that wrote it."""
+    rejected_logps: list[float] | None = None
+    logps_kind: LogpsKind | None = None
+    tokenizer: str | None = None
+    """Fingerprint of the tokenizer that made the ids of both sides."""
+    chosen_tokens: list[str] | None = None
+    """Token strings, where a data set gives no ids for its log-probabilities; the policy's tokenizer resolves them."""
+    rejected_tokens: list[str] | None = None
+    chosen_model: str | None = None
+    """Name of the model that wrote the response."""
+    rejected_model: str | None = None
+    chosen_complete: bool | None = None
+    """False when the response was cut (no end-of-sequence token belongs behind it)."""
+    rejected_complete: bool | None = None
+    chosen_score: float | None = None
+    rejected_score: float | None = None
+    chat_template_kwargs: str | None = None
+    """What the chat template is given beside the messages, as JSON; `tools` among it."""
+    kind: Literal["original", "masked"] = "original"
+    origin: str | None = field(default=None, compare=False)
+    """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+COLUMN_TYPES: dict[str, pa.DataType] = {
+    **dict.fromkeys(("prompt_token_ids", "token_ids", "chosen_token_ids", "rejected_token_ids"), IDS),
+    **dict.fromkeys(("logps", "sampled_logps", "chosen_logps", "rejected_logps"), FLOATS),
+    **dict.fromkeys(("tokens", "chosen_tokens", "rejected_tokens"), pa.list_(pa.string())),
+    **dict.fromkeys(("score", "chosen_score", "rejected_score"), pa.float64()),
+    **dict.fromkeys(("chosen_complete", "rejected_complete"), pa.bool_()),
+    "seed": pa.int64(),
+}
+TEXT_COLUMNS = ("prompt", "chosen", "rejected")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON spells half a character."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An input row that cannot be used: where it stands and why."""
+
+    source: str
+    line: int
+    """1-based line of a text file, or row of a table."""
+    reason: str
+    row: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return one_line(f"{self.source}:{self.line}: {self.reason}")
+
+
+def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> None:
+    """Write records atomically, as parquet or (by the suffix) JSONL.
+
+    Raises DataError when a text column mixes strings and conversations: parquet columns have one type.
+    """
+    rows = [_stored(record) for record in records]
+    if path.suffix == ".jsonl":
+        write_jsonl(path, rows)
+        return
+    names = list(rows[0]) if rows else []
+    table = pa.table({name: pa.array([row[name] for row in rows], _column_type(name, rows)) for name in names})
+    write_parquet(path, table)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table atomically, with checksums by which a reader notices a damaged file."""
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
+
+
+def _stored(record: Response | Pair) -> dict[str, Any]:
+    # Not dataclasses.asdict: it copies every token of every response.
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "origin"}
+
+
+def _column_type(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
+    if name in TEXT_COLUMNS:
+        kinds = {isinstance(row[name], str) for row in rows if row[name] is not None}
+        if len(kinds) > 1:
+            raise DataError(
+                f"column {name}: some rows are strings and some are message lists; make them all one or the other"
+            )
+        return pa.string() if kinds == {True} else MESSAGES
+    return COLUMN_TYPES.get(name, pa.string())
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write one JSON object a line, atomically."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
+        handle.writelines(json_line(row) for row in rows)
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """One line of a JSONL file, whatever the row holds: what JSON has no form for is written as text (`json_value`)."""
+    try:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        line = json.dumps(json_value(row), ensure_ascii=False, allow_nan=False)
+    return clean_text(line) + "\n"
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken ones come as refusals.
+
+    Texts hold whole characters only (`text_gate.clean_text`). Raises DataError when the file is missing, of another
+    kind, or broken as a whole.
+    """
+    check_is_file(path)
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    if path.suffix in {".jsonl", ".ndjson"}:
+        return _jsonl_rows(path)
+    if path.suffix == ".json":
+        return _json_rows(path)
+    raise DataError(f"{path}: expected .parquet, .jsonl or .json, got {path.suffix or 'no suffix'}")
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, 1):
+            if line.strip():
+                yield number, _parse_line(path, number, line.removeprefix(BOM_UTF8) if number == 1 else line)
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any] | Refusal:
+    try:
+        text = line.decode()
+        row = json.loads(text)
+    except UnicodeDecodeError as error:
+        return Refusal(str(path), number, f"not valid UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return Refusal(str(path), number, f"not valid JSON: {_reason(error)}")
+    return _object(path, number, row, text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"nested deeper than {MAX_DEPTH} levels"
+    return f"an integer of more than {MOST_DIGITS} digits" if "digits" in str(error) else str(error)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    try:
+        text = path.read_bytes().removeprefix(BOM_UTF8).decode()
+        rows = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: not valid JSON: {_reason(error)}; one object a line belongs in a .jsonl file"
+        ) from error
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a JSON list of objects, got {type(rows).__name__}")
+    half = SURROGATE.search(text) is not None
+    del text
+    for number, row in enumerate(rows, 1):
+        yield number, _object(path, number, row, "\\ud800" if half else "", always=True)
+
+
+def _object(path: Path, number: int, row: Any, text: str, *, always: bool = False) -> dict[str, Any] | Refusal:
+    """A row as it was parsed from `text`; `always`: how deep it is nested cannot be told from the text."""
+    if not isinstance(row, dict):
+        return Refusal(str(path), number, f"expected a JSON object, got {type(row).__name__}")
+    if (always or text.count("[") + text.count("{") > MAX_DEPTH) and is_too_deep(row):
+        return Refusal(str(path), number, f"nested deeper than {MAX_DEPTH} levels")
+    return clean_value(row) if SURROGATE.search(text) is not None else row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    with path.open("rb") as handle:  # not by its name, which need not be UTF-8
+        try:
+            # Buffered: without it a whole row group's columns are read at once.
+            file = pq.ParquetFile(handle, buffer_size=1 << 20, page_checksum_verification=True)
+            names = file.schema_arrow.names
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: not a parquet file that can be read ({_first_line(error)}); make it anew"
+            ) from error
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: expected every column once, got {', '.join(names)}")
+        first = 1
+        # Group by group: one iterator over all of them keeps every group's buffers to its end.
+        for group in range(file.num_row_groups):
+            number, end = first, first + file.metadata.row_group(group).num_rows
+            try:
+                for batch in file.iter_batches(batch_size=512, row_groups=[group]):
+                    for row in _batch_rows(path, number, batch):
+                        yield number, row
+                        number += 1
+            except (pa.ArrowException, OSError) as error:
+                reason = f"rows {number} to {end - 1} cannot be read ({_first_line(error)}); make the file anew"
+                yield number, Refusal(str(path), number, reason)
+            first = end
+
+
+def row_count(path: Path) -> int | None:
+    """Rows of a parquet file; None where nobody knows without reading them."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return None
+    with path.open("rb") as handle:
+        try:
+            return int(pq.read_metadata(handle).num_rows)
+        except (pa.ArrowException, OSError):
+            return None
+
+
+def _batch_rows(path: Path, first: int, batch: pa.RecordBatch) -> Sequence[dict[str, Any] | Refusal]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError):  # texts that are not UTF-8, dates that Python does not have
+        return [_single_row(path, first + place, batch.slice(place, 1)) for place in range(len(batch))]
+    return rows
+
+
+def _single_row(path: Path, number: int, batch: pa.RecordBatch) -> dict[str, Any] | Refusal:
+    row: dict[str, Any] = {}
+    for name in batch.schema.names:
+        try:
+            row[name] = batch[name].to_pylist()[0]
+        except (ValueError, OverflowError) as error:
+            expected = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else "cannot be read"
+            return Refusal(str(path), number, f"{name}: {expected}: {_first_line(error)}")
+    return row
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_is_file(path: Path) -> None:
+    """Raise DataError that says what is there unless the path leads to a file."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise DataError(f"{path}: expected a file, found a folder")
+    if path.is_symlink():
+        raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, where nothing is")
+    raise DataError(f"{path}: no such file")
+
+
+T = TypeVar("T")
+
+
+def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tuple[list[T], list[T]]:
+    """Rows whose texts are of the commonest kind, and the others: a column of a table has one type.
+
+    kind: which of a row's texts are strings (the others are conversations).
+    """
+    kinds = Counter(map(kind, rows))
+    if len(kinds) < 2:
+        return list(rows), []
+    most = max(kinds, key=kinds.__getitem__)
+    return [row for row in rows if kind(row) == most], [row for row in rows if kind(row) != most]
+
+
+def other_kind(prompt: Text) -> str:
+    """Why a prompt is refused that is a text where the others are conversations, or the other way round."""
+    here, most = ("a text", "conversations") if isinstance(prompt, str) else ("a conversation", "texts")
+    return f"prompt: {here}, where most rows have {most}; a file holds one kind"
+
+
+def split_ambiguous(rows: Sequence[Response], path: Path) -> tuple[list[Response], list[Refusal]]:
+    """Responses whose prompt id stands for one prompt, and the others: which prompt they answer is not known."""
+    first: dict[str, Response] = {}
+    other: dict[str, Response] = {}
+    for row in rows:
+        if first.setdefault(row.prompt_id, row).prompt != row.prompt:
+            other.setdefault(row.prompt_id, row)
+    reasons = {
+        name: f"prompt_id: {found(name)} stands for two prompts ({first[name].origin} and {row.origin}); "
+        "give each prompt its own"
+        for name, row in other.items()
+    }
+    refused = [_refusal(row, path, reasons[row.prompt_id]) for row in rows if row.prompt_id in reasons]
+    return [row for row in rows if row.prompt_id not in reasons], refused
+
+
+def _refusal(row: Response, path: Path, reason: str) -> Refusal:
+    line = int((row.origin or "0").rpartition(":")[2])
+    return Refusal(str(path), line, reason, {"prompt": row.prompt, "response": row.response})
+
+
+def read_responses(path: Path) -> tuple[list[Response], list[Refusal]]:
+    """Responses of a file; at least `prompt` and `response` are required. Refused rows come beside them."""
+    kept: list[Response] = []
+    refused: list[Refusal] = []
+    for number, row in read_rows(path):
+        if isinstance(row, Refusal):
+            refused.append(row)
+            continue
+        try:
+            kept.append(_response(row, path, number))
+        except Unusable as reason:
+            refused.append(Refusal(str(path), number, str(reason), row))
+    kept, others = of_one_kind(kept, lambda row: (isinstance(row.prompt, str),))
+    refused += [_refusal(row, path, other_kind(row.prompt)) for row in others]
+    return kept, sorted(refused, key=lambda refusal: refusal.line)
+
+
+def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
+    """Response of a row. Raises Unusable."""
+    columns = check_response(row)
+    prompt_id = text_key(row["prompt"]) if columns.prompt_id in (None, "") else str(columns.prompt_id)
+    prompt = row["prompt"]
+    values = {name: value for name, value in columns if value is not None}
+    values |= {
+        "prompt_id": prompt_id,
+        "response_id": f"{prompt_id}-{number}" if columns.response_id in (None, "") else str(columns.response_id),
+        "prompt": prompt
+        if isinstance(prompt, str)
+        else [{key: item[key] for key in ("role", "content")} for item in prompt],
+        "answer": None if columns.answer is None else str(columns.answer),
+        "verdict": None if columns.verdict is None else Verdict(columns.verdict),
+        "origin": f"{path}:{number}",
+    }
+    return Response(**values)
+
+
+def check_response(row: Mapping[str, Any]) -> ResponseColumns:
+    """Columns of a row that is a response. Raises Unusable with what is missing, or not as expected."""
+    missing = [name for name in ("prompt", "response") if row.get(name) is None]
+    if missing:
+        raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}")
+    columns = RESPONSE.check(row)
+    problem = check_lengths("logps", columns.tokens if columns.token_ids is None else columns.token_ids, columns.logps)
+    if problem is not None:
+        raise Unusable(problem)
+    return columns
+
+
+def text_key(text: Text) -> str:
+    """Short stable identity of a text or conversation."""
+    from regretless.core.files import fingerprint
+
+    return fingerprint(text)[:16]
+
+
+def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:
+    """Write refused rows with file, line and reason as JSONL."""
+    write_jsonl(path, [dataclasses.asdict(refusal) for refusal in refusals])

@@ -1,0 +1,299 @@
+"""What the columns of rows must hold: every row from outside is checked against this, and nothing is converted."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sized
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from regretless.core.text_gate import json_value
+
+POSITIVE_TOLERANCE = 1e-3
+"""Engines that compute in half precision report log-probabilities slightly above 0 for certain tokens."""
+LOWEST_LOGP = -1e9
+"""Nats. No model computes less for a token that it wrote; sums and squares of this still fit into float32."""
+MOST_SCORE = 1e100
+"""Sums and squares of scores up to this fit into float64."""
+FOUND = 60
+"""Characters of a value that a message shows."""
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
+SomeIds = Annotated[list[Id], Field(min_length=1, description="one token id or more (0 to 2147483647)")]
+Logp = Annotated[float, Field(allow_inf_nan=False, ge=LOWEST_LOGP, le=POSITIVE_TOLERANCE)]
+LOGPS = f"log-probabilities in nats, finite and from {LOWEST_LOGP:g} to 0"
+Logps = Annotated[list[Logp], Field(description=LOGPS)]
+Tokens = Annotated[list[str], Field(description="token strings")]
+Score = Annotated[
+    float,
+    Field(
+        allow_inf_nan=False,
+        ge=-MOST_SCORE,
+        le=MOST_SCORE,
+        description=f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}",
+    ),
+]
+String = Annotated[str, Field(description="text")]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Name = Annotated[str | Integer, Field(description="text or a whole number")]
+Flag = Annotated[bool, Field(description="true or false")]
+Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
+Kind = Annotated[Literal["raw", "sampled"], Field(description="raw or sampled")]
+Finish = Annotated[Literal["stop", "length"], Field(description="stop or length")]
+VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
+Gold = Annotated[
+    str | Integer | Annotated[float, Field(allow_inf_nan=False)], Field(description="text or a finite number")
+]
+
+
+class Unusable(Exception):
+    """Reason why a row is refused; the reader makes a `Refusal` of it."""
+
+
+class Columns(BaseModel):
+    """Columns of a row, each None where it is missing; the row's other columns are left out."""
+
+    # A list is validated as it is: text "1" is no 1, 1.5 is no 1, true is no 1.
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class MessageColumns(Columns):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+Texts = Annotated[
+    str | Annotated[list[MessageColumns], Field(min_length=1)],
+    Field(description="text or a list of messages with the texts role and content"),
+]
+
+
+class ResponseColumns(Columns):
+    """Columns of a response (`records.Response`)."""
+
+    prompt: Texts
+    response: String
+    prompt_id: Name | None = None
+    response_id: Name | None = None
+    prompt_token_ids: Ids | None = None
+    token_ids: Ids | None = None
+    tokens: Tokens | None = None
+    logps: Logps | None = None
+    logps_kind: Kind | None = None
+    sampled_logps: Logps | None = None
+    model: String | None = None
+    revision: String | None = None
+    dtype: String | None = None
+    engine: String | None = None
+    tokenizer: String | None = None
+    sampling: String | None = None
+    seed: Annotated[Integer, Field(description="a whole number of 64 bits")] | None = None
+    finish_reason: Finish | None = None
+    answer: Gold | None = None
+    verdict: VerdictName | None = None
+    verdict_reason: String | None = None
+    extracted: String | None = None
+    score: Score | None = None
+
+
+class PromptColumns(Columns):
+    """Columns of a prompt other than its text."""
+
+    prompt_id: Name | None = None
+    id: Name | None = None
+
+
+class AnswerColumns(Columns):
+    """The gold answer of a prompt, under whatever name a row has it."""
+
+    answer: Gold | None = None
+
+
+class ScoreColumns(Columns):
+    """Where preference data has its scores."""
+
+    chosen_score: Score | None = None
+    score_chosen: Score | None = None
+    chosen_rating: Score | None = None
+    rejected_score: Score | None = None
+    score_rejected: Score | None = None
+    rejected_rating: Score | None = None
+
+
+class ReleasedColumns(Columns):
+    """Log-probabilities as the RePO authors' release has them."""
+
+    tokens: Annotated[list[str], Field(min_length=1, description="token strings")]
+    logprobs: Logps
+    token_ids: SomeIds | None = None
+
+
+Released = Annotated[ReleasedColumns, Field(description="an object with tokens and logprobs")]
+
+
+class PairColumns(ScoreColumns):
+    """Columns of a pair (`records.Pair`) other than its texts, and their names in the RePO authors' release."""
+
+    pair_id: Name | None = None
+    prompt_id: Name | None = None
+    chosen_id: Name | None = None
+    rejected_id: Name | None = None
+    prompt_token_ids: SomeIds | None = None
+    chosen_token_ids: SomeIds | None = None
+    rejected_token_ids: SomeIds | None = None
+    chosen_logps: Logps | None = None
+    rejected_logps: Logps | None = None
+    logps_kind: Kind | None = None
+    tokenizer: String | None = None
+    chosen_tokens: Tokens | None = None
+    rejected_tokens: Tokens | None = None
+    chosen_logprob_with_token: Released | None = None
+    rejected_logprob_with_token: Released | None = None
+    chosen_model: String | None = None
+    rejected_model: String | None = None
+    chosen_complete: Flag | None = None
+    rejected_complete: Flag | None = None
+    chosen_mask_len: Count | None = None
+    rejected_mask_len: Count | None = None
+    kind: Annotated[Literal["original", "masked"], Field(description="original or masked")] | None = None
+
+
+UNREAD = ("tool_calls", "function_call", "reasoning_content")
+"""Parts of a message beside its content that a chat template may write: never left out in silence."""
+
+
+def message_text(message: Mapping[str, Any]) -> str | None:
+    """Text of a message's content: as such, or given in parts of type text, which are joined; None for anything else.
+
+    Raises Unusable for a message with more to say than its content.
+    """
+    for name in UNREAD:
+        if message.get(name):
+            raise Unusable(f"{name}: only the content of a message is read; write into it what the model has to say")
+    content = message.get("content")
+    if isinstance(content, list | tuple | np.ndarray):
+        parts = [part if isinstance(part, Mapping) else {} for part in content]
+        for part in parts:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise Unusable(f"content: expected a text, or parts of type text, got a part {found(part)}")
+        return "".join(part["text"] for part in parts) if parts else None
+    return content if isinstance(content, str) else None
+
+
+C = TypeVar("C", bound=Columns)
+
+
+class Schema(Generic[C]):
+    """Checks rows against their columns' types."""
+
+    def __init__(self, columns: type[C]) -> None:
+        self.columns = columns
+        self._expected = dict(_expectations(columns))
+
+    def check(self, row: Mapping[str, Any]) -> C:
+        """The columns of a row. Raises Unusable with the first column that is not as expected, and what it holds.
+
+        Tuples, numpy arrays and numpy numbers of rows in memory are taken as lists and numbers.
+        """
+        try:
+            return self.columns.model_validate(row)
+        except ValidationError:
+            known = {name: row[name] for name in self.columns.model_fields if name in row}
+        known = _plain(known)
+        try:
+            return self.columns.model_validate(known)
+        except ValidationError as error:
+            raise Unusable(self._reason(known, error.errors(include_url=False)[0]["loc"])) from None
+
+    def _reason(self, row: Mapping[str, Any], place: tuple[int | str, ...]) -> str:
+        """The column at a place in a row, what is expected there and what was found."""
+        names: list[str] = []
+        value: Any = row
+        for part in place:
+            if isinstance(value, Mapping) and part in value:
+                names.append(str(part))
+                value = value[part]
+            elif isinstance(value, list) and isinstance(part, int):
+                return _of_item(".".join(names), part, value[part], self._expected[".".join(names)])
+        name = ".".join(names)
+        return f"{name}: expected {self._expected[name]}, got {found(value)}"
+
+
+def _of_item(name: str, position: int, value: Any, expected: str) -> str:
+    above = ", above 0" if isinstance(value, float) and value > 0 and expected == LOGPS else ""
+    return f"{name}: value {position} is {found(value)}{above}; expected {expected}"
+
+
+def _expectations(columns: type[Columns], prefix: str = "") -> typing.Iterator[tuple[str, str]]:
+    """Columns and what is expected of them, in words."""
+    hints = typing.get_type_hints(columns, include_extras=True)
+    for name in columns.model_fields:
+        for option in (hints[name], *typing.get_args(hints[name])):
+            for item in getattr(option, "__metadata__", ()):
+                if isinstance(item, FieldInfo) and item.description:
+                    yield prefix + name, item.description
+            inner = getattr(option, "__origin__", None)
+            if isinstance(inner, type) and issubclass(inner, Columns):
+                yield from _expectations(inner, f"{prefix}{name}.")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def found(value: Any) -> str:
+    """A value as messages show it: its beginning."""
+    text = repr(json_value(value, depth=2)) if not isinstance(value, float) else repr(value)
+    return text if len(text) <= FOUND else text[: FOUND - 1] + "…"
+
+
+PROMPT, ANSWER, RESPONSE = Schema(PromptColumns), Schema(AnswerColumns), Schema(ResponseColumns)
+PAIR, SCORES = Schema(PairColumns), Schema(ScoreColumns)
+_LOGPS: TypeAdapter[list[float]] = TypeAdapter(Annotated[list[Logp], Field(strict=True)])
+
+
+def check_lengths(name: str, tokens: Sized | None, logps: Sized | None) -> str | None:
+    """What is wrong with the number of log-probabilities in the column `name` (one per token), or None."""
+    if logps is None:
+        return None
+    if tokens is None:
+        return f"{name}: given without token ids, so there is no telling which tokens they belong to"
+    if len(logps) != len(tokens):
+        return f"{name}: expected one value per token, got {len(logps)} values for {len(tokens)} tokens"
+    return None
+
+
+def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) -> str | None:
+    """What is wrong with a response's log-probabilities (nats, one per token id or string), or None."""
+    problem = check_lengths(name, tokens, logps)
+    if problem is not None or logps is None:
+        return problem
+    try:
+        _LOGPS.validate_python(logps, strict=True)
+    except ValidationError as error:
+        position = error.errors(include_url=False)[0]["loc"][0]
+        assert isinstance(position, int)
+        return _of_item(name, position, logps[position], LOGPS)
+    return None
+
+
+def read_gold(row: Mapping[str, Any], column: str) -> str | float | None:
+    """The gold answer in a column, None where there is none. Raises Unusable."""
+    try:
+        return ANSWER.check({"answer": row.get(column)}).answer
+    except Unusable as reason:
+        raise Unusable(f"{column}{str(reason).removeprefix('answer')}") from None

@@ -1,0 +1,321 @@
+"""Text to token ids: prompts, responses and pairs, with stored ids kept where they belong to the policy's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.codec import Codec, Ids, Tokenizer, codec_of
+from regretless.data.records import Pair, Refusal, Text
+
+Truncation = Literal["refuse", "keep_start"]
+
+
+@dataclass(frozen=True)
+class TokenizedPair:
+    """A pair as the trainer takes it: token ids, and log-probabilities (nats) of the behaviour policy where known."""
+
+    pair_id: str
+    prompt_ids: Ids
+    chosen_ids: Ids
+    rejected_ids: Ids | None
+    """None in data for supervised training."""
+    chosen_logps: tuple[float, ...] | None
+    """One value per chosen token."""
+    rejected_logps: tuple[float, ...] | None
+    source: str
+    """`file:line` of the row, for messages."""
+    kind: Literal["original", "masked"]
+    logps_dropped: str | None = None
+    """Why log-probabilities that the row has were not used."""
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = None) -> list[int]:
+    """Token ids of a prompt that a response can follow.
+
+    Messages go through the chat template, with its generation prompt and `arguments` (JSON). A string is plain text,
+    behind the beginning-of-sequence token if the tokenizer sets one (once, even if the text spells it out).
+
+    Raises ConfigError when messages meet a tokenizer without a chat template, DataError when the template refuses them
+    or no token results.
+    """
+    codec = codec_of(tokenizer)
+    return list(codec.finish_prompt(prompt, codec.encode([codec.prompt_text(prompt, arguments)])[0]))
+
+
+def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete: bool = True) -> list[int]:
+    """Token ids of a response as the model has to generate it after `prompt`; one end token at the end iff `complete`.
+
+    The response is tokenized by itself, so that the prompt's tokens are always a prefix of the whole. The end token is
+    the one that closes a turn in the chat template after messages, else the tokenizer's end of sequence; a response
+    that spells it out does not get a second one.
+
+    Raises ConfigError when the tokenizer has no end-of-sequence token, DataError for a response of several messages
+    that the chat template does not write behind its prompt.
+    """
+    codec = codec_of(tokenizer)
+    behind_text = isinstance(prompt, str)
+    ids = codec.encode_responses([codec.response_text(prompt, response)], behind_text=behind_text)[0]
+    return list(codec.finish_response(ids, complete, behind_text=behind_text))
+
+
+def tokenize_pairs(
+    pairs: Sequence[Pair],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int | None,
+    max_prompt_length: int | None,
+    truncation: Truncation = "refuse",
+    need_logps: bool = True,
+    first: int = 1,
+) -> tuple[list[TokenizedPair], list[Refusal]]:
+    """Pairs as token ids of the policy's tokenizer, and the rows that cannot be used, each with its reason.
+
+    Stored ids are taken over, with their log-probabilities, when a tokenizer of the same vocabulary made them (by its
+    fingerprint; where none is recorded, when they spell the text): what was sampled is never tokenized again, and never
+    used unless its ids spell the stored text. Token strings are resolved to ids and checked in the same way. Any other
+    text is tokenized; log-probabilities beside it are dropped, and `logps_dropped` says why.
+
+    max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
+    truncation: a longer response is refused, or cut at its end (`keep_start`; it then has no end token).
+    need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of refusing them.
+    first: number of the first pair, for messages about pairs that do not know where they were read.
+
+    Raises ConfigError when the tokenizer has no end-of-sequence token.
+    """
+    encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps)
+    encoder.prepare(pairs)
+    kept: list[TokenizedPair] = []
+    refused: list[Refusal] = []
+    for number, pair in enumerate(pairs, first):
+        origin = pair.origin or f"pairs:{number}"
+        try:
+            kept.append(encoder.tokenize(pair, origin))
+        except DataError as reason:
+            source, _, line = origin.rpartition(":")
+            refused.append(Refusal(source, int(line), str(reason), asdict(pair)))
+    return kept, refused
+
+
+def missing_logps(pairs: Sequence[TokenizedPair]) -> dict[str, int]:
+    """Why pairs have no behaviour log-probabilities, and how many pairs for each reason."""
+    counts: dict[str, int] = {}
+    for pair in pairs:
+        if pair.chosen_logps is None or (pair.rejected_ids is not None and pair.rejected_logps is None):
+            reason = pair.logps_dropped or "the data has none"
+            counts[reason] = counts.get(reason, 0) + 1
+    return counts
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """One response as it is stored: equal ones are worked on once."""
+
+    behind_text: bool
+    text: str
+    ids: Ids | None
+    tokens: tuple[str, ...] | None
+    complete: bool | None
+    tokenizer: str | None
+
+
+@dataclass(frozen=True)
+class _Side:
+    name: str
+    stored: _Stored
+    logps: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    ids: Ids
+    dropped: str | None = None
+    """Why log-probabilities stored for the response do not belong to these ids."""
+
+
+class _PairEncoder:
+    """Tokenizes pairs, every distinct prompt and response once, in batches."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        max_length: int | None,
+        max_prompt_length: int | None,
+        truncation: Truncation,
+        need_logps: bool,
+    ) -> None:
+        self.codec, self.need_logps, self.truncation = codec, need_logps, truncation
+        self.max_length, self.max_prompt_length = max_length, max_prompt_length
+        # A text in place of ids is the reason for a refusal.
+        self.prompts: dict[Hashable, Ids | str] = {}
+        self.texts: dict[tuple[bool, str], list[int]] = {}
+        self.resolved: dict[_Stored, _Resolved | str] = {}
+        self.logps: dict[tuple[float, ...], tuple[float, ...]] = {}
+
+    def prepare(self, pairs: Sequence[Pair]) -> None:
+        """Tokenize all prompts, and all responses whose text will be needed."""
+        rendered: dict[Hashable, tuple[Text, str]] = {}
+        wanted: dict[tuple[bool, str], None] = {}
+        for pair in pairs:
+            key = _key(pair)
+            if key not in rendered and key not in self.prompts:
+                try:
+                    rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
+                except (ConfigError, DataError) as reason:
+                    self.prompts[key] = str(reason)
+            # A response that cannot be written is said with its row, when the pair's turn comes.
+            with suppress(ConfigError, DataError):
+                for side in self._sides(pair):
+                    stored = side.stored
+                    if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
+                        wanted[stored.behind_text and stored.tokens is None, stored.text] = None
+        ids = self.codec.encode([text for _, text in rendered.values()])
+        for (key, (prompt, _)), found in zip(rendered.items(), ids, strict=True):
+            try:
+                self.prompts[key] = self.codec.finish_prompt(prompt, found)
+            except DataError as reason:
+                self.prompts[key] = str(reason)
+        for behind_text in (True, False):
+            texts = [text for behind, text in wanted if behind == behind_text]
+            found_ids = self.codec.encode_responses(texts, behind_text=behind_text)
+            self.texts.update(zip([(behind_text, text) for text in texts], found_ids, strict=True))
+
+    def tokenize(self, pair: Pair, origin: str) -> TokenizedPair:
+        """One pair. Raises DataError with the reason when it cannot be used."""
+        prompt = self.prompts[_key(pair)]
+        if isinstance(prompt, str):
+            raise DataError(prompt)
+        self._check_prompt(prompt)
+        fitted = [(side, *self._fitted(prompt, side)) for side in self._sides(pair)]
+        ids = [item[1] for item in fitted]
+        if len(ids) == 2 and ids[0] == ids[1]:
+            raise DataError(self._equal(len(prompt) + len(ids[0]), fitted[0][0].stored, fitted[1][0].stored))
+        logps = [item[2] for item in fitted]
+        dropped = [f"{side.name}: {reason}" for side, _, _, reason in fitted if side.logps is not None and reason]
+        return TokenizedPair(
+            pair_id=pair.pair_id or origin,
+            prompt_ids=prompt,
+            chosen_ids=ids[0],
+            rejected_ids=ids[1] if len(ids) == 2 else None,
+            chosen_logps=logps[0],
+            rejected_logps=logps[1] if len(ids) == 2 else None,
+            source=origin,
+            kind=pair.kind,
+            logps_dropped="; ".join(dropped) or None,
+        )
+
+    def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
+        """In what the two sides are equal that have the same ids."""
+        if chosen.text == rejected.text:
+            return "chosen and rejected are equal"
+        if self.truncation == "keep_start" and self.max_length == length:
+            return f"chosen and rejected are equal when cut to max_length {self.max_length}"
+        return "chosen and rejected have the same token ids, though their texts differ: nothing tells them apart"
+
+    def _sides(self, pair: Pair) -> list[_Side]:
+        """The one or two responses of a pair. Raises DataError when one cannot be written behind its prompt."""
+        stored = [("chosen", pair.chosen, pair.chosen_token_ids, pair.chosen_tokens, pair.chosen_logps)]
+        if pair.rejected is not None:
+            stored.append(
+                ("rejected", pair.rejected, pair.rejected_token_ids, pair.rejected_tokens, pair.rejected_logps)
+            )
+        complete = {"chosen": pair.chosen_complete, "rejected": pair.rejected_complete}
+        return [
+            _Side(
+                name,
+                _Stored(
+                    behind_text=isinstance(pair.prompt, str),
+                    text=self.codec.response_text(pair.prompt, text, pair.chat_template_kwargs),
+                    ids=None if ids is None else tuple(ids),
+                    tokens=None if tokens is None else tuple(tokens),
+                    complete=complete[name],
+                    tokenizer=pair.tokenizer,
+                ),
+                None if logps is None else tuple(logps),
+            )
+            for name, text, ids, tokens, logps in stored
+        ]
+
+    def _check_prompt(self, prompt: Ids) -> None:
+        limits = [("max_prompt_length", self.max_prompt_length), ("max_length", self.max_length)]
+        for name, limit in limits:
+            room = 0 if name == "max_prompt_length" else 1
+            if limit is not None and len(prompt) + room > limit:
+                raise DataError(f"prompt: {len(prompt)} tokens, too long for {name} {limit}; raise it or drop the row")
+
+    def _fitted(self, prompt: Ids, side: _Side) -> tuple[Ids, tuple[float, ...] | None, str | None]:
+        """Ids of a response within max_length, their log-probabilities, and why stored ones were dropped."""
+        if side.stored not in self.resolved:
+            try:
+                self.resolved[side.stored] = self._resolve(side.stored)
+            except DataError as reason:
+                self.resolved[side.stored] = str(reason)
+        found = self.resolved[side.stored]
+        if isinstance(found, str):
+            raise DataError(f"{side.name}: {found}")
+        ids = found.ids
+        logps = None if side.logps is None or found.dropped else self.logps.setdefault(side.logps, side.logps)
+        if logps is not None and len(logps) != len(ids):
+            raise DataError(f"{side.name}_logps: expected one value per token, got {len(logps)} for {len(ids)} tokens")
+        if self.max_length is not None and len(prompt) + len(ids) > self.max_length:
+            if self.truncation == "refuse":
+                raise DataError(
+                    f"{side.name}: {len(prompt)} prompt and {len(ids)} response tokens, above max_length "
+                    f"{self.max_length}; raise it, or set truncation=keep_start"
+                )
+            room = self.max_length - len(prompt)
+            ids, logps = ids[:room], None if logps is None else logps[:room]
+        return ids, logps, found.dropped
+
+    def _resolve(self, stored: _Stored) -> _Resolved:
+        """Ids of one response. Raises DataError when its stored tokens do not fit it and are needed."""
+        mine = self.codec.fingerprint
+        if stored.tokenizer not in (None, mine):
+            return self._tokenized(
+                stored, f"made with another tokenizer ({stored.tokenizer}) than the policy's ({mine})"
+            )
+        try:
+            if stored.tokens is not None:
+                # They come from a tokenizer that was given the response alone.
+                usual = tuple(self._encoded(stored.text, behind_text=False))
+                ids = self.codec.resolve(stored.tokens, stored.text, usual)
+            elif stored.ids is not None:
+                ids = self._checked(stored.ids, stored.text)
+            else:
+                return self._tokenized(stored, "given without token ids")
+        except DataError as reason:
+            if self.need_logps and (stored.tokens is not None or stored.tokenizer is not None):
+                raise
+            return self._tokenized(stored, str(reason))
+        if stored.complete is False and self.codec.without_end(ids) != ids:
+            raise DataError("marked as cut before its end, yet its tokens end with an end-of-sequence token")
+        return _Resolved(ids)
+
+    def _checked(self, ids: Ids, text: str) -> Ids:
+        if max(ids) >= self.codec.size:
+            raise DataError(f"token id {max(ids)} is not in the policy's vocabulary (0 to {self.codec.size - 1})")
+        if not self.codec.spells(ids, text):
+            raise DataError("token ids do not spell the text with the policy's tokenizer")
+        return ids
+
+    def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
+        ids = self._encoded(stored.text, behind_text=stored.behind_text)
+        finished = self.codec.finish_response(ids, stored.complete, behind_text=stored.behind_text)
+        if not finished:
+            raise DataError("no tokens")
+        return _Resolved(finished, dropped)
+
+    def _encoded(self, text: str, *, behind_text: bool) -> list[int]:
+        key = behind_text, text
+        if key not in self.texts:
+            self.texts[key] = self.codec.encode_responses([text], behind_text=behind_text)[0]
+        return self.texts[key]
+
+
+def _key(pair: Pair) -> Hashable:
+    prompt = pair.prompt
+    text = prompt if isinstance(prompt, str) else tuple((message["role"], message["content"]) for message in prompt)
+    return text, pair.chat_template_kwargs

@@ -1,0 +1,70 @@
+"""Settings that the chat benchmarks have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from regretless.evaluation.chat.files import is_remote, local_path
+from regretless.evaluation.chat.judge_prompts import JudgeTemplate
+from regretless.servers.judge_client import JudgeAccess
+
+
+class ChatBenchmarkConfig(JudgeAccess):
+    """A benchmark of which a judge reads the answers: what is asked, how it is answered, and who judges."""
+
+    file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt")
+    """Settings that name a file."""
+
+    questions: str
+    """The benchmark's questions: a .jsonl, .json or .parquet file, or hf://datasets/<owner>/<name>/<file>."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most this many questions, from the start. The numbers are then not the benchmark's."""
+    template: Literal["user", "assistant"] = "user"
+    """How a question becomes a prompt: as it is, or after the system line "You are a helpful assistant."."""
+    max_new_tokens: int = Field(default=2048, ge=1)
+    """Longest answer; one that is cut there is judged as it is, and counted."""
+    judge: str
+    """Name of the judge on its server."""
+    judge_prompt: str | None = None
+    """File with what the judge is shown, in place of this package's own words; the published files can be read."""
+    temperature: float | None = Field(default=0, ge=0)
+    """Of the judge; null sends none, as OpenAI's reasoning models want it."""
+    max_reply_tokens: int = Field(default=4096, ge=1)
+    """Most tokens in a judge's reply, reasoning included; a reply that is cut cannot be read."""
+    bootstrap: int = Field(default=1000, ge=100)
+    """Resamples behind an interval that has no formula."""
+    seed: int = Field(default=0, ge=0)
+    """Draws the order in which a judge sees two answers, the resamples, and answers with a temperature."""
+
+    @property
+    def judge_name(self) -> str:
+        """Name of the judge on its server."""
+        return self.judge
+
+    def files(self) -> dict[str, Path]:
+        """Local files that the result depends on besides the responses, by the setting that names them."""
+        named = {name: getattr(self, name) for name in self.file_settings}
+        return {name: Path(path).expanduser() for name, path in named.items() if path and not is_remote(path)}
+
+    def fetch(self) -> None:
+        """Fetch the files that lie elsewhere, look for the judge's key and read what it is shown: what can fail is
+        better known before hours of other work. Raises ConfigError."""
+        self.server.api_key()
+        for name in self.file_settings:
+            where = getattr(self, name)
+            if where and is_remote(where):
+                local_path(where)
+        self.templates()
+
+    @abstractmethod
+    def templates(self) -> dict[str, JudgeTemplate]:
+        """What the judge is shown, by name. Raises ConfigError for a file that cannot be used."""
+
+    def answering(self) -> dict[str, Any]:
+        """The settings that the answers depend on: benchmarks that agree in them can share their responses."""
+        names = {"benchmark", "questions", "limit", "template", "max_new_tokens", "seed"}
+        return self.model_dump(mode="json", include=names)

@@ -1,0 +1,124 @@
+"""Runs a chat benchmark on files of responses, and brings the results of several models together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from regretless.core.errors import DataError
+from regretless.core.files import read_json, write_json
+from regretless.core.run_folder import BASE
+from regretless.data.prompts import PromptRow
+from regretless.data.records import write_jsonl
+from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
+from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
+from regretless.evaluation.chat.arena_hard import ArenaHardConfig
+from regretless.evaluation.chat.estimates import difference
+from regretless.evaluation.chat.mt_bench import MtBenchConfig
+
+ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
+"""Settings of one chat benchmark, told apart by `benchmark`: for a recipe's section."""
+BENCHMARKS: Mapping[str, Any] = {"alpaca_eval": alpaca_eval, "arena_hard": arena_hard, "mt_bench": mt_bench}
+"""Modules by benchmark; each has `next_prompts` and `evaluate`."""
+MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench": "score"}
+"""The metric that `values` of a result belong to."""
+SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
+"""What `values` are multiplied with."""
+UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
+"""What metrics are measured in."""
+CATEGORY, TURN = "category_", "turn_"
+"""Begin the names of metrics of a part of the questions or answers."""
+RESULT, JUDGMENTS = "chat_result.json", "judgments.jsonl"
+
+
+def next_prompts(config: ChatBenchmark, responses: Sequence[Path]) -> dict[float, list[PromptRow]]:
+    """Prompts that are still to be answered, by temperature; empty when all are.
+
+    responses: all files of responses so far; none at first. Answer what comes back with n = 1, top-p 1, no top-k and no
+    repetition penalty, and call again with the new files added, until nothing comes back.
+    Raises DataError when the responses do not belong to the benchmark's questions.
+    """
+    rows: dict[float, list[PromptRow]] = BENCHMARKS[config.benchmark].next_prompts(config, responses)
+    return rows
+
+
+def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[str, Any]:
+    """Judge the responses of a benchmark's prompts; returns the main numbers.
+
+    Written into the folder `output`: chat_result.json (metrics with n, standard error and interval; failed judgments by
+    reason; cost) and judgments.jsonl (one row a judgment). The judge's replies are kept beside the folder.
+    Raises ConfigError, DataError, BudgetError and ServerError, as the benchmarks do; after the last two, a further run
+    goes on from the replies that are kept.
+    """
+    result, judgments = BENCHMARKS[config.benchmark].evaluate(config, responses, output)
+    write_jsonl(output / JUDGMENTS, judgments)
+    write_json(output / RESULT, result)
+    numbers = {name: metric["value"] for name, metric in result["metrics"].items() if not name.startswith(CATEGORY)}
+    return {"questions": result["questions"], **numbers, "failed": sum(result["failed"].values()), "cut": result["cut"]}
+
+
+def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
+    """All results below <evaluate_dir>/<model>/<benchmark>/, a row for each metric.
+
+    `gain` is the difference to the model `base` on the questions that both have a judgment of, paired by question; it
+    is None for metrics that are not means over questions. Raises DataError when the two were not judged alike.
+    """
+    results = {(path.parts[-2], path.parts[-3]): read_json(path) for path in sorted(evaluate_dir.glob(f"*/*/{RESULT}"))}
+    rows = []
+    for (benchmark, label), result in sorted(
+        results.items(), key=lambda item: (item[0][0], item[0][1] != BASE, item[0])
+    ):
+        base = results.get((benchmark, BASE)) if label != BASE else None
+        gains = {} if base is None else {MAIN_METRICS[result["benchmark"]]: _gain(benchmark, label, base, result)}
+        for name, metric in result["metrics"].items():
+            gain = gains.get(name, {})
+            rows.append(
+                {
+                    "benchmark": benchmark,
+                    "label": label,
+                    "judge": result["judge"],
+                    "metric": name,
+                    "unit": UNITS[result["benchmark"]],
+                    **{key: metric[key] for key in ("n", "value", "standard_error", "low", "high")},
+                    "gain": gain.get("value"),
+                    "gain_low": gain.get("low"),
+                    "gain_high": gain.get("high"),
+                    "failed": sum(result["failed"].values()),
+                    "cut": result["cut"],
+                    "requests": result["requests"],
+                    "dollars": result["dollars"],
+                }
+            )
+    return rows
+
+
+def _gain(benchmark: str, label: str, base: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = [(each["benchmark"], each["judge"], each["questions"]) for each in (base, result)]
+    if kinds[0] != kinds[1]:
+        raise DataError(
+            f"{benchmark}: {BASE} and {label} were not judged alike: {kinds[0]}, {kinds[1]}; evaluate both again"
+        )
+    return difference(base["values"], result["values"], SCALES[result["benchmark"]]).shown()
+
+
+def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Cells for a table on the terminal: benchmark, model, metric, n, value and gain with intervals, failed judgments.
+
+    rows: those of `collect`. Single categories and turns are left to the report.
+    """
+    for row in rows:
+        if not row["metric"].startswith((CATEGORY, TURN)):
+            value = _shown(row["value"], row["low"], row["high"])
+            gain = "" if row["gain"] is None else _shown(row["gain"], row["gain_low"], row["gain_high"], sign="+")
+            metric = f"{row['metric'].replace('_', ' ')} ({row['unit']})"
+            yield row["benchmark"], row["label"], metric, str(row["n"]), value, gain, str(row["failed"])
+
+
+def _shown(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
+    if value is None:
+        return "–"
+    bounds = "" if low is None or high is None else f" [{low:{sign}.2f}, {high:{sign}.2f}]"
+    return f"{value:{sign}.2f}{bounds}"

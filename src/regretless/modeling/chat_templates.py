@@ -1,0 +1,99 @@
+"""The special tokens a tokenizer lacks: chat templates by name, ends of turn, a token to pad with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from regretless.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template in Jinja and the special tokens it stands on; the last of them ends a turn."""
+
+    jinja: str
+    tokens: tuple[str, ...]
+
+
+CHAT_TEMPLATES = {
+    "chatml": ChatTemplate(
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+        ("<|im_start|>", "<|im_end|>"),
+    ),
+    "llama3": ChatTemplate(
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+        "{{ message['content'] | trim + '<|eot_id|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}",
+        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    ),
+    "gemma": ChatTemplate(
+        # Gemma knows two roles: what the system says goes in front of the first question.
+        "{{ bos_token }}{% set ns = namespace(system='') %}{% for message in messages %}"
+        "{% if message['role'] == 'system' %}{% set ns.system = message['content'] | trim + '\n\n' %}{% else %}"
+        "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n' + ns.system }}"
+        "{% set ns.system = '' %}{{ message['content'] | trim + '<end_of_turn>\n' }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+        ("<start_of_turn>", "<end_of_turn>"),
+    ),
+}
+
+
+def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
+    """Give a tokenizer a preset template, with its end of turn as the end-of-sequence token, or one from a file.
+
+    Raises ConfigError when there is no such preset or file, or the preset's tokens are not in the vocabulary.
+    """
+    preset = CHAT_TEMPLATES.get(choice)
+    if preset is None:
+        if not Path(choice).is_file():
+            known = ", ".join(CHAT_TEMPLATES)
+            raise ConfigError(
+                f"model.chat_template: expected one of {known}, or the path of a Jinja file; got {choice!r}"
+            )
+        tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
+        return
+    missing = [token for token in preset.tokens if token_id(tokenizer, token) is None]
+    if missing:
+        raise ConfigError(
+            f"model.chat_template: {choice} needs the tokens {', '.join(missing)}, which the tokenizer does not have; "
+            "choose another template"
+        )
+    tokenizer.chat_template = preset.jinja
+    tokenizer.eos_token = preset.tokens[-1]
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    """Id of a token, or None when the vocabulary does not have it."""
+    number = tokenizer.convert_tokens_to_ids(token)
+    return None if number is None or number == tokenizer.unk_token_id else int(number)
+
+
+def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids of the tokens that end a turn in the tokenizer's chat template, as far as the presets know them."""
+    template = str(tokenizer.chat_template or "")
+    ends = [preset.tokens[-1] for preset in CHAT_TEMPLATES.values() if preset.tokens[-1] in template]
+    return {number for end in ends if (number := token_id(tokenizer, end)) is not None}
+
+
+RESERVED_PADS = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")
+
+
+def choose_pad_token(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    """Pad with a token that exists: a new one would have no row in the model's embedding.
+
+    Which one does not matter to this package (lengths and masks are explicit); a token that means nothing else is
+    preferred for the sake of others. Raises ConfigError when the tokenizer `source` has none to offer.
+    """
+    reserved = [token for token in RESERVED_PADS if token_id(tokenizer, token) is not None]
+    candidates = [*reserved, tokenizer.unk_token, tokenizer.eos_token, tokenizer.bos_token]
+    chosen = next((token for token in candidates if token is not None), None)
+    if chosen is None:
+        raise ConfigError(f"tokenizer {source}: no pad, unknown, end or begin token to pad with; give it a pad token")
+    tokenizer.pad_token = chosen

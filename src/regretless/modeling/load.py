@@ -1,0 +1,371 @@
+"""Models and tokenizers: from the hub, a folder, an adapter, or an architecture with random weights."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from peft import PeftConfig, PeftModel
+from pydantic import model_validator
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import find_adapter_config_file
+
+from regretless.core.errors import ConfigError, reject
+from regretless.core.files import fingerprint
+from regretless.core.hub import one_attempt, why
+from regretless.core.settings import Section
+from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, turn_end_ids
+
+T = TypeVar("T")
+
+
+class ModelConfig(Section):
+    """Which model, which weights, which tokenizer."""
+
+    name_or_path: str | None = None
+    """Hub id or folder of a model, or of an adapter (its base model is then loaded as well)."""
+    adapter: str | None = None
+    """Hub id or folder of a peft adapter to put on the model."""
+    revision: str | None = None
+    """Branch, tag or commit of `name_or_path` on the hub."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the weights; `auto` is the checkpoint's own, and float32 for random weights."""
+    tokenizer: str | None = None
+    """Hub id or folder of the tokenizer; the model's own unless given."""
+    chat_template: str | None = None
+    """A preset (chatml, llama3, gemma) or the path of a Jinja file; the tokenizer's own unless given."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
+    architecture: dict[str, Any] | None = None
+    """A transformers configuration with its `model_type`: a model with random weights, in place of `name_or_path`.
+    A vocabulary size and special token ids that are not given come from `tokenizer`."""
+    init_seed: int = 0
+    """Seed of the random weights of `architecture`."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.name_or_path is None) == (self.architecture is None):
+            given = "neither" if self.architecture is None else "both"
+            raise ValueError(f"expected either name_or_path or architecture, got {given}")
+        if self.architecture is not None and "model_type" not in self.architecture:
+            raise ValueError(f"architecture: model_type is missing; found {', '.join(self.architecture) or 'no keys'}")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Short text that names the model in records and reports."""
+        base = self.name_or_path or f"{(self.architecture or {})['model_type']} (random weights, seed {self.init_seed})"
+        return f"{base} + {self.adapter}" if self.adapter else base
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where weights come from: a base model and the adapter on it, each with its revision."""
+
+    base: str
+    revision: str | None
+    adapter: str | None
+    adapter_revision: str | None = None
+
+
+def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrainedModel | PeftModel:
+    """Model of a config, with its adapter (trainable when `for_training`).
+
+    It comes in evaluation mode on the best device; `for_training` leaves it in training mode on the CPU, because the
+    trainer decides where its parts belong.
+    Raises ConfigError when weights, adapter or architecture cannot be loaded.
+    """
+    if config.architecture is not None:
+        model = _random_model(config, config.architecture)
+        adapter, adapter_revision = config.adapter, None
+    else:
+        origin = _origin(config)
+        adapter, adapter_revision = origin.adapter, origin.adapter_revision
+        model = _pretrained_model(config, origin)
+    if adapter is not None:
+        model = _with_adapter(model, adapter, adapter_revision, for_training)
+    return model.train() if for_training else model.to(best_device()).eval()
+
+
+def in_one_dtype(configs: Sequence[ModelConfig]) -> list[ModelConfig]:
+    """The same models, in float32 where `auto` would load them in different types.
+
+    For models whose log-probabilities are compared: weights trained in float32, and the bfloat16 ones they come from,
+    would differ by the rounding of the type as well. A type that is given stays.
+    Raises ConfigError when a model cannot be found.
+    """
+    stored = {_stored_dtype(config) for config in configs if config.dtype == "auto"}
+    if len(stored) < 2:
+        return list(configs)
+    return [config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config for config in configs]
+
+
+def _stored_dtype(config: ModelConfig) -> str:
+    if config.architecture is not None:
+        return "torch.float32"
+    origin = _origin(config)
+    known = _load(
+        "model",
+        origin.base,
+        lambda: AutoConfig.from_pretrained(
+            origin.base, revision=origin.revision, trust_remote_code=config.trust_remote_code
+        ),
+    )
+    return str(known.get_text_config().dtype or known.dtype)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """Tokenizer of a config, with the chosen chat template and always with a pad token, taken from its vocabulary.
+
+    A preset template brings its end-of-turn token along as the end-of-sequence token: a model trained with it has to
+    learn to end its turn. Raises ConfigError when the tokenizer or the template cannot be used.
+    """
+    source, revision = _tokenizer_source(config)
+    tokenizer = _load(
+        "tokenizer",
+        source,
+        lambda: AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=config.trust_remote_code),
+    )
+    if config.chat_template is not None:
+        set_chat_template(tokenizer, config.chat_template)
+    if tokenizer.pad_token_id is None:
+        choose_pad_token(tokenizer, source)
+    return tokenizer
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the base vocabulary and its merges: equal where plain text gives equal ids, whatever tokens were added.
+
+    Models of one family often differ only in tokens added behind a common vocabulary (Qwen2, Qwen2.5, Qwen3).
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        added = tokenizer.get_added_vocab()
+        return fingerprint({token: number for token, number in tokenizer.get_vocab().items() if token not in added})
+    content = json.loads(backend.to_str())["model"]
+    # Newer files hold merges as pairs, older ones as texts "left right".
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content.get("merges") or ()]
+    return fingerprint({"type": content["type"], "vocab": content["vocab"], "merges": merges})
+
+
+def eos_token_ids(*sources: PreTrainedModel | PreTrainedTokenizerBase) -> set[int]:
+    """Ids of all tokens that end a response, according to models and tokenizers; empty when they name none."""
+    found: set[int] = set()
+    for source in sources:
+        for holder in (source, getattr(source, "config", None), getattr(source, "generation_config", None)):
+            ids = getattr(holder, "eos_token_id", None)
+            found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+        # Base models often carry a chat template whose end of turn they do not name as an end of sequence.
+        if isinstance(source, PreTrainedTokenizerBase):
+            found.update(turn_end_ids(source))
+    return found
+
+
+def best_device() -> torch.device:
+    """The accelerator of this process (by its local rank where several run), or the CPU."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if kind is None else torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+SMOKE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+}
+"""Sizes of a tiny model, by the names that transformers' configurations share."""
+
+
+def smoke_architecture(model_type: str, vocab_size: int) -> dict[str, Any]:
+    """Architecture of the real class with two tiny layers, for `ModelConfig.architecture`.
+
+    Raises ConfigError when transformers does not know the model type.
+    """
+    known = _default_architecture(model_type)
+    sizes = {key: value for key, value in SMOKE.items() if hasattr(known, key)}
+    return {"model_type": model_type, "vocab_size": vocab_size, **sizes}
+
+
+FAMILIES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "gemma-2": "gemma2", "mistral": "mistral"}
+"""What a hub id may hold, and the model type that it then stands for."""
+
+
+def shrink(config: ModelConfig, *, tokenizer: str) -> ModelConfig:
+    """The same architecture class with tiny random weights and another tokenizer: for runs that only prove the path.
+
+    The model type comes from `architecture`, the folder's config.json, or, so that it works offline, the family name
+    in a hub id. Raises ConfigError when none of them tells.
+    """
+    vocab_size = len(load_tokenizer(ModelConfig(name_or_path=tokenizer)))
+    architecture = smoke_architecture(_model_type(config), vocab_size)
+    return ModelConfig(architecture=architecture, tokenizer=tokenizer, init_seed=config.init_seed)
+
+
+def _model_type(config: ModelConfig) -> str:
+    if config.architecture is not None:
+        return str(config.architecture["model_type"])
+    name = str(config.name_or_path)
+    if (file := Path(name) / "config.json").is_file():
+        return str(json.loads(file.read_text(encoding="utf-8"))["model_type"])
+    for part, model_type in FAMILIES.items():
+        if part in name.lower():
+            return model_type
+    raise ConfigError(
+        f"model {name}: cannot tell its architecture offline (no {', '.join(FAMILIES)} in the name); "
+        "give model.architecture instead of the name"
+    )
+
+
+def _default_architecture(model_type: str) -> PretrainedConfig:
+    known = list(CONFIG_MAPPING.keys())
+    if model_type not in known:
+        close = difflib.get_close_matches(model_type, known, 3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "expected a name such as qwen3, llama or gemma2"
+        raise ConfigError(f"model.architecture.model_type: transformers knows no {model_type!r}; {hint}")
+    return AutoConfig.for_model(model_type)
+
+
+def check_architecture(config: ModelConfig) -> None:
+    """Raise ConfigError for an `architecture` that cannot be built, before there are weights or a tokenizer."""
+    assert config.architecture is not None
+    model_type, values = _architecture(config.architecture)
+    with torch.random.fork_rng(), torch.device("meta"):
+        _build(model_type, values, torch.float32)
+
+
+def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTrainedModel:
+    model_type, values = _architecture(architecture)
+    if config.tokenizer is not None:
+        _fit_to_tokenizer(values, load_tokenizer(config))
+    dtype = torch.float32 if config.dtype == "auto" else getattr(torch, config.dtype)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.init_seed)
+        return _build(model_type, values, dtype)
+
+
+def _architecture(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Model type and the other keys of an architecture. Raises ConfigError for ones that transformers does not know."""
+    values = dict(architecture)
+    model_type = str(values.pop("model_type"))
+    known = _default_architecture(model_type)
+    # transformers keeps whatever it is given, so a misspelt size would silently leave the default.
+    unknown = [key for key in values if not hasattr(known, key) and key not in {"rope_theta", "rope_scaling"}]
+    names = list(known.to_dict())
+    close = {key: difflib.get_close_matches(key, names, 1) for key in unknown}
+    reject(
+        f"model.architecture ({model_type})",
+        [f"unknown key {key}" + (f"; did you mean {match[0]}?" if match else "") for key, match in close.items()],
+    )
+    return model_type, values
+
+
+def _build(model_type: str, values: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=dtype)
+    # What a bad size raises depends on where in the model it is noticed.
+    except Exception as error:
+        raise ConfigError(f"model.architecture ({model_type}): cannot be built from {values}: {error}") from error
+
+
+def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
+    model, info = _load(
+        "model",
+        origin.base,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            origin.base,
+            revision=origin.revision,
+            dtype=config.dtype,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        ),
+    )
+    # Left alone, weights that are not in the files would be random.
+    if absent := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
+        raise ConfigError(
+            f"model {origin.base}: {len(absent)} weight(s) of {type(model).__name__} are missing or of another shape, "
+            f"such as {absent[0]}; give a causal language model that is complete"
+        )
+    return model
+
+
+def _with_adapter(model: PreTrainedModel, adapter: str, revision: str | None, trainable: bool) -> PeftModel:
+    with warnings.catch_warnings():
+        # The adapter of another model would otherwise load as one that changes nothing.
+        warnings.filterwarnings("error", message=".*missing adapter keys.*")
+        return _load(
+            "adapter",
+            adapter,
+            lambda: PeftModel.from_pretrained(model, adapter, is_trainable=trainable, revision=revision),
+        )
+
+
+def _fit_to_tokenizer(values: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    size = len(tokenizer)
+    if values.setdefault("vocab_size", size) < size:
+        raise ConfigError(
+            f"model.architecture.vocab_size: expected at least {size}, the tokenizer's; got {values['vocab_size']}"
+        )
+    for name in ("bos_token_id", "eos_token_id"):
+        values.setdefault(name, getattr(tokenizer, name))
+    # A padding row of the embedding is zero and never learns: right for a token that only pads.
+    only_pads = tokenizer.pad_token_id not in {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
+    values.setdefault("pad_token_id", tokenizer.pad_token_id if only_pads else None)
+
+
+def _origin(config: ModelConfig) -> Origin:
+    name = str(config.name_or_path)
+    if not _load("model", name, lambda: find_adapter_config_file(name, revision=config.revision)):
+        return Origin(name, config.revision, config.adapter)
+    if config.adapter is not None:
+        raise ConfigError(f"model.name_or_path: {name} is itself an adapter, so model.adapter cannot be put on it")
+    adapter = _load("adapter", name, lambda: PeftConfig.from_pretrained(name, revision=config.revision))
+    if not adapter.base_model_name_or_path:
+        raise ConfigError(
+            f"{name}: its adapter_config.json names no base model; give the base as model.name_or_path "
+            "and the adapter as model.adapter"
+        )
+    return Origin(adapter.base_model_name_or_path, adapter.revision, name, config.revision)
+
+
+def _tokenizer_source(config: ModelConfig) -> tuple[str, str | None]:
+    if config.tokenizer is not None:
+        return config.tokenizer, None
+    if config.name_or_path is None:
+        raise ConfigError("model.tokenizer: required next to model.architecture; give a tokenizer's folder or hub id")
+    origin = _origin(config)
+    if origin.adapter == config.name_or_path and not (Path(origin.adapter) / "tokenizer_config.json").is_file():
+        return origin.base, origin.revision
+    return config.name_or_path, config.revision
+
+
+def _load(kind: str, source: str, action: Callable[[], T]) -> T:
+    """Value of an action; what the libraries raise for missing or unusable files becomes one message to act on."""
+    if Path(source).is_absolute() and not Path(source).exists():
+        raise ConfigError(f"{kind} {source}: no such folder; check the path, or run the stage that makes it")
+    try:
+        with one_attempt(source) as offline:
+            return action()
+    except (OSError, ValueError, KeyError, RuntimeError, UserWarning) as error:
+        raise ConfigError(
+            f"{kind} {source}: cannot be loaded: {why(error, offline)}\n  expected an existing folder (relative to "
+            f"{Path.cwd()}) or a hub id that can be downloaded; without a network, download it elsewhere and give the "
+            "folder; for a gated one, log in with `hf auth login`"
+        ) from error

@@ -1,0 +1,84 @@
+"""What training leaves in a folder: the model, its checkpoints, its log, and how it was trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regretless.core.files import MANIFEST, read_json
+from regretless.core.run_folder import RUN, resolve
+from regretless.modeling.load import ModelConfig
+from regretless.objectives import hyperparameter_names
+
+ADAPTER = "adapter_config.json"
+"""File that tells an adapter's folder from a model's."""
+STATE, PAIR_SCORES = "trainer_state.json", "pair_scores.jsonl"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, and the folder that training left it in."""
+
+    model: ModelConfig
+    folder: Path
+    objective: str | None = None
+    """The method; None where nothing says it."""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    """Those that were set; the others are the method's defaults."""
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """The Trainer's state at the end, with its log in `log_history`; empty where there is none."""
+        file = self.folder / STATE
+        return dict(read_json(file)) if file.is_file() else {}
+
+
+def read_trained(start: ModelConfig, folder: Path) -> Trained:
+    """What training from `start` left in a folder; its manifest, where it has one, says with which method."""
+    manifest = folder / MANIFEST
+    settings = read_json(manifest)["settings"] if manifest.is_file() else {}
+    objective, values = settings.get("objective"), settings.get("values", {})
+    names = hyperparameter_names(objective) if objective is not None else ()
+    hyperparameters = {name: value for name, value in values.items() if name in names}
+    return Trained(trained_model(start, str(folder), Path()), folder, objective, hyperparameters)
+
+
+def trained_model(start: ModelConfig, trained: str, run: Path) -> ModelConfig:
+    """The model that training from `start` left in the folder `trained`; both may name `run` as `{run}`."""
+    here, folder = resolve(start, run), Path(trained.replace(RUN, str(run)))
+    on_adapter = here.name_or_path is not None and (Path(here.name_or_path) / ADAPTER).is_file()
+    if (folder / ADAPTER).is_file() and not on_adapter:
+        return start.model_copy(update={"adapter": trained})
+    # A whole model, or an adapter that went on from one and names its base itself.
+    kept = start.model_dump(include={"dtype", "chat_template", "trust_remote_code"}, exclude_unset=True)
+    return ModelConfig(name_or_path=trained, **kept)
+
+
+def complete_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder that were written to their end, by step, in order.
+
+    trainer_state.json is the last file of a checkpoint: one that is missing or broken marks a save that was cut off.
+    """
+    found: dict[int, Path] = {}
+    for path in folder.glob("checkpoint-*"):
+        number = path.name.removeprefix("checkpoint-")
+        try:
+            state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            continue
+        if number.isdigit() and state.get("global_step") == int(number):
+            found[int(number)] = path
+    return dict(sorted(found.items()))
+
+
+def last_complete_checkpoint(folder: Path) -> str | None:
+    """The checkpoint-N with the largest N that training can go on from, or None.
+
+    One without the optimizer's state (`save_only_model`) holds a model and nothing to go on with; the random state is
+    saved with the optimizer's, in whatever files that lies.
+    """
+    found = [path for path in complete_checkpoints(folder).values() if any(path.glob("rng_state*.pth"))]
+    return str(found[-1]) if found else None

@@ -1,0 +1,215 @@
+"""The pair stage: responses with verdicts or scores in, preference pairs out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import Field
+
+from regretless.core.errors import DataError
+from regretless.core.settings import Section
+from regretless.data.preferences import check_some_left, report_refusals
+from regretless.data.records import (
+    LogpsKind,
+    Pair,
+    Refusal,
+    Response,
+    Text,
+    Verdict,
+    read_responses,
+    split_ambiguous,
+    write_records,
+)
+from regretless.data.schema import logps_problem
+from regretless.pairing.rules import RULES, Rule
+
+
+class PairConfig(Section):
+    """Settings of the pair stage."""
+
+    rule: Literal["correct_vs_wrong", "best_vs_random", "most_likely"] = "correct_vs_wrong"
+    """`correct_vs_wrong`: some correct against some wrong responses, at random (the paper, math). `best_vs_random`: the
+    best score against a random lower one (the paper, judged data). `most_likely`: the likeliest correct against the
+    likeliest wrong responses (the authors' released code)."""
+    max_correct: int = Field(default=2, ge=1)
+    """Most correct responses a prompt gives; not for `best_vs_random`. The paper takes 2."""
+    max_wrong: int = Field(default=2, ge=1)
+    """Most wrong responses a prompt gives; not for `best_vs_random`. The paper takes 2."""
+    logps: LogpsKind = "raw"
+    """Log-probabilities that the pairs carry: the behaviour model's own (`raw`), or those of the distribution that was
+    sampled from, after temperature, top-p, top-k and penalties (`sampled`)."""
+    seed: int = 0
+    """A prompt's random numbers depend on this and its id alone."""
+
+
+def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
+    """Pair the responses of a file; returns counts of prompts, responses and pairs, and of what was left out and why.
+
+    Written into the folder `output`: pairs.parquet (`Pair` records, a prompt's pairs together, prompts in the order of
+    their ids) and refused.jsonl. The result does not depend on the order of the rows. Raises DataError when no pair
+    results.
+    """
+    rows, refused = read_responses(responses)
+    clear, ambiguous = split_ambiguous(rows, responses)
+    usable, unusable = _split_unusable(clear, config)
+    refused = sorted(refused + ambiguous + unusable, key=lambda refusal: refusal.line)
+    report_refusals(refused, output / "refused.jsonl")
+    check_some_left(usable, refused, responses)
+    pairs, counts = make_pairs(usable, config)
+    prompts = {row.prompt_id for row in rows}
+    if silent := len(prompts - {row.prompt_id for row in usable}):
+        counts["prompts_dropped"]["no_usable_response"] = (
+            counts["prompts_dropped"].get("no_usable_response", 0) + silent
+        )
+    summary = {"prompts": len(prompts), "responses": len(rows), "refused": len(refused), **counts}
+    if not pairs:
+        raise DataError(f"{responses}: no pair results from {len(rows)} responses: {_explain(summary)}")
+    write_records(output / "pairs.parquet", pairs)
+    return summary
+
+
+def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[Pair], dict[str, Any]]:
+    """Pairs of responses, and counts: pairs, distinct responses in them, prompts and responses left out by reason.
+
+    Raises DataError when one prompt id stands for two prompts.
+    """
+    rule = RULES[config.rule]
+    pairs: list[Pair] = []
+    left_out: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    for prompt_id, group in groupby(sorted(responses, key=_order), key=lambda response: response.prompt_id):
+        candidates = _candidates(list(group), rule, left_out)
+        if not candidates:
+            dropped["no_usable_response"] += 1
+            continue
+        found = rule.select(candidates, config.max_correct, config.max_wrong, Random(f"{config.seed}:{prompt_id}"))
+        if isinstance(found, str):
+            dropped[found] += 1
+            continue
+        pairs.extend(_pair(chosen, rejected, config) for chosen, rejected in found)
+    return pairs, {
+        "pairs": len(pairs),
+        "prompts_paired": len({pair.prompt_id for pair in pairs}),
+        "distinct_responses": len({name for pair in pairs for name in (pair.chosen_id, pair.rejected_id)}),
+        "pairs_without_logps": sum(pair.chosen_logps is None or pair.rejected_logps is None for pair in pairs),
+        "prompts_dropped": dict(sorted(dropped.items())),
+        "responses_left_out": dict(sorted(left_out.items())),
+    }
+
+
+def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[Response], list[Refusal]]:
+    """Responses that can stand in a pair, with the log-probabilities it will carry, and the others with the reason."""
+    kept: list[Response] = []
+    refused: list[Refusal] = []
+    for number, row in enumerate(rows, 1):
+        labelled = _with_logps(row, config.logps)
+        reason: str | None
+        if not row.response.strip():
+            reason = "empty completion"
+        elif row.finish_reason == "length":
+            reason = "cut at the token limit (finish_reason length): no end-of-sequence token"
+        else:
+            reason = logps_problem("logps", labelled.pieces, labelled.logps)
+        if reason is None:
+            kept.append(labelled)
+            continue
+        source, _, line = (row.origin or f"responses:{number}").rpartition(":")
+        refused.append(Refusal(source, int(line), reason, {"response_id": row.response_id, "response": row.response}))
+    return kept, refused
+
+
+def _with_logps(row: Response, kind: LogpsKind) -> Response:
+    if row.logps_kind in (None, kind):
+        return row
+    return replace(row, logps=row.sampled_logps if kind == "sampled" else None, logps_kind=kind)
+
+
+def _order(response: Response) -> tuple[str, str, str, list[int], str]:
+    # By content before the id: rows without an id have one made from their line number.
+    return (
+        response.prompt_id,
+        response.response,
+        response.model or "",
+        response.token_ids or [],
+        response.response_id,
+    )
+
+
+def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -> list[Response]:
+    """Distinct responses of one prompt that a rule can use; equal texts count once."""
+    first = group[0]
+    other = next((response for response in group if response.prompt != first.prompt), None)
+    if other is not None:
+        raise DataError(
+            f"prompt id {first.prompt_id}: stands for two prompts ({first.origin} and {other.origin}); "
+            "give each prompt its own id"
+        )
+    candidates: list[Response] = []
+    for _, equal in groupby(group, key=lambda response: response.response):
+        same = list(equal)
+        response = _merged(same)
+        reason = rule.unusable(response)
+        if reason is None:
+            candidates.append(response)
+        left_out.update(["duplicate"] * (len(same) - 1) + ([reason] if reason else []))
+    return candidates
+
+
+def _merged(same: Sequence[Response]) -> Response:
+    """One response for equal texts: the verdict that they agree on, and the mean of their scores."""
+    verdicts = {response.verdict for response in same if response.verdict not in (None, Verdict.UNKNOWN)}
+    scores = [response.score for response in same if response.score is not None]
+    return replace(
+        next((response for response in same if response.logps is not None), same[0]),
+        # A text judged both ways is not known to be either.
+        verdict=verdicts.pop() if len(verdicts) == 1 else Verdict.UNKNOWN,
+        score=fmean(scores) if scores else None,
+    )
+
+
+def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
+    # A pair has one tokenizer: ids of two cannot both be the policy's.
+    comparable = chosen.tokenizer == rejected.tokenizer
+    same_prompt_ids = comparable and chosen.prompt_token_ids == rejected.prompt_token_ids
+    labels: dict[str, Any] = {}
+    for side, response in (("chosen", chosen), ("rejected", rejected)):
+        labels |= {
+            f"{side}_id": response.response_id,
+            f"{side}_token_ids": response.token_ids if comparable else None,
+            f"{side}_tokens": response.tokens if comparable else None,
+            f"{side}_logps": response.logps if comparable else None,
+            f"{side}_model": response.model,
+            f"{side}_complete": None if response.finish_reason is None else True,
+            f"{side}_score": response.score,
+        }
+    has_logps = comparable and (chosen.logps is not None or rejected.logps is not None)
+    return Pair(
+        prompt=chosen.prompt,
+        chosen=_completion(chosen),
+        rejected=_completion(rejected),
+        pair_id=f"{chosen.response_id}>{rejected.response_id}",
+        prompt_id=chosen.prompt_id,
+        prompt_token_ids=chosen.prompt_token_ids if same_prompt_ids else None,
+        logps_kind=config.logps if has_logps else None,
+        tokenizer=chosen.tokenizer if comparable else None,
+        **labels,
+    )
+
+
+def _completion(response: Response) -> Text:
+    """A text after a text, a message after messages: what TRL and others read as a pair."""
+    if isinstance(response.prompt, str):
+        return response.response
+    return [{"role": "assistant", "content": response.response}]
+
+
+def _explain(summary: dict[str, Any]) -> str:
+    reasons = {**summary["prompts_dropped"], **summary["responses_left_out"], "rows refused": summary["refused"]}
+    return ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "no responses"

@@ -1,0 +1,129 @@
+"""The report: one HTML page that shows what a run did, with everything that it needs inside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pyarrow as pa
+import yaml
+from markupsafe import Markup
+from pydantic import Field
+
+from regretless import __version__
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import write_text
+from regretless.core.settings import Section
+from regretless.reporting import token_figures, views
+from regretless.reporting.changes import changes
+from regretless.reporting.collect import collect
+from regretless.reporting.explorer import explorer
+from regretless.reporting.token_figures import FiguresConfig
+
+
+class ReportConfig(Section):
+    """What the page shows."""
+
+    title: str | None = None
+    """Heading; the name of the run folder unless given."""
+    examples: int = Field(1, ge=0)
+    """Problems solved and problems broken by training to show, of each benchmark."""
+    token_pairs: int = Field(100, ge=0)
+    """Pairs in the explorer, of those that were analyzed."""
+    tokens: int = Field(1000, ge=1)
+    """Tokens shown of each of their responses."""
+    seed: int = 0
+    """Seed of the choice of examples."""
+    figures: FiguresConfig | None = None
+    """Draw the responses of one pair as files as well."""
+
+
+def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
+    """Write `output`/report.html about the run in `run_dir`, and `output`/figures if asked for.
+
+    A part whose stage did not run says so. Texts of models and data are escaped, and the page's policy lets no script
+    but its own run. Raises DataError when a file of the run is broken, ConfigError for figures that cannot be drawn.
+    """
+    try:
+        return _run(config, run_dir, output)
+    except UNREADABLE as error:
+        raise DataError(
+            f"{run_dir}: a file in it is not what a run leaves ({type(error).__name__}: {error}); remove the folder of "
+            "the stage that made it, and run the recipe again"
+        ) from error
+
+
+UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, pa.ArrowException)
+"""What numbers and tables of a damaged run folder end in: another program may have written into it."""
+
+
+def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
+    data = collect(run_dir, examples=config.examples, seed=config.seed)
+    colors = views.colors_of(data)
+    rewards = data.token_rewards
+    scripts = ["curves.js"] * bool(data.logs) + ["figure.js", "explorer.js"] * bool(rewards)
+    page = (
+        _environment()
+        .get_template("report.html.jinja")
+        .render(
+            run=data,
+            title=config.title or data.name,
+            colors=colors,
+            results=views.results(data, colors),
+            chat_results=views.chat_results(data, colors),
+            stages=views.stage_rows(data.stages),
+            versions=views.versions(data.stages),
+            inspect_tables=views.inspect_tables(data.inspect),
+            curves=views.curves(data, colors),
+            ends=views.curve_ends(data),
+            histograms=views.histograms(data),
+            changes=changes(data.comparisons, colors),
+            explorer=rewards and explorer(rewards, f"{run_dir}/", pairs=config.token_pairs, tokens=config.tokens),
+            beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
+            version=__version__,
+            style=Markup(_resource("report.css") + _resource("explorer.css")),
+            scripts=[_script(name) for name in scripts],
+        )
+    )
+    path = output / "report.html"
+    write_text(path, page)
+    summary = {"bytes": path.stat().st_size, "examples": len(data.examples), "objectives": len(data.logs)}
+    if config.figures is None:
+        return summary
+    if not rewards:
+        raise ConfigError("report.figures: this run has no token rewards; add an analyze section to the recipe")
+    return summary | {"figures": len(token_figures.draw(config.figures, rewards, output / "figures"))}
+
+
+def _script(name: str) -> dict[str, Any]:
+    """Text of a script, and the hash by which the page's policy knows it."""
+    text = _resource(name)
+    return {"text": Markup(text), "hash": base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}
+
+
+def _environment() -> jinja2.Environment:
+    # Escaping is on for every template: the default goes by the file's suffix, which is .jinja here.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("regretless.reporting"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    # The filter `tojson` escapes what could end a script element.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters |= {
+        "percent": lambda share: "–" if share is None else f"{100 * share:.1f}",
+        "points": lambda share: "–" if share is None else f"{100 * share:+.1f}".replace("-", "−"),
+        "decimals": lambda value: "–" if value is None else f"{value:.2f}".replace("-", "−"),
+        "signed": lambda value: "–" if value is None else f"{value:+.2f}".replace("-", "−"),
+        "duration": lambda seconds: f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds",
+        "words": views.words,
+        "cut": views.cut,
+        "settings": lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True),
+    }
+    return environment
+
+
+def _resource(name: str) -> str:
+    return resources.files("regretless.reporting").joinpath("templates", name).read_text(encoding="utf-8")

@@ -1,0 +1,323 @@
+"""What can be known before the first stage runs: files, hub ids, packages, keys and training arguments of this machine.
+
+A recipe's types and bounds are checked when it is read, on any machine. What is checked here depends on where it runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regretless.core.errors import problems_of
+from regretless.core.files import MANIFEST
+from regretless.core.hub import Repository, may_be_repository, missing
+from regretless.core.run_folder import BASE, RUN, processes
+from regretless.core.settings import Section
+from regretless.data.prompts import PromptSource
+from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
+from regretless.evaluation.results import BenchmarkSource
+from regretless.labeling.judge import JudgeConfig
+from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
+from regretless.modeling.chat_templates import CHAT_TEMPLATES
+from regretless.modeling.load import ModelConfig, check_architecture
+from regretless.pairing.mask import MaskConfig
+from regretless.reporting.token_figures import FiguresConfig
+from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
+from regretless.sampling.sample import SampleConfig
+from regretless.training.train import TrainConfig
+from regretless.world.world import output_names
+
+KINDS = ("benchmarks", "chat")
+"""Settings of `evaluate` that hold benchmarks."""
+USES_MODEL = ("inspect", "train", "evaluate", "analyze")
+"""Sections that work with the recipe's `model`."""
+
+
+@dataclass
+class Findings:
+    """Problems found so far, and the hub's repositories that are still to be asked for."""
+
+    problems: list[str] = field(default_factory=list)
+    asked: list[tuple[str, Repository]] = field(default_factory=list)
+    """Key of the setting, and what it names."""
+
+    def add(self, key: str, problem: str) -> None:
+        """Note a problem of a setting."""
+        self.problems.append(f"{key}: {problem}" if key else problem)
+
+    def under(self, key: str, *checks: Callable[[], Any]) -> None:
+        """Note what checks of a section raise; a message may begin with the setting's own name."""
+        for problem in problems_of(*checks):
+            own = re.sub(r"^model\.architecture( \(\w+\))?(: )?", "", problem)
+            if key and own.startswith(("server: ", ".")):
+                self.problems.append(f"{key}.{own.removeprefix('.')}")
+            else:
+                self.add(key, own)
+
+    def all(self) -> list[str]:
+        """Every problem, with the hub's answers: one request for each repository."""
+        unusable = missing([repository for _, repository in self.asked])
+        absent = [f"{key}: {unusable[one]} (got {one.name!r})" for key, one in self.asked if one in unusable]
+        return list(dict.fromkeys([*self.problems, *absent]))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where settings are used: a run folder, what its earlier stages make, and what is done."""
+
+    run: Path | None = None
+    made: Callable[[str], str | None] = lambda _: None
+    """Why no stage makes a path that begins with `{run}`, or None when one does."""
+    done: Collection[str] = ()
+    """Keys of sections whose work is done."""
+
+
+def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
+    """What would end the stages of a recipe (or some) on this machine, as far as it can be known now.
+
+    A stage that is done already needs no key, no data and no hub.
+    """
+    wanted = [
+        name
+        for name in Recipe.model_fields
+        if getattr(recipe, name) not in (None, {}) and (names is None or name in names)
+    ]
+    run = recipe.run_dir
+    here = Surroundings(run, lambda text: _not_made(recipe, text), _done_benchmarks(recipe))
+    found = Findings()
+    for name in wanted:
+        section = getattr(recipe, name)
+        if name == "responses":
+            _path(found, here, name, section)
+        elif isinstance(section, Section) and name != "model" and not _is_done(recipe, name):
+            section_problems(found, here, section, name)
+        elif name in ("pretrain", "prompts"):
+            for label, entry in section.items():
+                if not (run / name / (label if name == "pretrain" else "") / MANIFEST).is_file():
+                    section_problems(found, here, entry, f"{name}.{label}")
+    using = [name for name in USES_MODEL if name in wanted]
+    if recipe.model is not None and not (using and all(_is_done(recipe, name) for name in using)):
+        section_problems(found, here, recipe.model, "model")
+    _figures(found, recipe, wanted)
+    return found.all()
+
+
+def _is_done(recipe: Recipe, name: str) -> bool:
+    places: Sequence[str] = (name,)
+    if name == "pairs":
+        places = ("pair",)
+    elif name == "train":
+        places = [f"train/{objective}" for objective in recipe.train.objectives] if recipe.train else ()
+    elif name == "evaluate" and recipe.evaluate is not None:
+        benchmarks = {f"evaluate.{kind}.{label}" for kind in KINDS for label in getattr(recipe.evaluate, kind)}
+        return benchmarks <= _done_benchmarks(recipe)
+    return all((recipe.run_dir / place / MANIFEST).is_file() for place in places)
+
+
+def _done_benchmarks(recipe: Recipe) -> set[str]:
+    """Keys of the benchmarks on which every model of the recipe has been evaluated."""
+    if recipe.evaluate is None:
+        return set()
+    models = [BASE, *(recipe.train.objectives if recipe.train else [])]
+    folder = recipe.run_dir / "evaluate"
+    return {
+        f"evaluate.{kind}.{label}"
+        for kind in KINDS
+        for label in getattr(recipe.evaluate, kind)
+        if all((folder / model / label / MANIFEST).is_file() for model in models)
+    }
+
+
+def _not_made(recipe: Recipe, text: str) -> str | None:
+    """Why no stage of the recipe makes a path in its run folder, or None when one does."""
+    name, _, rest = text.removeprefix(f"{RUN}/").partition("/")
+    if name in recipe.unsound:
+        return None
+    if name == "pairs" or (getattr(recipe, name, None) in (None, {}) and not (name == "pair" and recipe.pairs)):
+        return f"not in the run folder, and this recipe has no section {name} that could make it (got {text!r})"
+    inner = rest.partition("/")[0]
+    made: Collection[str] | None = None
+    if name == "pretrain":
+        made = recipe.pretrain
+    elif name == "train" and recipe.train is not None:
+        made = recipe.train.objectives
+    elif name == "world" and recipe.world is not None:
+        made = output_names(recipe.world)
+    if made is None or inner in made:
+        return None
+    return f"not in the run folder, and {name} makes {', '.join(made)} (got {text!r})"
+
+
+def section_problems(found: Findings, here: Surroundings, section: Section, key: str) -> None:
+    """Look through a section and all inside it; `key` is its name in messages, empty for none."""
+    for name, one in _sections(section, key, here.done):
+        for kind, check in CHECKS.items():
+            if isinstance(one, kind):
+                check(found, here, name, one)
+
+
+def _sections(value: Any, key: str, but: Collection[str]) -> Iterator[tuple[str, Section]]:
+    """A section and those inside it, by their keys, but for some."""
+    inner: Iterable[tuple[str, Any]] = ()
+    if key in but:
+        return
+    if isinstance(value, Section):
+        yield key, value
+        # What a server calls a model is nothing to look for elsewhere: see `_sample`.
+        on_server = isinstance(value, SampleConfig) and value.server is not None
+        inner = [
+            (name, getattr(value, name)) for name in type(value).model_fields if not (on_server and name == "models")
+        ]
+    elif isinstance(value, Mapping):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = [(str(number), item) for number, item in enumerate(value)]
+    for name, item in inner:
+        yield from _sections(item, _join(key, str(name)), but)
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _resolved(here: Surroundings, text: str) -> Path:
+    return Path(text if here.run is None else text.replace(RUN, str(here.run))).expanduser()
+
+
+def _path(found: Findings, here: Surroundings, key: str, text: str | None) -> Path | None:
+    """Look for a file or folder that a setting names; the path, where it is there."""
+    if text is None:
+        return None
+    path = _resolved(here, text)
+    if path.exists():
+        return path
+    if RUN not in text:
+        found.add(key, f"no such file or folder: {path}" + ("" if path.is_absolute() else f" (in {Path.cwd()})"))
+    elif (problem := here.made(text)) is not None:
+        found.add(key, problem)
+    return None
+
+
+def _path_or_hub(
+    found: Findings, here: Surroundings, key: str, text: str | None, kind: Any, revision: str | None = None
+) -> None:
+    if text is None:
+        return
+    if may_be_repository(text) and not Path(text).exists():
+        found.asked.append((key, Repository(kind, text, revision)))
+    else:
+        _path(found, here, key, text)
+
+
+def _model(found: Findings, here: Surroundings, key: str, model: ModelConfig) -> None:
+    _path_or_hub(found, here, _join(key, "name_or_path"), model.name_or_path, "model", model.revision)
+    _path_or_hub(found, here, _join(key, "adapter"), model.adapter, "model")
+    _path_or_hub(found, here, _join(key, "tokenizer"), model.tokenizer, "model")
+    template = model.chat_template
+    if template not in (None, *CHAT_TEMPLATES) and not _resolved(here, str(template)).is_file():
+        known = ", ".join(CHAT_TEMPLATES)
+        found.add(
+            _join(key, "chat_template"), f"expected one of {known}, or the path of a Jinja file, got {template!r}"
+        )
+    if model.architecture is not None:
+        found.under(_join(key, "architecture"), lambda: check_architecture(model))
+        if model.tokenizer is None:
+            found.add(_join(key, "tokenizer"), "required next to architecture; give a tokenizer's folder or hub id")
+
+
+def input_problems(found: Findings, here: Surroundings, key: str, text: str) -> None:
+    """Look for rows that a flag names: a file, a folder, or a data set on the hub."""
+    _path_or_hub(found, here, key, text, "dataset")
+
+
+def _prompts(found: Findings, here: Surroundings, key: str, source: PromptSource | PairsSource) -> None:
+    _path_or_hub(found, here, _join(key, "dataset"), source.dataset, "dataset")
+
+
+def _benchmark(found: Findings, here: Surroundings, key: str, source: BenchmarkSource) -> None:
+    place = "dataset" if source.dataset is not None else "benchmark"
+    _path_or_hub(found, here, _join(key, place), source.source.dataset, "dataset")
+
+
+def _sample(found: Findings, here: Surroundings, key: str, config: SampleConfig) -> None:
+    if config.server is None:
+        return
+    found.under(key, config.server.api_key)
+    for number, model in enumerate(config.models):
+        place = _join(key, f"models.{number}")
+        _path_or_hub(found, here, _join(place, "tokenizer"), model.tokenizer, "model")
+        if model.name_or_path is None or model.adapter is not None:
+            found.add(
+                place, "on a server, expected the name under which it runs there, in name_or_path, and no adapter"
+            )
+
+
+def _pretrain(found: Findings, here: Surroundings, key: str, config: PretrainConfig) -> None:
+    _path_or_hub(found, here, _join(key, "data"), config.data, "dataset")
+
+
+def _train(found: Findings, here: Surroundings, key: str, config: TrainConfig) -> None:
+    # Several processes start training at once, and nothing comes before it.
+    for objective in config.objectives if processes() == 1 else ():
+        if (problem := config.problem_here(objective)) is not None:
+            found.problems.append(_join(key, problem))
+
+
+def _judge(found: Findings, here: Surroundings, key: str, config: JudgeConfig) -> None:
+    for name, path in config.files().items():
+        _path(found, here, _join(key, name), str(path))
+    found.under(key, config.server.api_key)
+    if all(path.is_file() for path in config.files().values()):
+        checks: tuple[Callable[[], Any], ...] = (
+            lambda: JudgePrompt(config.system, config.layout),
+            lambda: load_aspects(config.aspects, config.rubrics, config.typed, config.not_applicable),
+        )
+        found.under(key, *checks)
+
+
+def _chat(found: Findings, here: Surroundings, key: str, config: ChatBenchmarkConfig) -> None:
+    for name, path in config.files().items():
+        _path(found, here, _join(key, name), str(path))
+    found.under(key, config.fetch)
+
+
+def _mask(found: Findings, here: Surroundings, key: str, config: MaskConfig) -> None:
+    _path_or_hub(found, here, _join(key, "tokenizer"), config.tokenizer, "model")
+
+
+def _drawn(found: Findings, here: Surroundings, key: str, config: FiguresConfig) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        found.add(key, "needs a package: pip install 'regretless[figures]'")
+
+
+def _figures(found: Findings, recipe: Recipe, wanted: Collection[str]) -> None:
+    figures = recipe.report.figures if recipe.report is not None and "report" in wanted else None
+    if figures is None:
+        return
+    trained = recipe.train.objectives if recipe.train is not None else []
+    if unknown := [name for name in figures.models or () if name not in trained]:
+        found.add("report.figures.models", f"expected some of {', '.join(trained)}, got {', '.join(unknown)}")
+    if recipe.analyze is not None and figures.pair > (most := recipe.analyze.pairs + recipe.analyze.masked):
+        found.add(
+            "report.figures.pair", f"expected at most {most}, for analyze takes no more pairs; got {figures.pair}"
+        )
+
+
+CHECKS: Mapping[type[Section], Callable[[Findings, Surroundings, str, Any], None]] = {
+    ModelConfig: _model,
+    PromptSource: _prompts,
+    PairsSource: _prompts,
+    BenchmarkSource: _benchmark,
+    SampleConfig: _sample,
+    PretrainConfig: _pretrain,
+    TrainConfig: _train,
+    JudgeConfig: _judge,
+    ChatBenchmarkConfig: _chat,
+    MaskConfig: _mask,
+    FiguresConfig: _drawn,
+}
+"""What is looked at in each kind of section."""

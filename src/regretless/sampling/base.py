@@ -1,0 +1,128 @@
+"""What every sampling engine takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
+from typing import Literal, Protocol, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from regretless.core.settings import Section
+from regretless.data.records import FinishReason, LogpsKind, Text
+from regretless.servers.server_settings import ServerConfig
+
+P = TypeVar("P", bound=Sized)
+"""A prompt as an engine takes it; its length orders prompts, and counts where an engine has a limit."""
+
+
+class SamplingServer(ServerConfig):
+    """The server of the engine `openai`, and what its log-probabilities mean."""
+
+    base_urls: dict[str, str] = Field(default={})
+    """Addresses of models that run elsewhere than at `base_url`, by model name."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """`chat` sends messages, for the server's chat template. `completions` sends plain text, or the token ids of the
+    tokenizer that the model's settings name."""
+    logprobs: bool = True
+    """Whether to ask for log-probabilities; some hosted models give none, which leaves data for the methods that need
+    none."""
+    logprobs_mode: Literal["raw", "processed"] | None = None
+    """What the server's log-probabilities mean: `raw`, the model's own distribution; `processed`, the one that is drawn
+    from, after temperature, top-p, top-k and penalties. Found out by two small requests where that is possible, and
+    checked against what is said here."""
+    extensions: bool | None = None
+    """Whether the server knows the parameters top_k, min_p, repetition_penalty and return_token_ids, as vLLM and SGLang
+    do; unless given, any server but OpenAI's own is taken to."""
+
+
+class SamplingParams(Section):
+    """How responses are drawn. The defaults are the paper's (appendix, data generation)."""
+
+    engine: str = "transformers"
+    """What runs the model: transformers, or openai for an OpenAI-compatible server."""
+    server: SamplingServer | None = None
+    """The server, for the engine `openai`."""
+    n: int = Field(default=8, ge=1)
+    """Responses per prompt."""
+    temperature: float = Field(default=0.7, ge=0)
+    """Divides the logits; 0 takes the most likely token (greedy)."""
+    top_p: float = Field(default=0.95, gt=0, le=1)
+    """Draws from the most likely tokens that together have this probability; 1 is off."""
+    top_k: int = Field(default=40, ge=0)
+    """Draws from this many most likely tokens; 0 is off."""
+    repetition_penalty: float = Field(default=1.05, gt=0)
+    """Divides positive logits, and multiplies negative ones, of tokens in the prompt or response so far; 1 is off.
+    It counts in greedy decoding too."""
+    max_new_tokens: int = Field(default=2048, ge=1)
+    """A response that has no end after this many tokens is cut there."""
+    batch_size: int = Field(default=64, ge=1)
+    """Responses written at the same time. Other sizes draw other responses from the same seed."""
+    seed: int = Field(default=0, ge=0)
+    """Equal seeds and settings draw equal responses."""
+
+    @model_validator(mode="after")
+    def _greedy_once(self) -> Self:
+        if self.temperature == 0 and self.n > 1:
+            raise ValueError(f"n: with temperature 0 all {self.n} responses to a prompt are the same; set n to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _server_and_engine(self) -> Self:
+        if (self.server is not None) != (self.engine == "openai"):
+            raise ValueError("server: required by the engine openai, and used by no other")
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the model's own distribution, changed by nothing."""
+        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.repetition_penalty == 1
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What wrote a response: the columns of `Response` that are the same for all of an engine's responses."""
+
+    model: str
+    revision: str | None
+    dtype: str | None
+    engine: str
+    tokenizer: str | None
+    """Fingerprint of the tokenizer."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One response: its text, and its tokens, an end-of-sequence token included where one was generated."""
+
+    text: str
+    token_ids: list[int] | None
+    logps: list[float] | None
+    """Nats per token; `logps_kind` says under which distribution."""
+    sampled_logps: list[float] | None
+    """Nats per token in the distribution it was drawn from; None for greedy decoding, which draws nothing."""
+    finish_reason: FinishReason
+    logps_kind: LogpsKind | None = "raw"
+    """`raw`: the model's own distribution. `sampled`: the one it was drawn from, where no other is known."""
+    prompt_token_ids: list[int] | None = None
+    """What the model read."""
+    tokens: list[str] | None = None
+    """Token strings, where there are no ids."""
+
+
+class Engine(Protocol[P]):
+    """Runs one model. Built from a ModelConfig and SamplingParams; `ENGINES` in `sampling.engines` lists them."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """What to write into the responses about where they come from."""
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens that prompt and response may have together, if the model has a known limit."""
+
+    def encode(self, prompt: Text) -> P:
+        """A prompt as the model reads it: token ids, if they are known. Raises DataError when it cannot be written."""
+
+    def generate(self, prompts: Sequence[P], seed: int) -> list[Completion]:
+        """One response to each prompt, in order. Equal prompts and an equal seed give equal responses."""

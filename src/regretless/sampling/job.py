@@ -1,0 +1,207 @@
+"""Sampling cut into numbered parts, so that a run killed in the middle and taken up again gives what one go gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from regretless.core.errors import ConfigError, DataError, lookup
+from regretless.core.files import fingerprint, read_json, versions, write_json
+from regretless.core.terminal import bar
+from regretless.data.prompts import PromptRow
+from regretless.data.records import Response, write_parquet, write_records
+from regretless.modeling.load import ModelConfig
+from regretless.sampling.base import Completion, Engine, SamplingParams
+from regretless.sampling.engines import ENGINES
+
+MAX_PARTS = 200
+"""Parts of one model's work; a kill loses at most one."""
+
+KEY = b"regretless.sampling"
+"""Where the finished file keeps the key of its question, in the metadata of its schema."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One response to write: which prompt (its position) and which of its samples."""
+
+    prompt: int
+    sample: int
+
+
+@dataclass
+class SampleWork:
+    """Answers of models to prompts, to be written to the parquet file `output`.
+
+    Each model's tasks are sorted by prompt length and cut into batches. What a batch draws depends on its tasks and on
+    a seed made of the configured one, the model's position and the batch's, and on nothing that was done before it.
+    """
+
+    models: Sequence[ModelConfig]
+    prompts: Sequence[PromptRow]
+    params: SamplingParams
+    output: Path
+
+    @cached_property
+    def key(self) -> str:
+        """Identity of the question: everything that the answers depend on."""
+        return fingerprint(
+            {
+                "models": [[model.model_dump(), _files(model)] for model in self.models],
+                "prompts": [[row.prompt_id, row.prompt, row.answer] for row in self.prompts],
+                "params": self.params.model_dump(),
+                "versions": versions(),
+            }
+        )
+
+    @property
+    def parts(self) -> Path:
+        """Folder of the finished parts."""
+        return self.output.with_suffix(".parts")
+
+    def finish(self) -> None:
+        """Write the output from the parts that are there and those still to do; nothing if it answers this question."""
+        if not self._is_done():
+            self._check()
+            self._open_parts()
+            with bar("sample", total=len(self.models) * len(self.prompts) * self.params.n) as advance:
+                for number, model in enumerate(self.models):
+                    self._run_model(number, model, advance)
+            self._merge()
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+    def _is_done(self) -> bool:
+        if not self.output.is_file():
+            return False
+        metadata = pq.read_schema(self.output).metadata or {}
+        return bool(metadata.get(KEY) == self.key.encode())
+
+    def _check(self) -> None:
+        if not self.prompts:
+            raise DataError("sampling: expected at least one prompt, got none")
+        if len({row.prompt_id for row in self.prompts}) < len(self.prompts):
+            raise DataError("sampling: several prompts have the same prompt_id; give each its own")
+        if len({isinstance(row.prompt, str) for row in self.prompts}) > 1:
+            raise DataError(
+                "sampling: some prompts are strings and some are message lists; make them all one or the other"
+            )
+
+    def _open_parts(self) -> None:
+        """Make the folder of parts ready; what it holds of another question goes."""
+        file = self.parts / "key.json"
+        if self.parts.exists() and not (file.is_file() and read_json(file) == self.key):
+            shutil.rmtree(self.parts)
+        self.parts.mkdir(parents=True, exist_ok=True)
+        write_json(file, self.key)
+
+    def _run_model(self, number: int, model: ModelConfig, advance: Callable[[int], None]) -> None:
+        """Write the missing parts of one model."""
+        parts = self._parts_of(number)
+        missing = {span: file for span, file in parts.items() if not file.is_file()}
+        advance(sum(len(span) for span in parts if span not in missing))
+        if not missing:
+            return
+        engine = lookup("engine", ENGINES, self.params.engine)(model, self.params)
+        encoded = [engine.encode(row.prompt) for row in self.prompts]
+        self._check_context(model, engine, encoded)
+        # Longest first: what does not fit into memory shows at once, and the rows of a batch need little padding.
+        longest_first = sorted(range(len(encoded)), key=lambda prompt: -len(encoded[prompt]))
+        tasks = [Task(prompt, sample) for prompt in longest_first for sample in range(self.params.n)]
+        for span, file in missing.items():
+            records: list[Response] = []
+            for first in range(span.start, span.stop, self.params.batch_size):
+                batch = tasks[first : min(first + self.params.batch_size, span.stop)]
+                seed = int(fingerprint([self.params.seed, number, first])[:15], 16)
+                completions = self._generate(engine, [encoded[task.prompt] for task in batch], seed)
+                records += [
+                    self._response(engine, number, task, completion)
+                    for task, completion in zip(batch, completions, strict=True)
+                ]
+                advance(len(batch))
+            write_records(file, records)
+        # The next model needs the memory of this one.
+        del engine
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _parts_of(self, number: int) -> dict[range, Path]:
+        """Part files of a model, by the positions of the tasks that they hold: whole batches, but for the last."""
+        total, batch = len(self.prompts) * self.params.n, self.params.batch_size
+        size = batch * math.ceil(total / batch / MAX_PARTS)
+        return {
+            range(start, min(start + size, total)): self.parts / f"{number:03d}-{start // size:03d}.parquet"
+            for start in range(0, total, size)
+        }
+
+    def _check_context(self, model: ModelConfig, engine: Engine[Any], encoded: Sequence[Sized]) -> None:
+        room = math.inf if engine.context is None else engine.context - self.params.max_new_tokens
+        long = [len(prompt) for prompt in encoded if len(prompt) > room]
+        if long:
+            raise ConfigError(
+                f"model {model.label}: {len(long)} of {len(encoded)} prompts (the longest has {max(long)} tokens) and "
+                f"max_new_tokens={self.params.max_new_tokens} exceed its {engine.context} positions; lower "
+                "max_new_tokens, or leave long prompts out with max_prompt_tokens"
+            )
+
+    def _generate(self, engine: Engine[Any], batch: Sequence[Sized], seed: int) -> list[Completion]:
+        try:
+            return engine.generate(batch, seed)
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"batch_size={self.params.batch_size} with prompts of {max(map(len, batch))} tokens and max_new_tokens="
+                f"{self.params.max_new_tokens} does not fit into the device's memory; lower batch_size"
+            ) from error
+
+    def _response(self, engine: Engine[Any], number: int, task: Task, completion: Completion) -> Response:
+        row = self.prompts[task.prompt]
+        return Response(
+            prompt_id=row.prompt_id,
+            response_id=_response_id(row, number, task.sample),
+            prompt=row.prompt,
+            prompt_token_ids=completion.prompt_token_ids,
+            response=completion.text,
+            token_ids=completion.token_ids,
+            tokens=completion.tokens,
+            logps=completion.logps,
+            logps_kind=completion.logps_kind,
+            sampled_logps=completion.sampled_logps,
+            sampling=json.dumps(self.params.model_dump(exclude={"engine", "seed"}, exclude_none=True)),
+            seed=self.params.seed,
+            finish_reason=completion.finish_reason,
+            answer=row.answer,
+            **dataclasses.asdict(engine.provenance),
+        )
+
+    def _merge(self) -> None:
+        """Write all parts as one table, in the order of prompt, model, sample."""
+        table = pa.concat_tables([pq.read_table(file) for file in sorted(self.parts.glob("*.parquet"))])
+        place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
+        models, samples = range(len(self.models)), range(self.params.n)
+        wanted = (_response_id(*key) for key in itertools.product(self.prompts, models, samples))
+        table = table.take([place[name] for name in wanted])
+        metadata = {**(table.schema.metadata or {}), KEY: self.key.encode()}
+        write_parquet(self.output, table.replace_schema_metadata(metadata))
+
+
+def _response_id(prompt: PromptRow, model: int, sample: int) -> str:
+    return f"{prompt.prompt_id}-{model}-{sample}"
+
+
+def _files(model: ModelConfig) -> list[tuple[str, int, int]]:
+    """Size and time of every local file of a model: another training into the same folder is another model."""
+    places = [Path(name) for name in (model.name_or_path, model.adapter, model.tokenizer, model.chat_template) if name]
+    files = itertools.chain.from_iterable(place.rglob("*") if place.is_dir() else [place] for place in places)
+    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files) if file.is_file()]

@@ -1,0 +1,108 @@
+"""The sample stage: prompts and models in, responses with token log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field, field_validator
+
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.preferences import check_some_left, report_refusals
+from regretless.data.prompts import PromptRow, PromptSource, read_prompts
+from regretless.data.records import Refusal
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.load import ModelConfig
+from regretless.sampling.base import SamplingParams
+from regretless.sampling.engines import ENGINES, TOKENIZERS
+from regretless.sampling.job import SampleWork
+
+
+class SampleConfig(SamplingParams):
+    """Settings of the sample stage."""
+
+    prompts: PromptSource
+    """What to answer."""
+    models: list[ModelConfig] = Field(min_length=1)
+    """Behaviour models; each answers every prompt `n` times. One is in memory at a time."""
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    """Prompts with more tokens than this, under any of the models, are refused."""
+
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, value: str) -> str:
+        if value not in ENGINES:
+            raise ValueError(f"expected one of {', '.join(ENGINES)}")
+        return value
+
+
+def run(config: SampleConfig, output: Path) -> dict[str, Any]:
+    """Answer all prompts with all models; returns counts.
+
+    Written into the folder `output`: responses.parquet (`Response` records, prompt by prompt) and refused.jsonl
+    (prompts left out, with the reason). Unfinished work that a killed run of the same settings left there is taken up,
+    and the result is the same as that of a run in one go.
+    Raises DataError when no prompt is usable, ConfigError when a model is not.
+    """
+    prompts, refused = read_prompts(config.prompts, "prompts.")
+    prompts, unwritable = _writable(config, prompts)
+    refused += unwritable
+    report_refusals(refused, output / "refused.jsonl")
+    check_some_left(prompts, refused, config.prompts.dataset)
+    summary = sample_models(config.models, prompts, _params(config), output / "responses.parquet")
+    return {**summary, "refused": len(refused)}
+
+
+def sample_prompts(
+    model: ModelConfig, prompts: Sequence[PromptRow], params: SamplingParams, output: Path
+) -> dict[str, Any]:
+    """Answers of one model to prompts, written to the parquet file `output`; like `sample_models`."""
+    return sample_models([model], prompts, params, output)
+
+
+def sample_models(
+    models: Sequence[ModelConfig], prompts: Sequence[PromptRow], params: SamplingParams, output: Path
+) -> dict[str, Any]:
+    """Answers of models to prompts, written to the parquet file `output` as `Response` records; returns counts.
+
+    Row order: prompt, model, sample. Nothing is done when `output` already holds the answers to this very question, and
+    work that a kill interrupted is taken up: it lies beside `output` in numbered parts until all of them are there.
+    Raises ConfigError for a model that cannot be used or prompts that do not fit its context, DataError for prompts
+    that are strings here and conversations there.
+    """
+    SampleWork(models, prompts, params, output).finish()
+    table = pq.read_table(output, columns=["token_ids", "logps", "finish_reason"])
+    # A server may give no ids; without log-probabilities as well, nobody has counted.
+    counts = pc.coalesce(pc.list_value_length(table["token_ids"]), pc.list_value_length(table["logps"]))
+    return {
+        "prompts": len(prompts),
+        "responses": len(table),
+        "tokens": pc.sum(counts).as_py() or 0,
+        "cut": pc.sum(pc.equal(table["finish_reason"], "length")).as_py(),
+    }
+
+
+def _params(config: SampleConfig) -> SamplingParams:
+    return SamplingParams(**config.model_dump(include=set(SamplingParams.model_fields)))
+
+
+def _writable(config: SampleConfig, prompts: list[PromptRow]) -> tuple[list[PromptRow], list[Refusal]]:
+    """Prompts that every model's tokenizer can write within the limit, and the others with the first reason."""
+    found = [TOKENIZERS[config.engine](model) for model in config.models]
+    tokenizers = [tokenizer for tokenizer in found if tokenizer is not None]
+    if config.max_prompt_tokens is not None and len(tokenizers) < len(found):
+        raise ConfigError("sample: max_prompt_tokens needs the tokenizer of every model; name it in models.tokenizer")
+    kept: list[PromptRow] = []
+    refused: list[Refusal] = []
+    for prompt in prompts:
+        try:
+            tokens = max((len(encode_prompt(tokenizer, prompt.prompt)) for tokenizer in tokenizers), default=0)
+            if config.max_prompt_tokens is not None and tokens > config.max_prompt_tokens:
+                raise DataError(f"prompt of {tokens} tokens; max_prompt_tokens is {config.max_prompt_tokens}")
+            kept.append(prompt)
+        except DataError as error:
+            refused.append(Refusal(config.prompts.dataset, prompt.line, str(error), {"prompt": prompt.prompt}))
+    return kept, refused

@@ -1,0 +1,108 @@
+"""A file that keeps every reply a server gave, so that nothing is asked, or paid for, twice."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from regretless.core.errors import DataError
+from regretless.servers.limits import Spending
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS replies (
+    key TEXT PRIMARY KEY, label TEXT NOT NULL, reply TEXT NOT NULL, stored TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+);
+CREATE TABLE IF NOT EXISTS spending (
+    model TEXT PRIMARY KEY, requests INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0,
+    completion_tokens INTEGER NOT NULL DEFAULT 0, charged_tokens INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS secret (salt BLOB NOT NULL);
+"""
+CODE_LENGTH = 12
+
+
+class ReplyStore:
+    """Replies by the key of what was asked, and what they cost; a context manager.
+
+    Each reply is one transaction of SQLite, whole or not there whenever the process is killed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises DataError when it is something else."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        with self._readable():
+            # Autocommit: a statement is a transaction. The timeout is for another process at work on the same file.
+            self._file = sqlite3.connect(path, timeout=60, isolation_level=None)
+            # No wait for the disk at every reply, yet whole after a crash.
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            self._file.executescript(SCHEMA)
+            self._file.execute(
+                "INSERT INTO secret SELECT ? WHERE NOT EXISTS (SELECT 1 FROM secret)", (secrets.token_bytes(32),)
+            )
+            self._salt = bytes(self._file.execute("SELECT salt FROM secret").fetchone()[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def get(self, key: str) -> str | None:
+        """The reply kept under a key, if there is one."""
+        with self._readable():
+            found = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def put(self, key: str, label: str, reply: str) -> None:
+        """Keep a reply. `label`: what was asked, for people who look into the file."""
+        with self._readable():
+            self._file.execute(
+                "INSERT OR REPLACE INTO replies (key, label, reply) VALUES (?, ?, ?)", (key, label, reply)
+            )
+
+    def code(self, key: str) -> str:
+        """Code that belongs to a key: always the same in this file, and not to be guessed by whoever lacks the file."""
+        return hmac.new(self._salt, key.encode(), hashlib.sha256).hexdigest()[:CODE_LENGTH]
+
+    def spent(self, model: str) -> Spending:
+        """What all requests to a model have cost so far."""
+        with self._readable():
+            found = self._file.execute(
+                "SELECT requests, prompt_tokens, completion_tokens, charged_tokens FROM spending WHERE model = ?",
+                (model,),
+            ).fetchone()
+        return Spending(*(found or ()))
+
+    def spend(self, model: str, spending: Spending) -> None:
+        """Add to what the requests to a model have cost."""
+        with self._readable():
+            self._file.execute("INSERT OR IGNORE INTO spending (model) VALUES (?)", (model,))
+            self._file.execute(
+                "UPDATE spending SET requests = requests + ?, prompt_tokens = prompt_tokens + ?, "
+                "completion_tokens = completion_tokens + ?, charged_tokens = charged_tokens + ? WHERE model = ?",
+                (
+                    spending.requests,
+                    spending.prompt_tokens,
+                    spending.completion_tokens,
+                    spending.charged_tokens,
+                    model,
+                ),
+            )
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise DataError(
+                f"{self.path}: cannot be used as the file of kept replies ({error}); expected the file of an earlier "
+                "run, or none; move it away or name another one"
+            ) from error

@@ -1,0 +1,128 @@
+"""Which OpenAI-compatible server to ask, how hard, and how much that may cost."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from regretless.core.errors import ConfigError
+from regretless.core.settings import Section
+
+HIDDEN = "(hidden)"
+VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+
+
+class ServerConfig(Section):
+    """An OpenAI-compatible server: OpenAI's own, vLLM, SGLang, llama.cpp and others."""
+
+    base_url: str | None = None
+    """Address, the version at its end: http://localhost:8000/v1. Unless given, $OPENAI_BASE_URL or OpenAI's own."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key; never the key itself. Without it, OPENAI_API_KEY where `base_url` is
+    not given, and no key where it is: a recipe from elsewhere cannot have your OpenAI key sent to its own server."""
+    concurrency: int = Field(default=16, ge=1)
+    """Requests under way at the same time."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Most requests started in a minute, evenly spread; retries count."""
+    timeout_seconds: float = Field(default=300, gt=0)
+    """A request without a whole reply after this time is tried again."""
+    max_tries: int = Field(default=8, ge=1)
+    """Times a request is sent before its question is given up: 429, 5xx, time-outs, dropped connections, garbage."""
+    retry_seconds: float = Field(default=0.5, gt=0)
+    """Wait before the second try; doubles with every further one, up to a minute, with some randomness on top.
+    A server that names a longer wait (Retry-After) gets it."""
+    max_requests: int | None = Field(default=None, ge=1)
+    """Budget: most requests sent, retries and earlier runs with the same kept replies included."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Budget: most tokens read and written, earlier runs included. A request that might exceed it is not sent."""
+    prompt_price: float | None = Field(default=None, ge=0)
+    """Dollars for a million tokens read; with `completion_price`, the cost so far is shown."""
+    completion_price: float | None = Field(default=None, ge=0)
+    """Dollars for a million tokens written, reasoning included."""
+    limit_parameter: str = "max_completion_tokens"
+    """What the server calls the most tokens it may write in a chat reply; `max_tokens` for older ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hide_secrets(cls, values: Any) -> Any:
+        """Take keys that were written into the settings by mistake out of what error messages show."""
+        if values is None or isinstance(values, ServerConfig):
+            return values
+        if not isinstance(values, Mapping):
+            return HIDDEN
+        return {
+            name: value if name in cls.model_fields and _may_show(name, value) else HIDDEN
+            for name, value in values.items()
+        }
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _names_a_variable(cls, value: str | None) -> str | None:
+        if not _is_variable_name(value):
+            raise ValueError("expected the name of an environment variable in capitals, like OPENAI_API_KEY, not a key")
+        return value
+
+    @field_validator("base_url", "base_urls", mode="before", check_fields=False)
+    @classmethod
+    def _has_no_secret(cls, value: Any) -> Any:
+        if not _are_plain_urls(value):
+            raise ValueError(
+                "expected an http(s) address without user, password or query, like http://localhost:8000/v1"
+            )
+        return value
+
+    def api_key(self) -> str | None:
+        """The key from the environment; None where none is to be sent.
+
+        Raises ConfigError when the variable that should hold it is empty or not set.
+        """
+        name = self.api_key_env
+        if name is None:
+            if self.base_url is not None:
+                return None
+            name = DEFAULT_KEY_VARIABLE
+        key = os.environ.get(name, "").strip()
+        if not key:
+            raise ConfigError(
+                f"server: the environment variable {name} is not set; put the API key there, or name another variable "
+                "in api_key_env (a local server that needs no key: give its base_url)"
+            )
+        return key
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
+        """Dollars for so many tokens; None when the prices are not given."""
+        if self.prompt_price is None or self.completion_price is None:
+            return None
+        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
+
+
+def _may_show(name: str, value: Any) -> bool:
+    if name == "api_key_env":
+        return _is_variable_name(value)
+    return _are_plain_urls(value) if name.startswith("base_url") else True
+
+
+def _is_variable_name(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and VARIABLE_NAME.fullmatch(value) is not None)
+
+
+def _are_plain_urls(value: Any) -> bool:
+    """Whether an address, or each of several by name, holds no secret."""
+    return value is None or all(map(_is_plain_url, value.values() if isinstance(value, Mapping) else [value]))
+
+
+def _is_plain_url(value: Any) -> bool:
+    # Looked for in the whole text: a slash in a password ends what the parser takes for the host.
+    if not isinstance(value, str) or "@" in value or "?" in value:
+        return False
+    try:
+        parts = urlsplit(value)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

@@ -1,0 +1,222 @@
+"""One question to an OpenAI-compatible server, asked until it is answered, refused or given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Self
+
+import tenacity
+
+from regretless.core.errors import ServerError
+from regretless.core.text_gate import one_line
+from regretless.servers.limits import Budget, Pace, Spending
+from regretless.servers.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
+from regretless.servers.server_settings import HIDDEN, ServerConfig
+
+if TYPE_CHECKING:
+    import openai
+
+TEMPORARY = {408, 409, 425, 429}
+"""Status codes below 500 that may be different next time."""
+HOPELESS = {401, 403, 404}
+"""Status codes that every further request would get as well: key, permission, address or model."""
+OUT_OF_CREDIT = "insufficient_quota"
+LONGEST_WAIT = 600.0
+"""Seconds; a server that asks for a longer pause is better asked another day."""
+LONGEST_BACKOFF = 60.0
+SHORTEST_SECRET = 8
+"""Shorter keys (EMPTY, none) are placeholders; replacing them in replies would damage ordinary words."""
+
+
+class Unanswered(Exception):
+    """This question gets no answer. `reason` is a fixed phrase, countable; the message says more."""
+
+    def __init__(self, reason: str, detail: str, *, is_refusal: bool) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.is_refusal = is_refusal
+        """The server is fine but will not answer this; otherwise the last of the tries failed."""
+
+
+class _Passing(Exception):
+    """A failure that may pass: the request is worth another try. `kind` is a fixed phrase, countable; the message may
+    say more."""
+
+    def __init__(self, kind: str, *, may_be_billed: bool, detail: str = "") -> None:
+        super().__init__(f"{kind} ({detail})" if detail else kind)
+        self.kind = kind
+        self.may_be_billed = may_be_billed
+        """An answer may have been written and lost on its way."""
+
+
+class Client:
+    """Asks one server, at its pace and within a budget; an async context manager.
+
+    Retries are made here and not by the `openai` package, because each try must wait its turn and count against the
+    budget, and because replies that are not what was asked for are tried again as well.
+    """
+
+    def __init__(self, config: ServerConfig, budget: Budget) -> None:
+        """Raises ConfigError when the API key is missing."""
+        # Imported here: it takes half a second, and most commands ask no server.
+        import openai
+
+        self._errors = openai
+        self.config, self.budget = config, budget
+        self.trouble: Counter[str] = Counter()
+        """How often what went wrong, whether or not another try went well."""
+        self._pace = Pace(config.requests_per_minute)
+        key = config.api_key()
+        self._hide = _Hide(key)
+        self._api = openai.AsyncOpenAI(
+            base_url=config.base_url,
+            api_key=key or "none",
+            max_retries=0,
+            timeout=config.timeout_seconds,
+            # A redirect would send the prompts to wherever a server says.
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._api.close()
+
+    async def ask(
+        self,
+        endpoint: Endpoint,
+        body: Mapping[str, Any],
+        most_tokens: int,
+        check: Callable[[Reply], None] = lambda reply: None,
+    ) -> Reply:
+        """The server's answer to a request.
+
+        body: the request as it is sent. most_tokens: the most that the server may write. check: raises BadReplyError
+        for a well-formed reply that cannot be used; it is tried again like one that is not well-formed.
+        Raises Unanswered when this request is refused or all its tries failed, ServerError when there is no point in
+        sending more, BudgetError when the budget does not allow it.
+        """
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_Passing),
+            stop=tenacity.stop_after_attempt(self.config.max_tries),
+            wait=tenacity.wait_exponential_jitter(
+                multiplier=self.config.retry_seconds, max=LONGEST_BACKOFF, jitter=self.config.retry_seconds
+            ),
+            reraise=True,
+        )
+        try:
+            return await retrying(self._try, endpoint, body, _most_tokens_read(body) + most_tokens, check)
+        except _Passing as error:
+            detail = f"{self.config.max_tries} tries, the last one: {error}"
+            reason = NO_LOGPS if error.kind == NO_LOGPS else "no reply"
+            raise Unanswered(reason, detail, is_refusal=False) from None
+
+    async def _try(
+        self, endpoint: Endpoint, body: Mapping[str, Any], most: int, check: Callable[[Reply], None]
+    ) -> Reply:
+        await self.budget.reserve(most)
+        used = Spending(charged_tokens=most)
+        try:
+            await self._pace.turn()
+            reply = await self._send(endpoint, body)
+            if reply.usage is not None:
+                read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
+                used = Spending(0, read, written, charged_tokens=read + written)
+            check(reply)
+            return reply
+        except BadReplyError as error:
+            self.trouble[error.kind] += 1
+            raise _Passing(error.kind, may_be_billed=True, detail=str(error)) from None
+        except _Passing as error:
+            self.trouble[error.kind] += 1
+            used = Spending(charged_tokens=most if error.may_be_billed else 0)
+            raise
+        except (Unanswered, ServerError):
+            used = Spending()
+            raise
+        finally:
+            await self.budget.settle(most, used)
+
+    async def _send(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
+        """One request. Raises _Passing, BadReplyError, Unanswered or ServerError."""
+        api = self._api
+        create: Any = (api.chat.completions if endpoint == "chat" else api.completions).with_raw_response.create
+        named = ("model", "messages" if endpoint == "chat" else "prompt")
+        rest = {name: value for name, value in body.items() if name not in named}
+        try:
+            async with asyncio.timeout(self.config.timeout_seconds):
+                raw = await create(**{name: body[name] for name in named}, extra_body=rest)
+        # `from None` throughout: the package's own errors quote what the server said, which may be the key.
+        except (TimeoutError, self._errors.APITimeoutError):
+            raise _Passing("timed out", may_be_billed=True) from None
+        except self._errors.APIStatusError as error:
+            raise self._meaning(error) from None
+        except self._errors.APIConnectionError as error:
+            never_sent = type(error.__cause__).__name__ == "ConnectError"
+            raise _Passing("connection failed or dropped", may_be_billed=not never_sent) from None
+        return Reply(self._hide(raw.content.decode("utf-8", errors="replace")), endpoint, body)
+
+    def _meaning(self, error: openai.APIStatusError) -> Exception:
+        """What a status code means for this request and for all others, as the exception to raise."""
+        code, wait = error.status_code, _asked_wait(error.response.headers)
+        said = textwrap.shorten(one_line(self._hide(str(error))), 300)
+        if code in HOPELESS or error.code == OUT_OF_CREDIT:
+            return ServerError(f"{self.label} refuses every request: {said}")
+        if 300 <= code < 400:
+            place = textwrap.shorten(one_line(self._hide(error.response.headers.get("location", "elsewhere"))), 300)
+            return ServerError(
+                f"{self.label} answers with HTTP {code}, a redirect to {place}; prompts and key go to base_url alone: "
+                "put the other address there if it is right"
+            )
+        if code not in TEMPORARY and code < 500:
+            return Unanswered(f"refused with HTTP {code}", said, is_refusal=True)
+        if wait > LONGEST_WAIT:
+            return ServerError(f"{self.label} asks to wait {wait:.0f} seconds: {said}; run again then")
+        if wait > 0:
+            self._pace.pause(wait)
+        return _Passing(f"HTTP {code}", may_be_billed=False)
+
+    @property
+    def label(self) -> str:
+        """Which server, for messages: host and port."""
+        url = self._api.base_url
+        return f"server {url.host}" + (f":{url.port}" if url.port else "")
+
+
+class _Hide:
+    """Takes the API key out of texts: some servers quote it in their error messages."""
+
+    def __init__(self, key: str | None) -> None:
+        self._forms = {key, json.dumps(key)[1:-1]} if key and len(key) >= SHORTEST_SECRET else set()
+
+    def __call__(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, HIDDEN)
+        return text
+
+
+def _most_tokens_read(body: Mapping[str, Any]) -> int:
+    """Upper bound on the tokens of a request: no tokenizer makes more tokens than there are bytes."""
+    return len(json.dumps(body, ensure_ascii=False).encode())
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float:
+    """Seconds that the server asks to wait; 0 when it does not say."""
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            wait = float(headers.get(name, "")) / unit
+        except ValueError:
+            continue
+        return max(0.0, wait) if math.isfinite(wait) else 0.0
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,1 @@
+"""Any recipe in miniature: tiny models, easy problems, a local judge."""

@@ -1,0 +1,200 @@
+"""Smoke runs: any recipe from end to end in seconds and offline, with the real architecture class shrunk to nothing.
+
+Data and tokenizer are those of the embedded world, with the easiest problems it has. Behaviour models learn them for
+a hundred steps, enough to get some right and most wrong, so that every later stage has something real to work on. Where
+a recipe asks a judge, `local_judge` answers. The numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from regretless.core.run_folder import RUN
+from regretless.modeling.load import ModelConfig, shrink
+from regretless.runs.recipe import Recipe, parse_recipe
+from regretless.smoke import local_judge
+from regretless.world.tokenizer import build_tokenizer
+
+TOKENIZER = f"{RUN}/world/tokenizer"
+BEHAVIOR = "behavior"
+"""Begins the names of the behaviour models that are trained when the recipe trains none of its own: one of each
+architecture class."""
+STEPS, BATCH = 100, 16
+WORLD = {"prompts": 32, "test": 8, "longer_test": 0, "steps": (1, 1), "largest_amount": 1}
+POLICY = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
+SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+LENGTH = {"max_new_tokens": 16, "batch_size": 256}
+PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "torch_compile": False, "num_train_epochs": 1}
+"""Training arguments that need hardware, or that a few steps make meaningless."""
+PRETRAIN = {**PLAIN, "max_steps": STEPS, "per_device_train_batch_size": BATCH, "learning_rate": 0.01, "warmup_steps": 5}
+TRAIN = {**PLAIN, "max_steps": 2, "per_device_train_batch_size": 4, "warmup_steps": 0, "logging_steps": 1}
+EVAL_PAIRS = 8
+"""More than one prompt gives: KTO needs answers to another prompt."""
+SERVER = {"api_key_env": local_judge.KEY_VARIABLE, "concurrency": 8}
+"""No address: `local_judge` gives it through the environment."""
+JUDGE = {"server": SERVER, "replies": None, "when_spent": "stop"}
+CHAT_QUESTIONS = 8
+"""One of each category of MT-Bench."""
+CHAT: dict[str, dict[str, Any]] = {
+    "alpaca_eval": {"baseline": None, "gamed_baselines": f"{RUN}/world/gamed_baselines.csv"},
+    "arena_hard": {"baseline": f"{RUN}/world/arena_hard_baseline.jsonl"},
+    "mt_bench": {"references": f"{RUN}/world/mt_bench_references.jsonl"},
+}
+"""The chat benchmarks' files in the world, beside their questions."""
+NOTE = "smoke run: tiny models, toy data; its numbers mean nothing"
+
+
+def smoke_recipe(recipe: Recipe) -> Recipe:
+    """The recipe with tiny models, the embedded world's easiest problems, and a few steps; same stages, same methods.
+
+    Pairs or responses that exist already are replaced by sampling some. The run folder gets -smoke behind its name.
+    A recipe that asks a judge runs inside `judged_locally`.
+    Raises ConfigError for a model whose family cannot be told from its name.
+    """
+    values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "pairs"})
+    values |= {"output_dir": f"{recipe.run_dir}-smoke", "threads": 1}
+    data = recipe.sample is not None or recipe.responses is not None or recipe.pairs is not None
+    if recipe.model is not None:
+        values["model"] = _model(recipe.model)
+    if data:
+        behavior = _behavior(recipe)
+        values["sample"] = _sample(values.get("sample"), behavior, is_judged=recipe.judge is not None)
+        if recipe.judge is None:
+            values["verify"] = values.get("verify") or {}
+            if values.get("pair", {}).get("rule") == "best_vs_random" or recipe.pairs is not None:
+                values["pair"] = {}  # nobody scores these responses; they have verdicts
+        if not recipe.pretrain:
+            values["pretrain"] = {_trained_name(model): _pretrained(model) for model in behavior}
+    values["pretrain"] = {name: _pretrain(entry) for name, entry in values.get("pretrain", {}).items()}
+    chat = CHAT_QUESTIONS if recipe.evaluate is not None and recipe.evaluate.chat else 0
+    values["world"] = {
+        **(values.get("world") or {}),
+        **WORLD,
+        "chat": chat,
+        "policies": dict.fromkeys(_policies(recipe), POLICY),
+    }
+    for name, change in CHANGES.items():
+        if values.get(name) is not None:
+            values[name] = change(values[name])
+    return parse_recipe(values, f"smoke run of {recipe.name}")
+
+
+@contextlib.contextmanager
+def judged_locally(recipe: Recipe) -> Iterator[local_judge.LocalJudge | None]:
+    """A local judge for the length of the block, if the smoke recipe asks one."""
+    if recipe.judge is None and (recipe.evaluate is None or not recipe.evaluate.chat):
+        yield None
+        return
+    with local_judge.serving() as judge:
+        yield judge
+
+
+def _policies(recipe: Recipe) -> list[str]:
+    return list(recipe.world.policies) if recipe.world is not None else [BEHAVIOR]
+
+
+def _behavior(recipe: Recipe) -> list[ModelConfig]:
+    """The models that write responses: the recipe's, or, where it starts from data, one like the policy."""
+    if recipe.sample is not None:
+        return recipe.sample.models
+    assert recipe.model is not None  # data without a model is of no use to any stage that a recipe could have
+    return [recipe.model]
+
+
+def _made_here(model: ModelConfig) -> bool:
+    return model.name_or_path is not None and model.name_or_path.startswith(RUN)
+
+
+def _model(model: ModelConfig) -> dict[str, Any]:
+    """A model of the recipe's own world as it is; any other as its architecture with random weights."""
+    return model.model_dump(exclude_unset=True) if _made_here(model) else _tiny(model)
+
+
+def _tiny(model: ModelConfig) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        build_tokenizer().save_pretrained(folder)
+        architecture = shrink(model, tokenizer=folder).architecture
+    return {"architecture": architecture, "tokenizer": TOKENIZER}
+
+
+def _pretrained(model: ModelConfig) -> dict[str, Any]:
+    return {"model": _tiny(model), "data": f"{RUN}/world/demonstrations-{BEHAVIOR}.jsonl", "lora": None}
+
+
+def _pretrain(entry: Mapping[str, Any]) -> dict[str, Any]:
+    model = ModelConfig(**entry["model"])
+    return {**entry, **PRETRAIN, "model": _tiny(model), "methods": {}}
+
+
+def _trained_name(model: ModelConfig) -> str:
+    return f"{BEHAVIOR}-{_tiny(model)['architecture']['model_type']}"
+
+
+def _sample(section: Mapping[str, Any] | None, models: list[ModelConfig], *, is_judged: bool) -> dict[str, Any]:
+    given = section or {}
+    here = [model.model_dump(exclude_unset=True) for model in models if _made_here(model)]
+    prompts = {"dataset": f"{RUN}/world/prompts.jsonl", "answer_column": "answer"}
+    template = given.get("prompts", {}).get("template")
+    return {
+        **given,
+        **SAMPLE,
+        **LENGTH,
+        **({"n": given["n"]} if is_judged and "n" in given else {}),
+        **({"engine": "transformers", "server": None} if "engine" in given else {}),
+        "prompts": {**prompts, "template": template} if is_judged else prompts,
+        # The tokenizer by name: for some families transformers does not load the one that lies with the model.
+        "models": here
+        or [{"name_or_path": f"{RUN}/pretrain/{_trained_name(model)}", "tokenizer": TOKENIZER} for model in models],
+        "max_prompt_tokens": None,
+    }
+
+
+def _judge(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {**section, **JUDGE}
+
+
+def _mask(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {**section, "lengths": (2, 3), "count": "all", "tokenizer": TOKENIZER}
+
+
+def _inspect(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {**section, "behavior": None, "rescore": False}
+
+
+def _train(section: Mapping[str, Any]) -> dict[str, Any]:
+    methods = {
+        name: {key: value for key, value in entry.items() if key not in TRAIN}
+        for name, entry in section.get("methods", {}).items()
+    }
+    return {**section, **TRAIN, "methods": methods, "eval_pairs": min(section.get("eval_pairs", 0), EVAL_PAIRS)}
+
+
+def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:
+    test = {"dataset": f"{RUN}/world/test.jsonl", "answer_column": "answer"}
+    benchmarks = dict.fromkeys(list(section.get("benchmarks", {}))[:2], test)
+    chat = {label: _chat(entry) for label, entry in section.get("chat", {}).items()}
+    shrunk = {"benchmarks": benchmarks, "chat": chat, "server": None, "seeds": section.get("seeds", [])[:2]}
+    return {**section, **LENGTH, **shrunk}
+
+
+def _chat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    kind = entry["benchmark"]
+    shrunk = {"limit": None, "judge_prompt": None, "max_new_tokens": LENGTH["max_new_tokens"], "bootstrap": 100}
+    return {**entry, **JUDGE, **shrunk, "questions": f"{RUN}/world/{kind}.jsonl", **CHAT[kind]}
+
+
+def _report(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {**section, "title": NOTE}
+
+
+CHANGES = {
+    "judge": _judge,
+    "mask": _mask,
+    "inspect": _inspect,
+    "train": _train,
+    "evaluate": _evaluate,
+    "report": _report,
+}

@@ -1,0 +1,194 @@
+"""What training arguments may hold, key by key: transformers looks at few of them, and only when training starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import numbers
+import os
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Annotated, Any, Union
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
+from transformers.training_args import OptimizerNames, trainer_log_levels
+from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
+
+BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
+    ({"gt": 0}, ("learning_rate", "num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
+    ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay", "neftune_noise_alpha")),
+    ({"ge": 0}, ("seed", "data_seed", "dataloader_num_workers")),
+    ({"ge": 1}, ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")),
+    ({"ge": 1}, ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout")),
+    ({"ge": 1}, ("dataloader_prefetch_factor", "ddp_bucket_cap_mb")),
+    ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch")),
+    ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
+)
+BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}
+"""Bounds of numbers, as pydantic's `Field` takes them."""
+BOUND_TEXTS = {"gt": "above", "ge": "of at least", "lt": "below"}
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "optim": tuple(OptimizerNames),
+    "lr_scheduler_type": tuple(SchedulerType),
+    "logging_strategy": tuple(IntervalStrategy),
+    "eval_strategy": tuple(IntervalStrategy),
+    "save_strategy": tuple(SaveStrategy),
+    "hub_strategy": tuple(HubStrategy),
+    "log_level": tuple(trainer_log_levels),
+    "log_level_replica": tuple(trainer_log_levels),
+    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+}
+"""Arguments that transformers types as texts and that take one of a few."""
+TYPES: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "null",
+}
+SHOWN = 8
+"""Choices named in a message where there are more, the nearest first."""
+
+
+def _hints(kind: type[TrainingArguments]) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with training arguments by themselves, by name; names that `kind` does not have are passed over.
+
+    Types as `kind` declares them (without conversion: a text is no number), bounds, and names that are taken from a
+    list. A package that `report_to` needs is looked for here too.
+    """
+    found = {name: _problem(_hints(kind)[name], name, value) for name, value in values.items() if name in _hints(kind)}
+    return {name: problem for name, problem in found.items() if problem is not None}
+
+
+def given_arguments(args: TrainingArguments) -> dict[str, Any]:
+    """The arguments whose values are not the defaults."""
+    values = {field.name: (field, getattr(args, field.name)) for field in dataclasses.fields(args) if field.init}
+    return {
+        name: value
+        for name, (field, value) in values.items()
+        if not (value is field.default or (type(value) is type(field.default) and value == field.default))
+    }
+
+
+def _problem(hint: Any, name: str, value: Any) -> str | None:
+    if name == "report_to":
+        return _tracker_problem(value)
+    if name in CHOICES and isinstance(value, str) and not isinstance(value, Enum):
+        return None if value in CHOICES[name] else f"expected {_choices(CHOICES[name], value)}, got {value!r}"
+    if name == "max_steps" and type(value) is int and value < 1 and value != -1:
+        return f"expected at least 1, or -1 for as many as num_train_epochs takes, got {value}"
+    options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if not all(_is_plain(option) for option in options):
+        return None  # an object of some library's own
+    try:
+        bounds: dict[str, Any] = dict(BOUNDS.get(name, {}))
+        checked: Any = Annotated[hint, Field(allow_inf_nan=False)] if float in options else hint
+        TypeAdapter(checked).validate_python(_plain(value), strict=True)
+        if value is not None and bounds:
+            TypeAdapter(Annotated[float, Field(**bounds)]).validate_python(value)
+    except ValidationError:
+        return f"expected {_expected(options, name)}, got {value!r:.80}"
+    return None
+
+
+def _is_plain(option: Any) -> bool:
+    base = typing.get_origin(option) or option
+    return base in (*TYPES, typing.Literal) or (isinstance(base, type) and issubclass(base, Enum))
+
+
+def _plain(value: Any) -> Any:
+    """A path as a text, a tuple as a list and NumPy's numbers as Python's: what all works just as well."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
+
+
+def _expected(options: tuple[Any, ...], name: str) -> str:
+    names = []
+    for option in options:
+        base = typing.get_origin(option) or option
+        if base is typing.Literal:
+            names += [repr(one) for one in typing.get_args(option)]
+        elif base in TYPES:
+            limits = [f"{BOUND_TEXTS[key]} {limit:g}" for key, limit in BOUNDS.get(name, {}).items()]
+            names.append(" ".join([TYPES[base], " and ".join(limits)]).strip() if base in (int, float) else TYPES[base])
+    return " or ".join(names)
+
+
+def _choices(known: tuple[str, ...], value: str) -> str:
+    texts = [str(getattr(one, "value", one)) for one in known]
+    near = difflib.get_close_matches(value, texts, SHOWN, cutoff=0.0 if len(texts) > SHOWN else 1.0)
+    return f"one of {', '.join(near or texts)}" + (", …" if len(near or texts) < len(texts) else "")
+
+
+def _tracker_problem(value: Any) -> str | None:
+    names = [value] if isinstance(value, str) else value
+    if names is None or names in (["none"], ["all"]):
+        return None
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return f"expected a tracker's name, or a list of them, got {value!r:.80}"
+    known = tuple(INTEGRATION_TO_CALLBACK)
+    if unknown := [name for name in names if name not in known]:
+        return f"expected none, all, or of {', '.join(known)}, got {', '.join(map(repr, unknown))}"
+    if absent := [name for name in names if name not in get_available_reporting_integrations()]:
+        packages = ", ".join("tensorboard, or tensorboardX" if name == "tensorboard" else name for name in absent)
+        return f"{', '.join(absent)} needs a package: install {packages}"
+    return None
+
+
+def problem_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Why training cannot start on this machine with these arguments, each right by itself: (argument, reason) or None.
+
+    The first reason only: it is what transformers and its optimizers and schedulers raise.
+    """
+    # These change how this process computes from now on, where they can be had.
+    lasting = {"tf32", "torch_compile"} if is_torch_tf32_available() else set()
+    place = ""
+    try:
+        with _same_environment():
+            args = kind(**{name: value for name, value in values.items() if name not in lasting})
+            place = "optim"
+            Trainer.get_optimizer_cls_and_kwargs(args, torch.nn.Linear(1, 1))
+            place = "lr_scheduler_kwargs" if args.lr_scheduler_kwargs else "lr_scheduler_type"
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+            kwargs = dict(args.lr_scheduler_kwargs or {})
+            get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
+        if args.use_liger_kernel and not is_liger_kernel_available():
+            return "use_liger_kernel", "needs a package: install liger-kernel"
+    # Whatever a library raises for arguments that do not go together, or for a package or device that is not there.
+    except Exception as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        named = (name for name in sorted(values, key=len, reverse=True) if re.search(rf"\b{name}\b", text))
+        return place or next(named, ""), text
+    return None
+
+
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """A block after which environment variables are as before: building training arguments sets some."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

@@ -1,0 +1,286 @@
+"""The command line: every bad row is named, nothing is lost, and a failure is one message and an exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regretless.cli.app import main
+from regretless.core.files import read_json
+from regretless.data.records import read_rows, write_jsonl
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.world.tokenizer import build_tokenizer
+
+STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
+VERBS = ("run", *STAGES, "watch", "objectives", "env")
+PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
+GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
+LABELLED = {
+    "chosen_token_ids": [10, 13, 5, 17, 12, 18, 19, 12, 20, 1],
+    "chosen_logps": [-0.1] * 10,
+    "rejected_token_ids": [10, 14, 5, 17, 8, 18, 19, 8, 20, 1],
+    "rejected_logps": [-0.2] * 10,
+}
+"""Token ids and log-probabilities as the world's tokenizer would have them; the reader checks lengths and values."""
+
+
+def regretless(*arguments: object) -> int:
+    """Exit code of a command."""
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model with random weights and the world's tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    build_tokenizer().save_pretrained(folder)
+    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
+    load_model(config).save_pretrained(folder)
+    load_tokenizer(config).save_pretrained(folder)
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_rows(path) if isinstance(row, dict)]
+
+
+BAD_PAIRS: dict[str, tuple[str, str]] = {
+    "empty completion": (json.dumps({**GOOD, "chosen": ""}), "empty"),
+    "log-probabilities of another length": (
+        json.dumps({**GOOD, **LABELLED, "chosen_logps": [-0.1] * 9}),
+        "9 values for 10 tokens",
+    ),
+    "NaN": (json.dumps({**GOOD, **LABELLED, "rejected_logps": [math.nan] + [-0.2] * 9}), "value 0 is nan"),
+    "positive": (json.dumps({**GOOD, **LABELLED, "chosen_logps": [-0.1] * 9 + [0.5]}), "value 9 is 0.5, above 0"),
+    "prompt longer than the limit": (json.dumps({**GOOD, "prompt": PROMPT * 5}), "max_prompt_length"),
+    "chosen = rejected": (json.dumps({**GOOD, "rejected": GOOD["chosen"]}), "equal"),
+    "missing column": (json.dumps({"prompt": PROMPT, "chosen": "9"}), "rejected"),
+    "broken line": ('{"prompt": "' + PROMPT.strip(), "not valid JSON"),
+    "response cut without an end of sequence": (json.dumps({**GOOD, "chosen_complete": False}), "end-of-sequence"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PAIRS)
+def test_bad_pair_among_good_ones_when_inspected_then_it_is_named_and_kept_and_the_rest_goes_on(
+    case: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, reason = BAD_PAIRS[case]
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(GOOD)}\n{line}\n")
+    command = ("inspect", "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "out")
+    assert regretless(*command, "sample=0", "max_prompt_length=40") == 0
+    said = [text for text in capsys.readouterr().err.splitlines() if f"{tmp_path / 'pairs.jsonl'}:2: " in text]
+    assert len(said) == 1 and reason in said[0], said
+    refused = rows_of(tmp_path / "out" / "refused.jsonl")
+    assert [(row["line"], reason in row["reason"]) for row in refused] == [(2, True)]
+    assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "kept_in"), [("inspect", "refused.jsonl"), ("train", "../out.cache/refused-pairs.jsonl")]
+)
+def test_bad_pairs_alone_when_read_then_each_is_named_and_the_command_fails(
+    verb: str, kept_in: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{line}\n" for line, _ in BAD_PAIRS.values()))
+    command = (verb, "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "out")
+    settings = {"inspect": ("sample=0",), "train": ("objective=dpo", "lora=null", "bf16=false")}[verb]
+    assert regretless(*command, "max_prompt_length=40", *settings) == 3
+    said = capsys.readouterr().err
+    for number, (_, reason) in enumerate(BAD_PAIRS.values(), 1):
+        assert any(f"pairs.jsonl:{number}: " in text and reason in text for text in said.splitlines()), (number, said)
+    assert "no usable row is left (9 refused)" in said and "Traceback" not in said
+    assert sorted(row["line"] for row in rows_of(tmp_path / "out" / kept_in)) == list(range(1, 10))
+
+
+def response(text: str, **columns: Any) -> dict[str, Any]:
+    return {"prompt": PROMPT, "response": text, "answer": "9", **columns}
+
+
+def test_bad_responses_when_verified_then_they_are_named_and_other_columns_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [response("\\boxed{9}", mine=1), {"prompt": PROMPT, "response": "9"}, response("\\boxed{8}", mine=2)]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    assert regretless("verify", "--responses", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl") == 0
+    assert f"{tmp_path / 'in.jsonl'}:2: missing column(s) answer" in capsys.readouterr().err
+    assert [(row["mine"], row["verdict"]) for row in rows_of(tmp_path / "out.jsonl")] == [(1, "correct"), (2, "wrong")]
+    assert [row["line"] for row in rows_of(tmp_path / "out.refused.jsonl")] == [2]
+    write_jsonl(tmp_path / "in.jsonl", rows[1:2])
+    assert regretless("verify", "--responses", tmp_path / "in.jsonl", "--output", tmp_path / "none.jsonl") == 3
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_bad_responses_when_paired_then_they_are_named_and_refused_beside_the_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        response("\\boxed{9}", verdict="correct"),
+        response("\\boxed{8}", verdict="wrong"),
+        response("", verdict="wrong"),
+        response("\\boxed{7", verdict="wrong", finish_reason="length"),
+        response("\\boxed{6}", verdict="wrong", token_ids=[1, 2], logps=[-1.0]),
+        response("\\boxed{5}", verdict="maybe"),
+    ]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    assert regretless("pair", "--responses", tmp_path / "in.jsonl", "--output", tmp_path / "pairs.jsonl") == 0
+    said = capsys.readouterr().err
+    for line, reason in ((3, "empty"), (4, "end-of-sequence"), (5, "1 values for 2 tokens"), (6, "verdict")):
+        assert any(f"in.jsonl:{line}: " in text and reason in text for text in said.splitlines()), (line, said)
+    assert [row["rejected"] for row in rows_of(tmp_path / "pairs.jsonl")] == ["\\boxed{8}"]
+    assert sorted(row["line"] for row in rows_of(tmp_path / "pairs.refused.jsonl")) == [3, 4, 5, 6]
+    assert not list(tmp_path.glob(".*.work"))
+    write_jsonl(tmp_path / "in.jsonl", rows[2:])
+    assert regretless("pair", "--responses", tmp_path / "in.jsonl", "--output", tmp_path / "none.jsonl") == 3
+    assert sorted(row["line"] for row in rows_of(tmp_path / "none.refused.jsonl")) == [1, 2, 3, 4]
+
+
+def test_pairs_without_log_probabilities_when_trained_with_repo_then_it_says_what_to_do(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD])
+    command = ("train", "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "out")
+    assert regretless(*command, "objective=repo") == 3
+    said = capsys.readouterr().err
+    assert "log-probabilities" in said and "repo_det" in said and "Traceback" not in said
+
+
+def test_model_when_trained_evaluated_and_analyzed_by_verbs_then_files_are_there_and_a_repeat_does_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD, {**GOOD, "prompt": PROMPT.replace("Tom", "Eva")}])
+    write_jsonl(tmp_path / "test.jsonl", [{"prompt": PROMPT, "answer": "9"}])
+    train = ("train", "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "dpo")
+    settings = ("objective=dpo", "beta=0.2", "max_steps=2", "lora.r=4", "model.dtype=float32")
+    assert regretless(*train, *settings) == 0
+    assert (tmp_path / "dpo" / "adapter_model.safetensors").is_file()
+    assert read_json(tmp_path / "dpo" / "manifest.json")["settings"]["config"]["beta"] == 0.2
+    capsys.readouterr()
+    assert regretless(*train, *settings) == 0
+    assert "train: unchanged, skipped" in capsys.readouterr().err
+
+    tested = ("--benchmark", f"easy={tmp_path / 'test.jsonl'}", "--output", tmp_path / "eval")
+    assert regretless("evaluate", "--model", model, "--adapter", tmp_path / "dpo", *tested, "max_new_tokens=4") == 0
+    assert [row["n"] for row in read_json(tmp_path / "eval" / "results.json")["rows"]] == [1]
+
+    analyzed = ("--policy", f"dpo={tmp_path / 'dpo'}", "--output", tmp_path / "tokens")
+    assert regretless("analyze", "--pairs", tmp_path / "pairs.jsonl", "--model", model, *analyzed, "pairs=1") == 0
+    for name in ("token_rewards", "drift", "gradients"):  # the method is known from the folder's manifest
+        assert list(read_json(tmp_path / "tokens" / f"{name}.json")["policies"]) == ["dpo"]
+    assert [row["first"] for row in read_json(tmp_path / "tokens" / "score_distance.json")["models"]] == ["base"]
+
+
+def test_output_folder_with_the_users_files_when_named_then_nothing_in_it_is_touched(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    command = ("train", "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "mine")
+    assert regretless(*command, "objective=dpo") == 2
+    assert "not made by regretless" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_missing_flags_and_bad_settings_when_given_then_all_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert regretless("train", "objective=dpo") == 2
+    said = capsys.readouterr().err
+    assert all(flag in said for flag in ("--pairs: required", "--model: required", "--output: required"))
+    given = ("--pairs", "p.jsonl", "--model", "m", "--output", tmp_path / "out")
+    assert regretless("train", *given, "objective=dpo", "bta=0.1", "learnin_rate=1") == 2
+    said = capsys.readouterr().err
+    assert "did you mean beta" in said and "did you mean learning_rate" in said and "Traceback" not in said
+
+
+def test_single_stage_of_a_recipe_when_run_by_its_verb_then_it_works_in_the_run_folder(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    world = {"prompts": 3, "test": 2, "policies": {"a": {"demonstrations": 2}}}
+    recipe.write_text(json.dumps({"name": "x", "output_dir": str(tmp_path / "run"), "world": world}))
+    assert regretless("world", "--config", recipe, "prompts=4") == 0
+    assert len(rows_of(tmp_path / "run" / "world" / "prompts.jsonl")) == 4
+
+
+def test_help_when_asked_for_then_it_is_quick_and_loads_no_framework() -> None:
+    started = time.monotonic()
+    code = (
+        "import sys, regretless.cli.app\n"
+        "try: regretless.cli.app.main(['--help'])\n"
+        "finally: print('framework' if 'torch' in sys.modules else 'alone')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started < 5  # about 0.3 s on an idle machine
+    assert done.stdout.endswith("alone\n")
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_when_asked_for_help_then_it_gives_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert regretless(verb, "--help") == 0
+    assert "Usage:" in capsys.readouterr().out
+
+
+def test_tables_when_printed_then_they_name_every_objective_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert regretless("objectives") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("repo", "repo_det", "tdpo", "beta"))
+    assert regretless("env") == 0
+    assert "torch" in capsys.readouterr().out
+
+
+def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "regretless", "objectives"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **plain}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert rb"number \u2265 0" in done.stdout and rb"\u03b2" in done.stdout
+
+
+def test_recipe_with_flags_when_given_to_a_verb_then_its_model_and_methods_are_used(
+    model: Path, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD])
+    recipe = {
+        "name": "x",
+        "model": {"name_or_path": str(model)},
+        "pairs": {"dataset": "elsewhere.jsonl"},
+        "train": {"objective": ["ipo"], "methods": {"ipo": {"beta": 0.25}}},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    given = ("--config", tmp_path / "recipe.yaml", "--pairs", tmp_path / "pairs.jsonl", "--output", tmp_path / "out")
+    assert regretless("inspect", *given, "sample=null") == 0
+    settings = read_json(tmp_path / "out" / "manifest.json")["settings"]
+    assert settings["model"]["name_or_path"] == str(model)
+    assert settings["objectives"] == {"ipo": {"beta": 0.25}}
+
+
+def test_benchmark_with_other_columns_when_evaluated_then_the_setting_that_is_suggested_is_taken(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "test.jsonl", [{"question": PROMPT, "answer": "9"}])
+    tested = ("--model", model, "--benchmark", f"mine={tmp_path / 'test.jsonl'}", "--output", tmp_path / "eval")
+    assert regretless("evaluate", *tested, "max_new_tokens=2") == 3
+    said = capsys.readouterr().err
+    suggested = re.search(r"name the right ones in (\S+) and (\S+)", said)
+    assert suggested is not None and suggested[2] == "benchmarks.mine.answer_column", said
+    assert regretless("evaluate", *tested, "max_new_tokens=2", f"{suggested[1]}=question") == 0
+    given = ("--prompts", tmp_path / "test.jsonl", "--model", model, "--output", tmp_path / "responses.parquet")
+    capsys.readouterr()
+    assert regretless("sample", *given, "max_new_tokens=2", "n=1") == 3
+    suggested = re.search(r"name the right ones in (\S+) and", said := capsys.readouterr().err)
+    assert suggested is not None, said
+    assert regretless("sample", *given, "max_new_tokens=2", "n=1", f"{suggested[1]}=question") == 0

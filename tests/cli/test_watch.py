@@ -1,0 +1,143 @@
+"""The live view, on trainings that run in other processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from regretless.cli.watch import look, sparks, watch
+from regretless.core.errors import DataError, RegretlessError
+from regretless.core.files import read_json
+from regretless.data.records import write_jsonl
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.training.log import FILE, TrainingLog, read
+from regretless.world.tokenizer import build_tokenizer
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A training process, in tmp_path/out, that is on its way: two log lines are written, and most are to come."""
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    architecture = smoke_architecture("qwen3", len(build_tokenizer()))
+    config = ModelConfig(architecture=architecture, tokenizer=str(tmp_path / "model"))
+    load_model(config).save_pretrained(tmp_path / "model")
+    load_tokenizer(config).save_pretrained(tmp_path / "model")
+    rows = [
+        {"prompt": f"Tom has {n} apples.", "chosen": f"{n}+1={n + 1}", "rejected": f"{n}-1={n - 1}"}
+        for n in range(1, 9)
+    ]
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    command = [sys.executable, "-m", "regretless", "train", "--pairs", "pairs.jsonl", "--model", "model"]
+    settings = ["objective=dpo", "max_steps=300", "logging_steps=10", "save_strategy=no", "use_cpu=true"]
+    process = subprocess.Popen(
+        [*command, "--output", "out", *settings, "learning_rate=1e-3"], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 600  # on a busy machine it takes long to start
+    while not ((log := read(tmp_path / "out" / FILE)) and len(log.lines) >= 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def frame(folder: Path) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    watch(folder, once=True, console=console)
+    return console.file.getvalue()
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The frame's measures: name → first and last value."""
+    names = ("loss", "reward margin, nats", "reward accuracy", "saturated pairs", "tokens a second")
+    return {
+        name: line.removeprefix(name).split()[:2]
+        for line in text.splitlines()
+        for name in names
+        if line.startswith(name)
+    }
+
+
+def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
+    started: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    started.send_signal(signal.SIGSTOP)  # so that log and frame are of the same moment
+    log, text = read(tmp_path / "out" / FILE), frame(tmp_path / "out")
+    assert log is not None and log.state == "running" and 20 <= log.step < 300
+    shown = rows(text)
+    last = log.lines[-1]
+    assert shown["loss"] == [f"{log.lines[0]['loss']:.4f}", f"{last['loss']:.4f}"]
+    assert shown["reward margin, nats"][1] == f"{last['rewards/margins']:+.3f}"
+    assert shown["reward accuracy"][1] == f"{last['rewards/accuracies']:.1%}"
+    assert shown["saturated pairs"][1] == f"{last['rewards/saturated']:.1%}"
+    assert shown["tokens a second"][1] == f"{last['tokens_per_second']:,.0f}" != "0"
+    assert f"step {log.step} of 300, 0:" in text and "running" in text
+    started.send_signal(signal.SIGCONT)
+    watched = Console(file=io.StringIO(), width=120)
+    watch(tmp_path / "out", once=False, every=0.05, console=watched)
+    log = read(tmp_path / "out" / FILE)
+    assert log is not None and (log.state, log.step) == ("ended", 300)
+    assert "step 300 of 300" in watched.file.getvalue()
+    assert started.wait(600) == 0
+    history = [line for line in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in line]
+    assert [line["loss"] for line in log.lines] == [line["loss"] for line in history]
+    assert len(history) == 30
+
+
+def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_where(
+    started: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    started.kill()
+    started.wait()
+    with pytest.raises(
+        RegretlessError, match=rf"out: training broke off after step \d+ of 300: its process {started.pid}"
+    ):
+        watch(tmp_path / "out", once=False, every=0.05, console=Console(file=io.StringIO()))
+    assert "lost" in frame(tmp_path / "out")
+
+
+def test_watch_when_nothing_trains_then_the_error_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no training here; expected training.log in it, or in train/<name>"):
+        watch(tmp_path, once=True)
+
+
+def event(folder: Path, *lines: dict[str, object]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+START = {"event": "start", "objective": "dpo", "step": 0, "steps": 60, "process": 1, "host": "elsewhere", "time": 100.0}
+
+
+def test_look_when_a_recipe_names_several_trainings_then_those_to_come_are_known(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("pretrain: {base: {}}\ntrain: {objective: [repo, dpo, sft]}\n")
+    event(tmp_path / "pretrain" / "base", START, {"event": "end", "step": 60, "time": 120.0})
+    event(tmp_path / "train" / "repo", {**START, "time": 130.0})
+    (tmp_path / "train" / "dpo").mkdir()
+    (tmp_path / "train" / "dpo" / "manifest.json").write_text("{}")
+    found = look(tmp_path)
+    assert (found.current, found.to_come, found.is_over) == ("train/repo", ["train/repo", "train/sft"], False)
+    assert "to come: train/sft" in frame(tmp_path)
+
+
+def test_time_left_when_steps_were_resumed_then_it_comes_from_the_timed_lines() -> None:
+    start = {**START, "step": 20}
+    # From the checkpoint at 20: ten steps in 5 seconds; the line at 10 was written by an earlier process.
+    lines = ({"step": 10, "loss": 1.0}, {"step": 30, "loss": 0.5, "time": 105.0})
+    assert TrainingLog(start, lines, None).seconds_left() == pytest.approx(30 * 0.5)
+    assert TrainingLog(start, lines[:1], None).seconds_left() is None
+
+
+def test_sparks_when_drawn_then_smallest_and_largest_reach_the_ends() -> None:
+    assert sparks([1.0, 2.0, float("nan"), 1.75]) == "▁█ ▆"
+    assert sparks([3.0, 3.0]) == "▁▁"
+    assert len(sparks([float(n) for n in range(100)])) == 32

@@ -1,0 +1,152 @@
+"""Names that become folders, locks, and folders that somebody else wrote to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regretless.cli.app import main
+from regretless.core.errors import ConfigError
+from regretless.core.run_folder import RunFolder, lock_beside
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import Recipe, parse_recipe
+
+OUTSIDE = ("../../../escape", "..", ".", "a/b", "/tmp/escape", ".hidden", "-f", "", "a\\b", "a\nb", "a\x00b", "x" * 101)
+WORLD = {"prompts": 3, "test": 2, "policies": {"a": {"demonstrations": 2}}}
+
+
+def recipe_with(place: str, name: str) -> dict[str, Any]:
+    """A recipe with a name of the user's in one of the places that take one."""
+    model = {"name_or_path": "m"}
+    problems = {"dataset": "p.jsonl"}
+    sections: dict[str, dict[str, Any]] = {
+        "name": {"name": name},
+        "pretrain": {"pretrain": {name: {"model": model, "data": "d.jsonl"}}},
+        "prompts": {"prompts": {name: problems}},
+        "world.policies": {"world": {**WORLD, "policies": {name: {}}}},
+        "evaluate.benchmarks": {"model": model, "evaluate": {"benchmarks": {name: problems}}},
+        "evaluate.chat": {
+            "model": model,
+            "evaluate": {"chat": {name: {"benchmark": "mt_bench", "questions": "q.jsonl", "judge": "j"}}},
+        },
+    }
+    return {"name": "x", **sections[place]}
+
+
+PLACES = ("name", "pretrain", "prompts", "world.policies", "evaluate.benchmarks", "evaluate.chat")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_name_that_becomes_a_folder_when_it_could_lead_elsewhere_then_the_recipe_is_refused(place: str) -> None:
+    for good in ("gsm8k", "MATH-500", "v0.1", "größer_2", "a+b"):
+        assert isinstance(parse_recipe(recipe_with(place, good), "x"), Recipe)
+    for bad in OUTSIDE:
+        with pytest.raises(ConfigError, match="expected a name of letters, digits") as caught:
+            parse_recipe(recipe_with(place, bad), "x")
+        assert place in str(caught.value)
+
+
+def test_label_of_a_benchmark_when_it_leads_out_of_the_output_folder_then_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "evaluate",
+        "--model",
+        "m",
+        "--benchmark",
+        "../../escape=t.jsonl",
+        "--output",
+        str(tmp_path / "a" / "b"),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "benchmarks" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_when_a_symbolic_link_lies_in_its_place_then_it_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    (tmp_path / ".out.lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="symbolic link"), lock_beside(tmp_path / "out"):
+        raise AssertionError("locked through a link")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="symbolic link"), RunFolder(tmp_path / "run").locked():
+        raise AssertionError("locked through a link")
+    assert precious.read_text() == "years of work"
+
+
+def test_lock_beside_a_folder_when_held_then_others_are_refused_and_it_is_gone_afterwards(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from regretless.core.run_folder import lock_beside\n"
+        "with lock_beside(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(ConfigError, match=f"another run is working here .process {other.pid} "):
+            lock_beside(tmp_path / "out").__enter__()
+        other.stdin.close()
+        assert other.wait() == 0
+    with lock_beside(tmp_path / "out"):
+        assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lock_when_its_file_was_removed_between_opening_and_locking_then_it_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / ".out.lock"
+    file.touch()
+    opened: list[int] = []
+
+    def open_and_lose(*arguments: Any) -> int:
+        descriptor = os_open(*arguments)
+        if not opened:
+            file.unlink()  # what its owner does at that moment
+        opened.append(descriptor)
+        return descriptor
+
+    os_open = os.open
+    monkeypatch.setattr(os, "open", open_and_lose)
+    with lock_beside(tmp_path / "out"):
+        assert len(opened) == 2
+        assert file.is_file() and os.path.samestat(file.stat(), os.fstat(opened[1]))
+
+
+def test_report_verb_when_used_before_the_runs_own_report_then_the_run_goes_on_and_makes_it(tmp_path: Path) -> None:
+    values = {"name": "x", "output_dir": str(tmp_path / "run"), "world": WORLD}
+    run_recipe(parse_recipe(values, "x"))
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "run"), "title=So far"])
+    assert ended.value.code == 0
+    page = tmp_path / "run" / "report" / "report.html"
+    assert "So far" in page.read_text(encoding="utf-8")
+    whole = parse_recipe({**values, "report": {"title": "At the end"}}, "x")
+    assert run_recipe(whole).outcomes["report"].ran
+    assert "At the end" in page.read_text(encoding="utf-8")
+    # A page of other settings in the place of the run's own does not pass for it either.
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "run"), "title=Mine"])
+    assert run_recipe(whole).outcomes["report"].ran
+    assert "At the end" in page.read_text(encoding="utf-8")
+    assert not run_recipe(whole).outcomes["report"].ran
+
+
+def test_report_verb_when_the_folder_report_is_somebody_elses_then_it_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "report").mkdir(parents=True)
+    (tmp_path / "run" / "report" / "thesis.txt").write_text("years of work")
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "run")])
+    assert ended.value.code == 2 and "not made by regretless" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run" / "report").iterdir()] == ["thesis.txt"]

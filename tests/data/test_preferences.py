@@ -1,0 +1,345 @@
+"""Reading preference data: what is read, and what is refused with which reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from regretless.core.errors import DataError
+from regretless.data.preferences import check_some_left, parse_pairs, read_pairs
+from regretless.data.records import Pair, write_records
+
+QUESTION = [{"role": "user", "content": "2+2?"}]
+GOOD = {"prompt": "2+2?", "chosen": " 4", "rejected": " 5"}
+
+
+def assistant(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def only(row: dict[str, Any], **options: Any) -> Pair:
+    pairs, refused = parse_pairs([row], **options)
+    assert [str(refusal) for refusal in refused] == []
+    return pairs[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (GOOD, ("2+2?", " 4", " 5")),
+        # The prompt of two texts ends before the space of the word in which they part.
+        ({"chosen": "2+2? It is 4", "rejected": "2+2? It is 5"}, ("2+2? It is", " 4", " 5")),
+        (
+            {"chosen": [*QUESTION, *assistant("4")], "rejected": [*QUESTION, *assistant("5")]},
+            (QUESTION, assistant("4"), assistant("5")),
+        ),
+        (
+            {"prompt": QUESTION, "chosen": assistant("4"), "rejected": assistant("5")},
+            (QUESTION, assistant("4"), assistant("5")),
+        ),
+        # Hub sets that give the question once more as a text beside whole conversations.
+        (
+            {"prompt": "2+2?", "chosen": [*QUESTION, *assistant("4")], "rejected": [*QUESTION, *assistant("5")]},
+            (QUESTION, assistant("4"), assistant("5")),
+        ),
+        (
+            {"prompt": "2+2?", "chosen": assistant("4"), "rejected": assistant("5")},
+            (QUESTION, assistant("4"), assistant("5")),
+        ),
+        ({"instruction": "Add.", "input": "2+2", "chosen": "4", "rejected": "5"}, ("Add.\n2+2", "4", "5")),
+        ({"instruction": "Say 4.", "input": "", "chosen": "4", "rejected": "5"}, ("Say 4.", "4", "5")),
+    ],
+)
+def test_columns_when_given_in_any_public_form_then_prompt_and_sides_come_apart(
+    row: dict[str, Any], expected: tuple[Any, Any, Any]
+) -> None:
+    pair = only(row)
+    assert (pair.prompt, pair.chosen, pair.rejected) == expected
+
+
+def test_messages_when_turns_are_shared_then_they_all_belong_to_the_prompt() -> None:
+    start = [*QUESTION, *assistant("4"), {"role": "user", "content": "sure?"}]
+    pair = only({"chosen": [*start, *assistant("yes")], "rejected": [*start, *assistant("no")]})
+    assert (pair.prompt, pair.chosen, pair.rejected) == (start, assistant("yes"), assistant("no"))
+
+
+def test_released_jsonl_when_read_then_token_strings_and_log_probabilities_stay_together() -> None:
+    pair = only(
+        GOOD
+        | {
+            "chosen_logprob_with_token": {"tokens": [" ", "4"], "logprobs": [-0.5, -0.25]},
+            "rejected_logprob_with_token": {"tokens": [" ", "5"], "token_ids": [220, 20], "logprobs": [-1.5, -0.75]},
+            "rejected_mask_len": 0,
+            "chosen_model": "qwen",
+            "chosen_rating": 4.5,
+        }
+    )
+    assert (pair.chosen_tokens, pair.chosen_token_ids, pair.chosen_logps) == ([" ", "4"], None, [-0.5, -0.25])
+    assert (pair.rejected_tokens, pair.rejected_token_ids, pair.rejected_logps) == (None, [220, 20], [-1.5, -0.75])
+    assert (pair.kind, pair.chosen_model, pair.chosen_score) == ("original", "qwen", 4.5)
+
+
+def test_released_mask_lengths_when_given_then_the_pair_is_masked_and_its_rejected_side_cut() -> None:
+    pair = only({"prompt": "q", "chosen": "abc", "rejected": "ab", "chosen_mask_len": 0, "rejected_mask_len": 16})
+    assert (pair.kind, pair.chosen_complete, pair.rejected_complete) == ("masked", None, False)
+
+
+IDS = {"chosen_token_ids": [220, 19], "rejected_token_ids": [220, 20]}
+BAD_ROWS = [
+    ({"prompt": "q", "rejected": "b"}, "missing column(s) chosen; found prompt, rejected"),
+    ({"prompt": "q", "chosen": "a"}, "missing column(s) rejected; found chosen, prompt"),
+    ({"prompt": "q", "chosen": " \n", "rejected": "b"}, "chosen: empty completion"),
+    ({"prompt": "q", "chosen": "a", "rejected": ""}, "rejected: empty completion"),
+    ({"prompt": QUESTION, "chosen": assistant("a"), "rejected": assistant("")}, "rejected: empty completion"),
+    ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal: the pair says nothing"),
+    (GOOD | IDS | {"chosen_logps": [-1.0]}, "chosen_logps: expected one value per token, got 1 values for 2 tokens"),
+    (
+        GOOD | IDS | {"rejected_logps": [-1.0, None]},
+        "rejected_logps: value 1 is None; expected log-probabilities in nats, finite and from -1e+09 to 0",
+    ),
+    (
+        GOOD | IDS | {"rejected_logps": [float("-inf"), -1.0]},
+        "rejected_logps: value 0 is -inf; expected log-probabilities in nats, finite and from -1e+09 to 0",
+    ),
+    (
+        GOOD | IDS | {"chosen_logps": [-1.0, 0.5]},
+        "chosen_logps: value 1 is 0.5, above 0; expected log-probabilities in nats",
+    ),
+    (
+        GOOD | {"chosen_logps": [-1.0]},
+        "chosen_logps: given without token ids, so there is no telling which tokens they belong to",
+    ),
+    (
+        GOOD | {"chosen_logprob_with_token": {"tokens": ["4"], "logprobs": [-1, -2]}},
+        "chosen_logprob_with_token: expected one value per token, got 2 values for 1 tokens",
+    ),
+    (
+        GOOD | {"chosen_complete": False},
+        "chosen: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be",
+    ),
+    (
+        GOOD | {"rejected_complete": False},
+        "rejected: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be",
+    ),
+    ({"chosen": "yes", "rejected": "no"}, "no prompt column, and chosen and rejected have no common beginning"),
+    ({"chosen": "q: a", "rejected": "q: a b"}, "chosen: empty completion: it is the beginning of the other side"),
+    (
+        {"prompt": "q", "chosen": {"text": "a"}, "rejected": "b"},
+        "chosen: expected text or a list of messages, got dict",
+    ),
+    (
+        {"prompt": "q", "chosen": [{"role": "assistant"}], "rejected": "b"},
+        "chosen: expected messages with the texts role",
+    ),
+    (["a"], "expected an object with columns, got list"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
+def test_row_when_it_cannot_be_used_then_it_is_refused_with_its_reason(row: Any, reason: str) -> None:
+    pairs, refused = parse_pairs([GOOD, row, GOOD], source="data.jsonl")
+    assert len(pairs) == 2
+    assert [str(refusal)[: len(reason) + 14] for refusal in refused] == [f"data.jsonl:2: {reason}"]
+
+
+def test_file_when_lines_are_broken_then_each_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "pairs.jsonl", [GOOD, '{"prompt": "q", "chosen"', "", "[1]", GOOD])
+    with path.open("ab") as handle:
+        handle.write(b'{"prompt": "\xff"}\n')
+    pairs, refused = read_pairs(path)
+    assert [pair.origin for pair in pairs] == [f"{path}:1", f"{path}:5"]
+    assert [(refusal.line, refusal.reason[:20]) for refusal in refused] == [
+        (2, "not valid JSON: Expe"),
+        (4, "expected a JSON obje"),
+        (6, "not valid UTF-8: inv"),
+    ]
+    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 refused\)\n  - .*:2: not valid JSON"):
+        check_some_left([], refused, path)
+
+
+def test_keys_when_named_then_those_columns_are_read(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"system": "Add.", "q": "2+2", "yes": "4", "no": "5"}])
+    pairs, _ = read_pairs(path, prompt_key="system, q", chosen_key="yes", rejected_key="no")
+    assert (pairs[0].prompt, pairs[0].chosen, pairs[0].rejected) == ("Add.\n2+2", "4", "5")
+
+
+def test_supervised_data_when_rejected_is_not_needed_then_completions_and_conversations_are_read() -> None:
+    rows = [
+        {"prompt": "q", "completion": "a"},
+        {"messages": [*QUESTION, *assistant("4")]},
+        GOOD | {"rejected": None},
+    ]
+    pairs, refused = parse_pairs(rows, need_rejected=False)
+    assert refused == []
+    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in pairs] == [
+        ("q", "a", None),
+        (QUESTION, assistant("4"), None),
+        ("2+2?", " 4", None),
+    ]
+
+
+def test_supervised_data_when_a_single_response_is_called_bad_then_it_is_refused_and_not_imitated() -> None:
+    row = {"prompt": "q", "completion": "a"}
+    good: list[dict[str, Any]] = [row | {"label": value} for value in (True, 1, 1.0, "true", "True", None)]
+    good += [row | {"kto_tag": True}, {"prompt": "q", "response": "a", "verdict": "correct"}]
+    good += [
+        {"prompt": "q", "chosen": "a", "rejected": "b", "label": "easy"},
+        {"messages": [*QUESTION, *assistant("4")]},
+    ]
+    bad: list[dict[str, Any]] = [row | {"label": value} for value in (False, 0, 0.0, "false", "False")]
+    bad += [row | {"kto_tag": False}, {"messages": [*QUESTION, *assistant("4")], "label": False}]
+    bad += [{"prompt": "q", "response": "a", "verdict": verdict} for verdict in ("wrong", "unknown")]
+    unclear: list[dict[str, Any]] = [row | {"label": value} for value in ("good", -1, 2, 0.5, [True], {})]
+    pairs, refused = parse_pairs([*good, *bad, *unclear], need_rejected=False)
+    assert [pair.origin for pair in pairs] == [f"rows:{line}" for line in range(1, len(good) + 1)]
+    reasons = [refusal.reason for refusal in refused]
+    assert all("supervised training imitates" in reason for reason in reasons[: len(bad)]), reasons
+    assert all(reason.startswith("label: expected true or false") for reason in reasons[len(bad) :]), reasons
+
+
+def test_pairs_when_written_as_parquet_then_they_are_read_back_equal(tmp_path: Path) -> None:
+    pair = Pair(
+        prompt=QUESTION,
+        chosen=assistant("4"),
+        rejected=assistant("5"),
+        pair_id="p",
+        prompt_id="q",
+        chosen_id="c",
+        rejected_id="r",
+        chosen_token_ids=[19, 2],
+        rejected_token_ids=[20, 2],
+        chosen_logps=[-0.5, -0.25],
+        rejected_logps=[-1.5, -0.125],
+        logps_kind="raw",
+        tokenizer="f",
+        chosen_complete=True,
+        rejected_complete=True,
+        chosen_score=1.0,
+    )
+    write_records(tmp_path / "pairs.parquet", [pair])
+    pairs, refused = read_pairs(tmp_path / "pairs.parquet")
+    assert refused == []
+    assert pairs == [pair]
+
+
+def test_saved_data_set_folder_when_read_then_its_split_is_taken(tmp_path: Path) -> None:
+    split = datasets.Dataset.from_list([{"prompt": "q", "chosen": "a", "rejected": "b"}])
+    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "set"))
+    pairs, _ = read_pairs(tmp_path / "set", split="test")
+    assert [(pair.prompt, pair.chosen) for pair in pairs] == [("q", "a")]
+
+
+def test_source_when_nothing_is_there_then_the_error_names_it(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no\.jsonl: no such file"):
+        read_pairs(tmp_path / "no.jsonl")
+    with pytest.raises(DataError, match="nothing: no such file or folder"):
+        read_pairs(tmp_path / "nothing")
+
+
+def test_public_preference_sets_when_read_then_only_pairs_without_a_preference_are_refused(shared: Path) -> None:
+    pairs, refused = read_pairs(shared / "data/ultrafeedback/train_1000.jsonl")
+    assert (len(pairs), [refusal.line for refusal in refused]) == (994, [307, 479, 656, 834, 911, 998])
+    assert (pairs[0].chosen_score, pairs[0].rejected_score) == (9.0, 8.0)
+    pairs, refused = read_pairs(shared / "data/preference_small/instruction_data_with_preference.json")
+    assert (len(pairs), len(refused)) == (1094, 6)
+    assert pairs[0].prompt.endswith("spelling given.\nfreind --> friend")
+
+
+def test_messages_when_their_content_is_in_parts_then_the_texts_are_joined() -> None:
+    def parts(*texts: str) -> list[dict[str, Any]]:
+        return [{"type": "text", "text": text, "image": None} for text in texts]
+
+    row = {
+        "prompt": [{"role": "user", "content": parts("2+", "2?")}],
+        "chosen": [{"role": "assistant", "content": parts("4")}],
+        "rejected": assistant("5"),
+    }
+    pair = only(row)
+    assert (pair.prompt, pair.chosen, pair.rejected) == (QUESTION, assistant("4"), assistant("5"))
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": [{"type": "image", "url": "x"}]}, "chosen: content: expected a text, or parts of type text"),
+        ({"content": [{"type": "text", "text": 4}]}, "chosen: content: expected a text, or parts of type text"),
+        ({"content": ["4"]}, "chosen: content: expected a text, or parts of type text"),
+        ({"content": []}, "chosen: expected messages with the texts role and content"),
+        ({"content": "", "tool_calls": [{"function": {"name": "add"}}]}, "chosen: tool_calls: only the content"),
+        ({"content": "4", "reasoning_content": "2 and 2"}, "chosen: reasoning_content: only the content"),
+    ],
+)
+def test_messages_when_they_hold_more_than_text_then_the_row_is_refused(message: dict[str, Any], reason: str) -> None:
+    row = {"prompt": QUESTION, "chosen": [{"role": "assistant", **message}], "rejected": assistant("5")}
+    pairs, refused = parse_pairs([row, {**row, "chosen": assistant("4")}])
+    assert [pair.chosen for pair in pairs] == [assistant("4")]
+    assert refused[0].reason.startswith(reason), refused[0].reason
+
+
+def test_template_arguments_when_given_in_columns_then_they_are_kept_through_a_file(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"b": {"type": "int"}, "a": None}}}
+    row = {"prompt": QUESTION, "chosen": assistant("4"), "rejected": assistant("5")}
+    given = [
+        {**row, "tools": [tool], "chat_template_kwargs": {"enable_thinking": False, "other": None}},
+        {**row, "tools": json.dumps([tool]), "chat_template_kwargs": '{"enable_thinking": false}'},
+        {**row, "tools": [], "chat_template_kwargs": None},
+    ]
+    pairs, refused = parse_pairs(given)
+    assert not refused
+    wanted = {
+        "enable_thinking": False,
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": {"b": {"type": "int"}}}}],
+    }
+    assert [json.loads(pair.chat_template_kwargs or "null") for pair in pairs] == [wanted, wanted, None]
+    assert pairs[0].prompt_id == pairs[1].prompt_id != pairs[2].prompt_id
+    write_records(tmp_path / "pairs.parquet", pairs)
+    assert read_pairs(tmp_path / "pairs.parquet")[0] == pairs
+    for column, value in (("tools", "add"), ("tools", {"a": 1}), ("chat_template_kwargs", [1])):
+        (refusal,) = parse_pairs([{**row, column: value}])[1]
+        assert refusal.reason.startswith(f"{column}: expected ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"chosen_token_ids": [1.5, 2.0]}, "chosen_token_ids: value 0 is 1.5; expected one token id or more"),
+        ({"chosen_token_ids": [-1]}, "chosen_token_ids: value 0 is -1;"),
+        ({"chosen_token_ids": [3, None]}, "chosen_token_ids: value 1 is None;"),
+        ({"chosen_token_ids": [3, True]}, "chosen_token_ids: value 1 is True;"),
+        ({"chosen_token_ids": [2**31]}, "chosen_token_ids: value 0 is 2147483648;"),
+        ({"chosen_token_ids": [[1], [2, 3]]}, "chosen_token_ids: value 0 is [1];"),
+        (IDS | {"chosen_logps": [-0.5, -1e39]}, "chosen_logps: value 1 is -1e+39; expected log-probabilities in nats"),
+        (IDS | {"chosen_logps": [-0.5, "-1"]}, "chosen_logps: value 1 is '-1';"),
+        ({"chosen_score": float("nan")}, "chosen_score: expected a number from"),
+        ({"rejected_rating": float("inf")}, "rejected_rating: expected a number from"),
+        ({"score_chosen": True}, "score_chosen: expected a number from"),
+        ({"metadata": {"chosen_score": "7"}}, "metadata.chosen_score: expected a number from"),
+        ({"chosen_score": 10**400}, "chosen_score: expected a number from"),
+        ({"tokenizer": []}, "tokenizer: expected text, got []"),
+        ({"pair_id": {"a": 1}}, "pair_id: expected text or a whole number, got {'a': 1}"),
+        ({"chosen_complete": 1}, "chosen_complete: expected true or false, got 1"),
+        ({"logps_kind": "cooked"}, "logps_kind: expected raw or sampled, got 'cooked'"),
+    ],
+)
+def test_column_when_of_another_type_then_nothing_is_converted_and_the_row_is_refused(
+    columns: dict[str, Any], reason: str
+) -> None:
+    pairs, refused = parse_pairs([GOOD, GOOD | columns, GOOD])
+    assert len(pairs) == 2
+    assert [refusal.reason[: len(reason)] for refusal in refused] == [reason]
+
+
+def test_text_when_it_holds_half_a_character_then_it_is_replaced_in_files_and_in_memory(tmp_path: Path) -> None:
+    row = GOOD | {"chosen": " 4\ud800", "pair_id": "\udfff"}
+    (in_memory,), _ = parse_pairs([row])
+    (in_file,), _ = read_pairs(write_lines(tmp_path / "a.jsonl", [row]))
+    assert (in_memory.chosen, in_memory.pair_id) == (in_file.chosen, in_file.pair_id) == (" 4\ufffd", "\ufffd")

@@ -1,0 +1,366 @@
+"""Tokenization with real tokenizers: ends, boundaries, stored ids, token strings, limits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from regretless.core.errors import ConfigError
+from regretless.data.records import Pair
+from regretless.data.tokenization import TokenizedPair, encode_prompt, encode_response, missing_logps, tokenize_pairs
+from regretless.modeling.load import tokenizer_fingerprint
+
+QUESTION = [{"role": "user", "content": "2+2?"}]
+IM_END = 151645
+
+
+@pytest.fixture(scope="module")
+def qwen(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
+
+
+@pytest.fixture(scope="module")
+def mistral(shared: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shared / "data/tokenizers/mistral-v1")
+
+
+def one(pair: Pair, tokenizer: Any, **options: Any) -> TokenizedPair:
+    kept, refused = tokenize_pairs([pair], tokenizer, **{"max_length": None, "max_prompt_length": None} | options)
+    assert [str(refusal) for refusal in refused] == []
+    return kept[0]
+
+
+def refusal(pair: Pair, tokenizer: Any, **options: Any) -> str:
+    kept, refused = tokenize_pairs([pair], tokenizer, **{"max_length": None, "max_prompt_length": None} | options)
+    assert kept == []
+    return str(refused[0])
+
+
+@lru_cache
+def fingerprint(tokenizer: Any) -> str:
+    return tokenizer_fingerprint(tokenizer)
+
+
+def sampled(tokenizer: Any, chosen: str = "It is 4.", rejected: str = "It is 5.") -> Pair:
+    """A pair as `sample` and `pair` make it: ids with the end token, their log-probabilities, and the text without."""
+    ids = [[*tokenizer(text)["input_ids"], IM_END] for text in (chosen, rejected)]
+    return Pair(
+        prompt="2+2?",
+        chosen=chosen,
+        rejected=rejected,
+        chosen_token_ids=ids[0],
+        rejected_token_ids=ids[1],
+        chosen_logps=[-0.1 * position for position in range(len(ids[0]))],
+        rejected_logps=[-0.2 * position for position in range(len(ids[1]))],
+        tokenizer=fingerprint(tokenizer),
+        chosen_complete=True,
+        rejected_complete=True,
+        origin="pairs.parquet:7",
+    )
+
+
+def test_prompt_when_text_or_messages_then_it_is_plain_or_in_the_chat_template(qwen: Any, mistral: Any) -> None:
+    assert qwen.decode(encode_prompt(qwen, QUESTION)).endswith(
+        "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert encode_prompt(qwen, "2+2?") == qwen("2+2?")["input_ids"]
+    with pytest.raises(ConfigError, match=r"no chat template; set model\.chat_template"):
+        encode_prompt(mistral, QUESTION)
+
+
+def test_prompt_when_its_text_spells_the_first_token_then_there_is_one_of_it(mistral: Any) -> None:
+    assert encode_prompt(mistral, "Hello") == encode_prompt(mistral, "<s>Hello") == [1, 22557]
+    assert encode_prompt(mistral, "") == [1]
+
+
+@pytest.mark.parametrize("prompt", ["2+2?", QUESTION])
+@pytest.mark.parametrize("text", ["4", "4<|im_end|>", "4<|im_end|><|im_end|>"])
+def test_response_when_complete_then_it_has_one_end_token_however_it_is_spelled(
+    qwen: Any, prompt: Any, text: str
+) -> None:
+    assert encode_response(qwen, prompt, text) == [19, IM_END]
+    assert encode_response(qwen, prompt, [{"role": "assistant", "content": text}]) == [19, IM_END]
+    assert encode_response(qwen, prompt, text, complete=False) == [19]
+
+
+def test_response_when_it_spells_another_end_token_of_the_vocabulary_then_that_one_is_kept(qwen: Any) -> None:
+    assert encode_response(replace_eos(qwen, "<|endoftext|>"), QUESTION, "4<|im_end|>") == [19, IM_END]
+
+
+def test_response_when_the_template_closes_turns_with_its_own_token_then_messages_end_with_it(qwen: Any) -> None:
+    base = replace_eos(qwen, "<|endoftext|>")
+    assert encode_response(base, QUESTION, "4") == [19, IM_END]
+    assert encode_response(base, "2+2?", "4") == [19, 151643]
+
+
+def replace_eos(tokenizer: Any, eos: str) -> Any:
+    changed = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    changed.eos_token = eos
+    return changed
+
+
+def test_response_when_the_vocabulary_puts_spaces_before_texts_then_none_is_added_behind_a_text_prompt(
+    mistral: Any,
+) -> None:
+    joined = mistral("Answer:\n4")["input_ids"]
+    prompt = encode_prompt(mistral, "Answer:\n")
+    assert [*prompt, *encode_response(mistral, "Answer:\n", "4", complete=False)] == joined
+
+
+def test_response_when_it_has_several_turns_then_all_are_written_by_the_template(qwen: Any) -> None:
+    turns = [
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "sure?"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    text = qwen.decode(encode_response(qwen, QUESTION, turns))
+    assert text == "4<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"
+
+
+def test_stored_ids_when_the_tokenizer_is_the_same_then_they_are_taken_over_untouched(qwen: Any) -> None:
+    pair = sampled(qwen)
+    # "It" as two tokens: not what tokenizing the text gives, and what the behaviour model wrote all the same.
+    drifted = [*qwen("I")["input_ids"], *qwen("t")["input_ids"], *(pair.chosen_token_ids or [])[1:]]
+    pair = replace(pair, chosen_token_ids=drifted, chosen_logps=[-1.0] * len(drifted))
+    found = one(pair, qwen)
+    assert found.chosen_ids == tuple(drifted)
+    assert found.chosen_logps == (-1.0,) * len(drifted)
+    assert found.rejected_ids == tuple(pair.rejected_token_ids or ())
+    assert (found.source, found.logps_dropped) == ("pairs.parquet:7", None)
+
+
+def test_stored_ids_when_they_spell_another_text_then_the_row_is_refused_though_lengths_agree(qwen: Any) -> None:
+    pair = replace(sampled(qwen), chosen="It is 6.")
+    reason = "chosen: token ids do not spell the text with the policy's tokenizer"
+    assert refusal(pair, qwen) == f"pairs.parquet:7: {reason}"
+    # Without a fingerprint there is no claim that the ids are this tokenizer's: the text is tokenized.
+    found = one(replace(pair, tokenizer=None), qwen)
+    assert found.chosen_ids == (*qwen("It is 6.")["input_ids"], IM_END)
+    assert (found.chosen_logps, found.logps_dropped) == (None, reason)
+    assert found.rejected_logps is not None
+
+
+@pytest.mark.parametrize(
+    "tail", [[11162, 99], [4175]], ids=["two of a fox's three tokens", "a whole letter and half of one"]
+)
+def test_stored_ids_when_the_server_kept_a_cut_character_back_then_they_are_taken_over(
+    qwen: Any, tail: list[int]
+) -> None:
+    ids = [*qwen("It is")["input_ids"], *tail]
+    assert qwen.decode(ids).endswith("\ufffd")
+    logps = [-0.5] * len(ids)
+    # Servers that write as they generate leave out what could still have become another character.
+    cut = replace(
+        sampled(qwen), chosen="It is", chosen_token_ids=ids, chosen_logps=logps, chosen_complete=False, tokenizer=None
+    )
+    found = one(cut, qwen)
+    assert (found.chosen_ids, found.chosen_logps, found.logps_dropped) == (tuple(ids), tuple(logps), None)
+    assert one(replace(cut, chosen=qwen.decode(ids)), qwen).chosen_ids == tuple(ids)
+    assert "do not spell the text" in str(one(replace(cut, chosen="It"), qwen).logps_dropped)
+
+
+def test_stored_ids_when_beyond_the_vocabulary_then_the_row_is_refused(qwen: Any) -> None:
+    pair = replace(sampled(qwen), rejected_token_ids=[*(sampled(qwen).rejected_token_ids or [])[:-1], 151667])
+    assert refusal(pair, qwen).endswith("rejected: token id 151667 is not in the policy's vocabulary (0 to 151645)")
+
+
+def test_stored_ids_when_from_another_vocabulary_then_text_is_tokenized_and_the_loss_is_counted(
+    qwen: Any, mistral: Any
+) -> None:
+    pair = sampled(qwen)
+    found = one(pair, mistral)
+    assert found.chosen_ids == (*encode_response(mistral, "2+2?", "It is 4.", complete=False), 2)
+    assert (found.chosen_logps, found.rejected_logps) == (None, None)
+    reason = f"made with another tokenizer ({pair.tokenizer}) than the policy's ({tokenizer_fingerprint(mistral)})"
+    assert found.logps_dropped == f"chosen: {reason}; rejected: {reason}"
+    assert missing_logps([found]) == {found.logps_dropped: 1}
+
+
+def released(qwen: Any, tokens: list[str], text: str) -> Pair:
+    return replace(
+        sampled(qwen),
+        tokenizer=None,
+        chosen=text,
+        chosen_token_ids=None,
+        chosen_tokens=tokens,
+        chosen_logps=[-1.0] * len(tokens),
+    )
+
+
+def test_token_strings_when_pieces_or_vocabulary_entries_then_they_resolve_to_the_ids_they_name(qwen: Any) -> None:
+    text = "It costs 5 € 🤖 <|im_end|>"
+    ids = qwen(text)["input_ids"]
+    pieces = qwen.batch_decode([[number] for number in ids])
+    assert pieces.count("\ufffd") > 1  # bytes of one character: only the text tells which
+    assert one(released(qwen, pieces, text), qwen).chosen_ids == tuple(ids)
+    assert one(released(qwen, qwen.convert_ids_to_tokens(ids), text), qwen).chosen_ids == tuple(ids)
+    split = ["I", "t", " is", " ", "4"]
+    assert qwen.convert_ids_to_tokens(one(released(qwen, split, "It is 4"), qwen).chosen_ids) == [
+        "I",
+        "t",
+        "Ġis",
+        "Ġ",
+        "4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "reason"),
+    [
+        (["It", " is", " ", "4"], "It is 5", "tokens spell '4' at character 6, where the text has '5'"),
+        (["It", " is 4"], "It is 4", "token 1 (' is 4') stands for no token of the policy's tokenizer"),
+        (["I", "t ", "\ufffd", "\ufffd"], "It ", "tokens spell '\ufffd\ufffd' at character 3, where the text has ''"),
+    ],
+)
+def test_token_strings_when_they_drift_from_the_text_then_the_row_is_refused_or_tokenized(
+    qwen: Any, tokens: list[str], text: str, reason: str
+) -> None:
+    pair = released(qwen, tokens, text)
+    assert refusal(pair, qwen) == f"pairs.parquet:7: chosen: {reason}"
+    found = one(pair, qwen, need_logps=False)
+    assert found.chosen_ids == tuple(encode_response(qwen, "2+2?", text))
+    assert (found.chosen_logps, found.logps_dropped) == (None, f"chosen: {reason}")
+
+
+def test_lengths_when_over_a_limit_then_the_row_is_refused_with_both_numbers(qwen: Any) -> None:
+    pair = sampled(qwen, rejected="It is 5, I think.")
+    prompt, rejected = len(qwen("2+2?")["input_ids"]), len(pair.rejected_token_ids or [])
+    assert one(pair, qwen, max_length=prompt + rejected, max_prompt_length=prompt).rejected_ids is not None
+    assert refusal(pair, qwen, max_length=prompt + rejected - 1).endswith(
+        f"rejected: {prompt} prompt and {rejected} response tokens, above max_length {prompt + rejected - 1}; raise "
+        "it, or set truncation=keep_start"
+    )
+    assert refusal(pair, qwen, max_prompt_length=prompt - 1).endswith(
+        f"prompt: {prompt} tokens, too long for max_prompt_length {prompt - 1}; raise it or drop the row"
+    )
+
+
+def test_truncation_when_asked_for_then_ids_and_log_probabilities_lose_the_end_together(qwen: Any) -> None:
+    pair = sampled(qwen, rejected="That is 5, I think.")
+    prompt = len(qwen("2+2?")["input_ids"])
+    found = one(pair, qwen, max_length=prompt + 3, truncation="keep_start")
+    assert found.chosen_ids == tuple((pair.chosen_token_ids or [])[:3])
+    assert found.chosen_logps == tuple((pair.chosen_logps or [])[:3])
+    assert found.rejected_ids == tuple((pair.rejected_token_ids or [])[:3])
+    text_only = replace(pair, tokenizer=None, chosen_token_ids=None, chosen_logps=None)
+    assert IM_END not in one(text_only, qwen, max_length=prompt + 3, truncation="keep_start").chosen_ids
+    same_start = sampled(qwen)
+    assert refusal(same_start, qwen, max_length=prompt + 2, truncation="keep_start").endswith(
+        f"chosen and rejected are equal when cut to max_length {prompt + 2}"
+    )
+
+
+def test_masked_pair_when_tokenized_then_only_its_chosen_side_ends(qwen: Any) -> None:
+    ids, logps = sampled(qwen).chosen_token_ids or [], sampled(qwen).chosen_logps or []
+    cut = {"rejected": qwen.decode(ids[:2]), "rejected_token_ids": ids[:2], "rejected_logps": logps[:2]}
+    pair = replace(sampled(qwen), **cut, rejected_complete=False, kind="masked")
+    found = one(pair, qwen)
+    assert (found.chosen_ids, found.rejected_ids, found.rejected_logps) == (
+        tuple(ids),
+        tuple(ids[:2]),
+        tuple(logps[:2]),
+    )
+    from_text = replace(pair, chosen_token_ids=None, rejected_token_ids=None, chosen_logps=None, rejected_logps=None)
+    assert one(from_text, qwen).rejected_ids == tuple(ids[:2])
+    ended = replace(pair, rejected_token_ids=[*ids[:2], IM_END], rejected_logps=[-1.0] * 3)
+    assert "rejected: marked as cut before its end, yet its tokens end with" in refusal(ended, qwen)
+
+
+def test_supervised_pair_when_tokenized_then_it_has_no_rejected_side(qwen: Any) -> None:
+    found = one(Pair(prompt="2+2?", chosen="4"), qwen)
+    assert (found.chosen_ids, found.rejected_ids, found.rejected_logps) == ((19, IM_END), None, None)
+
+
+def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen: Any) -> None:
+    strict = AutoTokenizer.from_pretrained(qwen.name_or_path)
+    strict.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<|im_start|>"
+    )
+    good = Pair(prompt=QUESTION, chosen="4", rejected="5")
+    bad = replace(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])
+    kept, refused = tokenize_pairs([good, bad], strict, max_length=None, max_prompt_length=None)
+    assert len(kept) == 1
+    assert [str(item) for item in refused] == ["pairs:2: prompt: the chat template refuses it: no system role"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "given_as_strings"),
+    [
+        ("test_flash_qwen2", "qwen", True),
+        # What the model wrote here is not what tokenizing its text gives.
+        ("test_compressed_tensors_w8a8_int_dynamic_weight", "qwen", True),
+        # Pieces of this vocabulary do not tell a word from the same word behind a space.
+        ("test_lora_mistral_without_customer_support_adapter", "mistral", False),
+    ],
+)
+def test_published_generations_when_read_then_their_ids_and_log_probabilities_are_kept(
+    name: str, tokenizer: str, given_as_strings: bool, request: pytest.FixtureRequest, shared: Path
+) -> None:
+    loaded = request.getfixturevalue(tokenizer)
+    generation = json.loads((shared / f"data/logprobs/tgi/{name}.json").read_text())
+    tokens = generation["details"]["tokens"]
+    ids, logps = tuple(token["id"] for token in tokens), tuple(token["logprob"] for token in tokens)
+    text = generation["generated_text"]
+    pair = Pair(prompt="Q", chosen=text, rejected="?", chosen_token_ids=list(ids), chosen_logps=list(logps))
+    found = one(pair, loaded)
+    assert (found.chosen_ids, found.chosen_logps) == (ids, logps)
+    strings = replace(pair, chosen_token_ids=None, chosen_tokens=[token["text"] for token in tokens])
+    if given_as_strings:
+        assert one(strings, loaded).chosen_ids == ids
+    else:
+        assert "stands for several tokens of the policy's tokenizer" in refusal(strings, loaded)
+
+
+def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with_them(shared: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
+    tokenizer.chat_template = (
+        "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: "
+        "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+    )
+    plain = Pair(
+        prompt=QUESTION,
+        chosen=[{"role": "assistant", "content": "4"}],
+        rejected=[{"role": "assistant", "content": "5"}],
+        origin="pairs.jsonl:3",
+    )
+
+    def given(**arguments: Any) -> Pair:
+        return replace(plain, chat_template_kwargs=json.dumps(arguments))
+
+    tools = [{"type": "function", "function": {"name": "add", "description": "sums"}}]
+    pairs = [plain, given(tools=tools), given(enable_thinking=False), given(tools=tools, enable_thinking=False)]
+    kept, refused = tokenize_pairs(pairs, tokenizer, max_length=None, max_prompt_length=None)
+    assert not refused
+    for pair, arguments in zip(kept, ({}, {"tools": tools}, {"enable_thinking": False}, None), strict=True):
+        arguments = arguments if arguments is not None else {"tools": tools, "enable_thinking": False}
+        wanted = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True, **arguments)
+        assert tokenizer.decode(pair.prompt_ids) == wanted
+    assert len({pair.prompt_ids for pair in kept}) == 4
+
+    for pair, reason in (
+        (given(enable_thinkin=False), "enable_thinkin: the chat template knows nothing of it"),
+        (given(tokenize=True), "tokenize: the chat template knows nothing of it"),
+        (replace(given(tools=tools), prompt="2+2?"), "tools: for the chat template, and a prompt that is a text"),
+    ):
+        assert reason in refusal(pair, tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("tools", "helpers")
+    assert "tools: the chat template knows nothing of it" in refusal(given(tools=tools), tokenizer)
+
+
+def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_which(qwen: Any) -> None:
+    pair = sampled(qwen, rejected="4")
+    ids = pair.chosen_token_ids
+    same = replace(pair, chosen="4", rejected="4 ", rejected_token_ids=ids, rejected_logps=pair.chosen_logps)
+    same = replace(same, chosen_token_ids=qwen("4")["input_ids"], rejected_token_ids=qwen("4")["input_ids"])
+    assert "have the same token ids, though their texts differ" in refusal(
+        replace(same, chosen_logps=[-0.1], rejected_logps=[-0.1]), qwen
+    )
+    assert refusal(replace(same, rejected="4", chosen_logps=None, rejected_logps=None), qwen).endswith("are equal")

@@ -1,0 +1,206 @@
+"""The verify stage: files in and out, processes that hang or die, resumption."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.data.records import Response, Verdict, read_responses, write_jsonl, write_records
+from regretless.labeling import verify as stage
+from regretless.labeling.check import Check, Verifier
+from regretless.labeling.pool import Pool
+from regretless.labeling.verifiers import VERIFIERS
+from regretless.labeling.verify import VerifyConfig, run, verify_file
+
+
+def fragile(response: str, answer: str) -> Check:
+    """A verifier with every fault: it runs in a worker, which imports this module."""
+    if response == "segfault":
+        ctypes.string_at(0)
+    if response == "exit":
+        os._exit(7)
+    if response == "hang":
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        time.sleep(600)
+    if response == "wait":
+        time.sleep(2.5)  # beyond the limit on the clock, and no work for the processor
+        return Check(Verdict.WRONG, "compared", response)
+    if response == "raise":
+        raise ZeroDivisionError
+    print("printing must not break the protocol")
+    return Check(Verdict.CORRECT if response == answer else Verdict.WRONG, "compared", response)
+
+
+def write_rows(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def responses_file(path: Path, texts: list[str], answer: str) -> Path:
+    rows = [
+        Response(prompt_id=str(i), response_id=str(i), prompt="p", response=text, answer=answer)
+        for i, text in enumerate(texts)
+    ]
+    write_records(path, rows)
+    return path
+
+
+def test_run_when_workers_hang_die_and_raise_then_only_those_rows_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "fragile", Verifier(check=fragile))
+    texts = ["5", "hang", "6", "segfault", "5", "exit", "raise", "wait", *["5"] * 40, "hang", "4"]
+    source = responses_file(tmp_path / "in.parquet", texts, "5")
+    summary = run(VerifyConfig(verifier="fragile", time_limit=1.0, workers=2), source, tmp_path)
+    rows, _ = read_responses(tmp_path / "responses.parquet")
+    assert [row.response for row in rows] == texts
+    verdicts = dict(zip(texts, [(row.verdict, row.verdict_reason) for row in rows], strict=True))
+    assert verdicts["5"] == (Verdict.CORRECT, "compared")
+    assert verdicts["6"] == verdicts["4"] == verdicts["wait"] == (Verdict.WRONG, "compared")
+    assert verdicts["hang"] == (Verdict.UNKNOWN, "verifier timed out")
+    assert verdicts["raise"] == (Verdict.UNKNOWN, "verifier failed: ZeroDivisionError")
+    assert verdicts["segfault"][1] == f"verifier died: exit code {-signal.SIGSEGV}"
+    assert verdicts["exit"][1] == "verifier died: exit code 7"
+    assert (summary["correct"], summary["wrong"], summary["unknown"]) == (42, 3, 5)
+    assert summary["reasons"]["unknown: verifier died"] == 2
+
+
+def test_run_when_an_expression_explodes_then_its_worker_is_killed(tmp_path: Path) -> None:
+    source = responses_file(tmp_path / "in.parquet", [r"\boxed{9^{9^{9^9}}}", r"\boxed{(x+1)^2}"], "x^2+2x+1")
+    run(VerifyConfig(time_limit=3.0, workers=1), source, tmp_path)
+    rows, _ = read_responses(tmp_path / "responses.parquet")
+    assert [(row.verdict, row.verdict_reason) for row in rows] == [
+        (Verdict.UNKNOWN, "verifier timed out"),
+        (Verdict.CORRECT, "equal expressions"),
+    ]
+
+
+def test_run_when_rows_need_no_algebra_then_no_process_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pool, "run", lambda self, rows: iter(()) if not rows else pytest.fail("a worker was needed"))
+    texts = [f"{i}+1={i + 1}\n\\boxed{{{i + 1}}}" for i in range(5000)]
+    source = responses_file(tmp_path / "in.parquet", texts, r"6+1=7 \boxed{7}")
+    start = time.perf_counter()
+    assert run(VerifyConfig(), source, tmp_path)["correct"] == 1
+    assert time.perf_counter() - start < 15
+
+
+def test_run_when_killed_then_goes_on_behind_the_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "PART_ROWS", 4)
+    seen: list[str] = []
+
+    def dies_in_the_second_part(response: str, answer: str) -> Check:
+        if response == "5" and "5" not in seen:
+            seen.append(response)
+            raise KeyboardInterrupt
+        seen.append(response)
+        return Check(Verdict.CORRECT, "seen", response)
+
+    monkeypatch.setitem(VERIFIERS, "mortal", Verifier(check=fragile, quick=dies_in_the_second_part))
+    source = responses_file(tmp_path / "in.parquet", [str(i) for i in range(10)], "x")
+    with pytest.raises(KeyboardInterrupt):
+        run(VerifyConfig(verifier="mortal"), source, tmp_path)
+    assert run(VerifyConfig(verifier="mortal"), source, tmp_path)["correct"] == 10
+    assert seen == ["0", "1", "2", "3", "4", "5", "4", "5", "6", "7", "8", "9"]
+    rows, _ = read_responses(tmp_path / "responses.parquet")
+    assert [row.extracted for row in rows] == [str(i) for i in range(10)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.parquet", "refused.jsonl", "responses.parquet"]
+
+
+def test_run_when_a_response_was_cut_then_unknown_whatever_it_says(tmp_path: Path) -> None:
+    row = Response(prompt_id="0", response_id="0", prompt="p", response="#### 5", answer="5", finish_reason="length")
+    write_records(tmp_path / "in.parquet", [row])
+    summary = run(VerifyConfig(), tmp_path / "in.parquet", tmp_path)
+    assert summary["reasons"] == {"unknown: truncated": 1}
+
+
+def test_run_when_cut_responses_are_graded_then_they_count_as_the_others(tmp_path: Path) -> None:
+    texts = [r"\boxed{5} and so on \boxed{6", r"\boxed{6} and", "so 2 + 3 = 5"]
+    rows = [
+        Response(prompt_id=str(i), response_id="0", prompt="p", response=text, answer="5", finish_reason="length")
+        for i, text in enumerate(texts)
+    ]
+    write_records(tmp_path / "in.parquet", rows)
+    verdicts = {}
+    for verifier in ("math", "math_any"):
+        run(VerifyConfig(verifier=verifier, grade_cut=True), tmp_path / "in.parquet", tmp_path)
+        verdicts[verifier] = [row.verdict for row in read_responses(tmp_path / "responses.parquet")[0]]
+    assert verdicts["math"] == [Verdict.WRONG, Verdict.WRONG, Verdict.CORRECT]
+    assert verdicts["math_any"] == [Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_refused(
+    tmp_path: Path, suffix: str
+) -> None:
+    source = write_rows(
+        tmp_path / "in.jsonl",
+        [
+            {"prompt": "1+1?", "response": r"\boxed{2}", "answer": 2.0, "level": 1},
+            '{"prompt": "broken',
+            {"prompt": "1+2?", "response": "4", "answer": "3", "level": 2, "late": "column"},
+            {"prompt": "1+3?", "response": "4", "level": 3},
+            {"prompt": "1+4?", "response": 5, "answer": "5"},
+        ],
+    )
+    output = tmp_path / f"out{suffix}"
+    summary = verify_file(VerifyConfig(), source, output)
+    assert (summary["correct"], summary["wrong"], summary["refused"]) == (1, 1, 3)
+    rows = (
+        pq.read_table(output).to_pylist()
+        if suffix == ".parquet"
+        else [json.loads(line) for line in output.read_text().splitlines()]
+    )
+    assert [(row["level"], row["verdict"], row["extracted"]) for row in rows] == [
+        (1, "correct", "2"),
+        (2, "wrong", "4"),
+    ]
+    assert rows[1]["late"] == "column"
+    refused = [json.loads(line) for line in (tmp_path / "out.refused.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in refused] == [2, 4, 5]
+    assert refused[1]["reason"] == "missing column(s) answer; found level, prompt, response"
+    assert refused[2]["reason"] == "response: expected text, got 5"
+
+
+def test_verify_when_no_row_is_left_then_error_names_the_reasons(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "1+1?", "response": "2"}])
+    with pytest.raises(DataError, match=r"in\.jsonl:1: missing column\(s\) answer"):
+        verify_file(VerifyConfig(), source, tmp_path / "out.jsonl")
+    with pytest.raises(DataError, match=r"in\.jsonl:1: missing column\(s\) answer"):
+        run(VerifyConfig(), source, tmp_path)
+
+
+def test_verify_config_when_the_verifier_is_unknown_then_error_lists_the_table() -> None:
+    with pytest.raises(ConfigError, match=r"verifier: expected one of .*math"):
+        VerifyConfig.parse({"verifier": "maths"}, "verify")
+
+
+def test_pool_when_the_function_cannot_be_imported_then_error_says_why() -> None:
+    with pytest.raises(ConfigError, match="top of a module"):
+        Pool(lambda response, answer: Check(Verdict.CORRECT, ""), workers=1, seconds=1)
+
+    def homeless(response: str, answer: str) -> Check:
+        return Check(Verdict.CORRECT, "")
+
+    homeless.__module__, homeless.__qualname__ = "no_such_module", "homeless"
+    with Pool(homeless, workers=1, seconds=1) as pool, pytest.raises(RegretlessError, match="no_such_module"):
+        list(pool.run([("1", "1")]))
+
+
+def test_write_jsonl_then_verify_real_solutions_then_counts_match(tmp_path: Path, shared: Path) -> None:
+    rows = []
+    with (shared / "data/gsm8k/example_model_solutions.jsonl").open(encoding="utf-8") as handle:
+        for line in handle:
+            row = json.loads(line)
+            solution = row["175b_verification"]["solution"]
+            rows.append({"prompt": row["question"], "response": solution, "answer": row["ground_truth"]})
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    assert verify_file(VerifyConfig(), tmp_path / "in.jsonl", tmp_path / "out.jsonl")["correct"] == 373

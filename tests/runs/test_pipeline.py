@@ -1,0 +1,181 @@
+"""Running recipes: what is skipped, what runs again, and that kill -9 at any moment changes nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import read_json
+from regretless.data.records import read_rows, write_jsonl
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
+from regretless.smoke.miniature import smoke_recipe
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+SMALL = ["train.objective=[dpo,repo]", "train.save_steps=1", "pretrain.base.save_strategy=steps", "evaluate.seeds=[41]"]
+
+
+def small(folder: Path, *overrides: str) -> Recipe:
+    """The quickstart with two methods, shrunk; the overrides hold for the shrunk recipe."""
+    values = smoke_recipe(load_recipe(QUICKSTART, SMALL)).model_dump(exclude_unset=True)
+    path = folder.parent / f"{folder.name}.yaml"
+    path.write_text(json.dumps({**values, "output_dir": str(folder)}))  # JSON is YAML
+    return load_recipe(path, ["pretrain.base.save_steps=20", "pretrain.base.logging_steps=15", *overrides])
+
+
+def run(recipe: Recipe) -> set[str]:
+    """Run it; what did not stand there already."""
+    return {name for name, outcome in run_recipe(recipe).outcomes.items() if outcome.ran}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    ran = run(small(folder))
+    assert {"world", "pretrain/base", "sample", "train/dpo", "evaluate/repo/arithmetic/seed-41", "report"} <= ran
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run, in another place."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_run_when_repeated_in_a_moved_folder_then_nothing_runs(folder: Path) -> None:
+    assert run(small(folder)) == set()
+
+
+def test_setting_of_one_method_when_changed_then_the_other_method_stays(folder: Path) -> None:
+    ran = run(small(folder, "train.methods.dpo.beta=0.5"))
+    evaluated = {f"evaluate/{place}" for place in ("dpo/arithmetic", "dpo/arithmetic/seed-41")}
+    sampled = {f"evaluate/samples/dpo/arithmetic/{name}" for name in ("greedy", "seed-41")}
+    assert ran - evaluated == {"inspect", "train/dpo", *sampled, "analyze", "report"}
+
+
+def test_stage_that_runs_again_with_the_same_outcome_then_later_stages_stay(folder: Path) -> None:
+    ran = run(small(folder, "verify.time_limit=9"))
+    assert "verify" in ran and "evaluate/base/arithmetic" in ran
+    assert not ran & {"pair", "inspect", "train/dpo", "evaluate/samples/base/arithmetic/greedy"}
+
+
+def test_input_file_when_edited_then_the_stage_that_reads_it_runs(folder: Path) -> None:
+    prompts = folder / "world" / "prompts.jsonl"
+    rows = [row for _, row in read_rows(prompts) if isinstance(row, dict)]
+    write_jsonl(prompts, rows[:-1])
+    ran = run(small(folder))
+    assert "sample" in ran and not ran & {"world", "pretrain/base", "pretrain/behavior"}
+
+
+def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(folder: Path) -> None:
+    assert "train/repo" not in run(small(folder, "train.objective=dpo"))
+    labels = {row["label"] for row in read_json(folder / "evaluate" / "results.json")["rows"]}
+    assert labels == {"base", "dpo"}
+    assert not (folder / "train" / "repo").exists()
+    assert (folder / "train" / "repo.cache").is_dir()  # where it is looked for when the method comes back
+    assert not {name for name in run(small(folder)) if name.startswith(("train/", "evaluate/"))}
+    labels = {row["label"] for row in read_json(folder / "evaluate" / "results.json")["rows"]}
+    assert labels == {"base", "dpo", "repo"}
+
+
+def test_folder_that_is_not_ours_when_in_the_way_then_it_is_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "run" / "world" / "thesis.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work")
+    with pytest.raises(ConfigError, match="not made by regretless"):
+        run(small(tmp_path / "run"))
+    assert precious.read_text() == "years of work"
+
+
+def test_run_folder_when_another_process_works_in_it_then_the_error_names_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from regretless.core.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).locked(): print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(ConfigError, match=f"another run is working here .process {other.pid} "):
+            run(small(tmp_path / "run"))
+        other.kill()
+    world = small(tmp_path / "run").model_copy(update={"pretrain": {}, "sample": None, "verify": None, "pair": None})
+    only_world = parse_recipe({"name": "x", "world": world.world, "output_dir": str(tmp_path / "run")}, "x")
+    assert run(only_world) == {"world"}
+
+
+def test_pairs_that_exist_when_imported_then_refused_rows_are_kept_apart(tmp_path: Path) -> None:
+    good = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    write_jsonl(tmp_path / "pairs.jsonl", [good, {**good, "rejected": "a"}, {"prompt": "q", "chosen": "a"}])
+    values = {"name": "x", "output_dir": str(tmp_path / "run"), "pairs": {"dataset": str(tmp_path / "pairs.jsonl")}}
+    folder = run_recipe(parse_recipe(values, "x"))
+    assert folder.outcomes["pair"].summary == {"pairs": 1, "refused": 2}
+    refused = [row for _, row in read_rows(tmp_path / "run" / "pair" / "refused.jsonl") if isinstance(row, dict)]
+    assert [row["line"] for row in refused] == [2, 3]
+
+
+def test_single_stage_when_what_it_reads_is_missing_then_it_says_which_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"verify: .*sample/responses.parquet not found"):
+        run_recipe(small(tmp_path / "run"), only=["verify"])
+
+
+def outputs(folder: Path) -> dict[str, Any]:
+    """Everything that a run makes and that does not say when or how fast."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix == ".parquet":
+            found[name] = pq.read_table(path).replace_schema_metadata(None)
+        elif path.suffix in (".safetensors", ".jsonl") and "checkpoint-" not in name:
+            found[name] = path.read_bytes()
+        elif path.name in ("results.json", "result.json", "inspect.json", "tokenizer.json") or (
+            path.parent.name == "analyze" and path.name != "manifest.json"
+        ):
+            found[name] = read_json(path)
+        elif path.name == "trainer_state.json" and "checkpoint-" not in name:
+            found[name] = [
+                {key: row.get(key) for key in ("step", "loss", "grad_norm")} for row in read_json(path)["log_history"]
+            ]
+    return found
+
+
+def attempt(folder: str) -> None:
+    run_recipe(small(Path(folder)))
+
+
+def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_same_result(
+    finished: Path, tmp_path: Path
+) -> None:
+    # In the place of the finished run, because responses name the folders of the models that wrote them.
+    expected = outputs(finished)
+    shutil.move(finished, tmp_path / "uninterrupted")
+    # Forked from a process that has imported everything: the time goes into the work that is to be killed.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.smoke.miniature"])
+    rng, patience = random.Random(0), 0.5
+    killed_in: set[str] = set()
+    while True:
+        process = context.Process(target=attempt, args=(str(finished),))
+        process.start()
+        process.join(rng.uniform(0.2, patience))
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        killed_in |= {path.parent.relative_to(finished).as_posix() for path in finished.rglob("pending.json")}
+        patience *= 1.2  # without a bound: on a busy machine any bound may be shorter than some stage
+    assert process.exitcode == 0
+    assert len(killed_in) >= 3, killed_in
+    found = outputs(finished)
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if found[name] != expected[name]] == []

@@ -1,0 +1,186 @@
+"""Recipes: what is read, what wins, and that every mistake is named at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from regretless.core.errors import ConfigError
+from regretless.runs.recipe import Recipe, apply_overrides, load_recipe, parse_recipe
+
+TRAINING: dict[str, Any] = {
+    "name": "try",
+    "model": {"name_or_path": "some/model"},
+    "pairs": {"dataset": "pairs.jsonl"},
+    "train": {
+        "objective": "dpo",
+        "learning_rate": 1e-6,
+        "methods": {"dpo": {"beta": 0.1, "learning_rate": 5e-7}, "ipo": {"beta": 0.01}},
+    },
+}
+
+
+def write(path: Path, values: dict[str, Any]) -> Path:
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def values_of(recipe: Recipe, objective: str) -> dict[str, Any]:
+    assert recipe.train is not None
+    return {key: value for key, value in recipe.train.values_for(objective).items() if key != "seed"}
+
+
+def test_recipe_with_several_mistakes_when_loaded_then_all_are_named_with_their_keys(tmp_path: Path) -> None:
+    mistakes = {
+        **TRAINING,
+        "sede": 1,
+        "pairs": {"dataset": "pairs.jsonl", "limit": 0},
+        "train": {"objective": "dpo", "learnin_rate": 1e-6, "eval_pairs": -1, "beta": -0.5, "lora": {"r": 0}},
+        "report": {"examples": -1},
+    }
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(tmp_path / "bad.yaml", mistakes))
+    message = str(caught.value)
+    assert "7 problem(s)" in message
+    parts = (
+        "sede: unknown key",
+        "pairs.limit",
+        "did you mean learning_rate",
+        "report.examples",
+        "train.eval_pairs: input",
+    )
+    for part in (*parts, "train.lora.r: input", "beta: input should be greater than 0 (got -0.5)"):
+        assert part in message, message
+
+
+def test_strategy_no_when_typed_bare_then_it_is_the_word_and_not_false(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "r.yaml", {**TRAINING, "train": {**TRAINING["train"], "methods": {"ipo": {"eval_strategy": False}}}}
+    )
+    recipe = load_recipe(path, ["train.save_strategy=no", "train.bf16=no"])
+    assert recipe.train is not None
+    values = recipe.train.values_for("ipo")
+    assert (values["save_strategy"], values["eval_strategy"], values["bf16"]) == ("no", "no", False)
+    again = Recipe.parse(recipe.model_dump(exclude_unset=True), "x")
+    assert again.train is not None and again.train.values_for("ipo") == values
+
+
+def test_stages_without_what_they_need_when_parsed_then_each_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_recipe({"name": "x", "verify": {}, "train": {}, "analyze": {}}, "x")
+    for part in ("verify: nothing to verify", "train: no pairs", "model: required by train, analyze"):
+        assert part in str(caught.value)
+
+
+def test_overrides_that_cannot_be_read_when_applied_then_all_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)train\.beta.*'=3'.*a=\[1"):
+        apply_overrides({}, ["train.beta", "=3", "a=[1"])
+
+
+def test_method_override_when_chosen_then_its_own_hyperparameters_come_along(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", TRAINING)
+    assert values_of(load_recipe(path), "dpo") == {"beta": 0.1, "learning_rate": 5e-7}
+    recipe = load_recipe(path, ["train.objective=ipo"])
+    assert recipe.train is not None and recipe.train.objectives == ["ipo"]
+    assert values_of(recipe, "ipo") == {"beta": 0.01, "learning_rate": 1e-6}
+
+
+def test_typed_value_when_a_method_brings_its_own_then_the_typed_one_wins(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", TRAINING)
+    recipe = load_recipe(path, ["train.learning_rate=1e-4", "train.methods.dpo.beta=0.3"])
+    assert values_of(recipe, "dpo") == {"beta": 0.3, "learning_rate": 1e-4}
+    assert values_of(recipe, "ipo") == {"beta": 0.01, "learning_rate": 1e-4}
+
+
+def test_typed_value_when_it_replaces_what_trained_methods_bring_along_then_each_lost_value_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = Path(__file__).parents[1] / "recipes" / "math-released" / "qwen3-1.7b.yaml"
+    several = "train.objective=[repo,dpo,kto,tdpo]"
+
+    def said(*overrides: str) -> list[str]:
+        load_recipe(recipe, overrides)
+        return capsys.readouterr().err.splitlines()
+
+    (line,) = said(several, "train.per_device_train_batch_size=16")
+    assert line.startswith("train.per_device_train_batch_size=16 replaces what the recipe has for single methods: ")
+    assert "kto 32, tdpo 64. " in line and "train.methods.NAME.per_device_train_batch_size=" in line
+    (line,) = said(several, "train.learning_rate=1e-6")
+    assert "train.learning_rate=1e-06 replaces" in line and ": repo 5e-07, tdpo 5e-06. " in line
+    assert len(said("train.objective=kto", "train.per_device_train_batch_size=16", "train.beta=0.3")) == 2
+    # Nothing of what is trained is lost.
+    assert said("train.objective=dpo", "train.per_device_train_batch_size=16", "train.learning_rate=1e-6") == []
+    assert said(several, "train.methods.kto.per_device_train_batch_size=8", "train.num_train_epochs=1") == []
+    assert said("train.objective=kto", "train.per_device_train_batch_size=32") == []
+
+
+def test_value_typed_for_one_method_when_also_typed_for_all_then_order_does_not_matter(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.yaml", TRAINING)
+    for overrides in (
+        ["train.methods.dpo.beta=0.3", "train.beta=0.2"],
+        ["train.beta=0.2", "train.methods.dpo.beta=0.3"],
+    ):
+        recipe = load_recipe(path, overrides)
+        assert values_of(recipe, "dpo")["beta"] == 0.3
+        assert values_of(recipe, "ipo")["beta"] == 0.2
+
+
+def test_parent_recipe_when_extended_then_the_child_is_laid_on_it_key_by_key(tmp_path: Path) -> None:
+    write(tmp_path / "parent.yaml", TRAINING)
+    child = {"extends": "parent.yaml", "name": "child", "train": {"methods": {"dpo": {"beta": 0.5}}}}
+    recipe = load_recipe(write(tmp_path / "child.yaml", child))
+    assert (recipe.name, str(recipe.run_dir)) == ("child", "runs/child")
+    assert values_of(recipe, "dpo") == {"beta": 0.5, "learning_rate": 5e-7}
+
+
+def test_recipe_that_extends_itself_when_loaded_then_it_says_so(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", {"extends": "b.yaml"})
+    with pytest.raises(ConfigError, match="extends itself"):
+        load_recipe(write(tmp_path / "b.yaml", {"extends": "a.yaml"}))
+
+
+def test_seed_when_given_once_then_every_stage_has_it_unless_it_has_its_own() -> None:
+    values = {
+        **{key: value for key, value in TRAINING.items() if key != "pairs"},
+        "seed": 7,
+        "responses": "r.jsonl",
+        "verify": {},
+        "pair": {"seed": 3},
+        "analyze": {},
+    }
+    recipe = parse_recipe(values, "x")
+    assert recipe.pair is not None and recipe.pair.seed == 3
+    assert recipe.analyze is not None and recipe.analyze.seed == 7
+    assert recipe.train is not None and recipe.train.values_for("dpo")["seed"] == 7
+
+
+def test_models_to_pretrain_when_the_recipe_has_a_seed_then_all_start_from_other_weights() -> None:
+    model = {"architecture": {"model_type": "qwen3"}, "tokenizer": "t"}
+    entries = {"base": {"model": model, "data": "d"}, "other": {"model": model, "data": "d"}}
+    seeds = [
+        entry.model.init_seed
+        for seed in (0, 1)
+        for entry in parse_recipe({"name": "x", "seed": seed, "pretrain": entries}, "x").pretrain.values()
+    ]
+    assert seeds == [0, 1, 1000, 1001]
+
+
+def test_numbers_without_a_dot_when_read_then_they_are_numbers(tmp_path: Path) -> None:
+    text = "name: x\nmodel: {name_or_path: m}\npairs: {dataset: p}\ntrain: {objective: sft, learning_rate: 5e-3}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    assert values_of(load_recipe(tmp_path / "r.yaml"), "sft") == {"learning_rate": 5e-3}
+
+
+def test_existing_pairs_when_typed_over_a_recipe_that_samples_then_nothing_is_sampled(tmp_path: Path) -> None:
+    values = {
+        "name": "x",
+        "sample": {"prompts": {"dataset": "p.jsonl"}, "models": [{"name_or_path": "m"}]},
+        "verify": {},
+        "pair": {},
+    }
+    recipe = load_recipe(write(tmp_path / "r.yaml", values), ["pairs.dataset=mine.parquet"])
+    assert recipe.pairs is not None
+    assert (recipe.sample, recipe.verify, recipe.pair) == (None, None, None)

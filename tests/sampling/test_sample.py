@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
+
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.prompts import PromptRow
+from regretless.data.records import Response, read_responses
+from regretless.modeling.load import ModelConfig, load_tokenizer, smoke_architecture, tokenizer_fingerprint
+from regretless.sampling.base import SamplingParams
+from regretless.sampling.sample import SampleConfig, run, sample_prompts
+
+WORDS = ["<pad>", "<end>", *(f"w{number}" for number in range(14))]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a small stage: 12 prompts of one to four words, two samples each from one model."""
+    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    rows = [{"prompt": " ".join(["w1"] * (1 + number % 4)), "answer": number} for number in range(12)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    architecture = {**smoke_architecture("qwen3", len(WORDS)), "initializer_range": 0.2}
+    return {
+        "prompts": {"dataset": str(tmp_path / "prompts.jsonl"), "answer_column": "answer"},
+        "models": [{"architecture": architecture, "tokenizer": str(tmp_path / "tokenizer")}],
+        "n": 2,
+        "max_new_tokens": 6,
+        "batch_size": 5,
+        "seed": 3,
+    }
+
+
+def parse(settings: dict[str, Any], **changes: Any) -> SampleConfig:
+    return SampleConfig.parse({**settings, **changes}, "sample")
+
+
+def sampled(config: SampleConfig, output: Path) -> list[Response]:
+    output.mkdir(exist_ok=True)
+    run(config, output)
+    responses, refused = read_responses(output / "responses.parquet")
+    assert not refused
+    return responses
+
+
+def test_stage_when_run_writes_every_response_with_what_made_it(settings: dict[str, Any], tmp_path: Path) -> None:
+    second = {**settings["models"][0], "init_seed": 1}
+    config = parse(settings, models=[settings["models"][0], second])
+    summary = run(config, tmp_path)
+    responses, refused = read_responses(tmp_path / "responses.parquet")
+    assert not refused
+    assert summary == {
+        "prompts": 12,
+        "responses": 48,
+        "tokens": sum(len(row.token_ids or []) for row in responses),
+        "cut": sum(row.finish_reason == "length" for row in responses),
+        "refused": 0,
+    }
+    assert len({row.response_id for row in responses}) == 48
+    assert [row.answer for row in responses[::4]] == [str(number) for number in range(12)], "in the prompts' order"
+    assert [row.model for row in responses[:4]] == [
+        "qwen3 (random weights, seed 0)",
+        "qwen3 (random weights, seed 0)",
+        "qwen3 (random weights, seed 1)",
+        "qwen3 (random weights, seed 1)",
+    ]
+    tokenizer = load_tokenizer(config.models[0])
+    for row in responses:
+        assert row.prompt_token_ids == tokenizer(row.prompt)["input_ids"]
+        assert row.response == tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        assert len(row.token_ids or []) == len(row.logps or []) == len(row.sampled_logps or [])
+        assert (row.logps_kind, row.dtype, row.engine, row.seed) == ("raw", "float32", "transformers", 3)
+        assert row.tokenizer == tokenizer_fingerprint(tokenizer)
+        assert json.loads(row.sampling or "") == {
+            "n": 2,
+            "temperature": 0.7,
+            "top_p": 0.95,
+            "top_k": 40,
+            "repetition_penalty": 1.05,
+            "max_new_tokens": 6,
+            "batch_size": 5,
+        }
+    assert not (tmp_path / "responses.parts").exists()
+
+
+def test_samples_when_prompt_model_or_seed_differ_are_drawn_anew(settings: dict[str, Any], tmp_path: Path) -> None:
+    hot = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    first = sampled(parse(settings, **hot), tmp_path / "a")
+    twin = parse(settings, **hot, models=settings["models"] * 2)
+    both = sampled(twin, tmp_path / "b")
+    other = sampled(parse(settings, **hot, seed=4), tmp_path / "c")
+    ids = [row.token_ids or [] for row in first]
+    long = [tuple(row) for row in ids if len(row) > 4]
+    assert len(set(long)) == len(long) > 10, "samples are no copies of each other"
+    by_model = [[row.token_ids for row in both if f"-{number}-" in row.response_id] for number in range(2)]
+    assert by_model[0] == ids, "what a model writes does not depend on those after it"
+    assert by_model[1] != ids
+    assert [row.token_ids for row in other] != ids
+
+
+def test_stage_when_killed_and_taken_up_again_gives_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**settings, "n": 5, "batch_size": 1}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed.mkdir()
+    whole.mkdir()
+    script = (
+        "import json, sys; from pathlib import Path; from regretless.sampling.sample import SampleConfig, run; "
+        "run(SampleConfig.parse(json.loads(Path(sys.argv[1]).read_text()), 'sample'), Path(sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "settings.json"), str(killed)]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    parts = killed / "responses.parts"
+    deadline = time.monotonic() + 120
+    while len(list(parts.glob("*.parquet"))) < 5 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    done = {file.name: file.stat().st_mtime_ns for file in parts.glob("*.parquet")}
+    assert 5 <= len(done) < 60
+    assert not (killed / "responses.parquet").exists()
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        written: list[str] = []
+        config = parse(settings)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("regretless.sampling.job.write_records", _noting(written))
+            run(config, killed)
+        run(config, whole)
+    finally:
+        torch.set_num_threads(threads)
+    assert set(written).isdisjoint(done), "finished parts are kept"
+    assert len(written) + len(done) == 60
+    assert (killed / "responses.parquet").read_bytes() == (whole / "responses.parquet").read_bytes()
+
+
+def _noting(written: list[str]) -> Any:
+    from regretless.data.records import write_records
+
+    def write(path: Path, records: list[Response]) -> None:
+        written.append(path.name)
+        write_records(path, records)
+
+    return write
+
+
+def test_stage_when_asked_again_does_nothing_and_when_settings_change_starts_over(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "responses.parquet"
+    summary = run(parse(settings), tmp_path)
+    stamp = file.stat().st_mtime_ns
+    assert run(parse(settings), tmp_path) == summary
+    assert file.stat().st_mtime_ns == stamp
+    # Parts of another question lie around: they must not get into the answer.
+    (tmp_path / "responses.parts").mkdir()
+    (tmp_path / "responses.parts/key.json").write_text('"another"')
+    (tmp_path / "responses.parts/000-000.parquet").write_bytes(b"")
+    run(parse(settings, n=3), tmp_path)
+    assert pq.read_metadata(file).num_rows == 36
+
+
+def test_stage_when_prompts_are_bad_or_long_refuses_them_with_line_and_reason(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with (tmp_path / "prompts.jsonl").open("a") as handle:
+        handle.write('{"prompt": ""}\n')
+    summary = run(parse(settings, max_prompt_tokens=3), tmp_path)
+    assert (summary["prompts"], summary["refused"]) == (9, 4)
+    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in refused] == [13, 4, 8, 12]
+    assert refused[0]["reason"] == "prompt: empty"
+    assert refused[1]["reason"] == "prompt of 4 tokens; max_prompt_tokens is 3"
+    prompts = {**settings["prompts"], "dataset": str(tmp_path / "long.jsonl")}
+    (tmp_path / "long.jsonl").write_text('{"prompt": "w1 w1", "answer": 1}\n')
+    with pytest.raises(DataError, match="no usable row is left"):
+        run(parse(settings, prompts=prompts, max_prompt_tokens=1), tmp_path)
+
+
+def test_config_when_values_cannot_work_says_so_together(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(settings, engine="vlm", top_p=0, models=[])
+    assert "engine: expected one of transformers, openai (got 'vlm')" in str(caught.value)
+    assert "top_p" in str(caught.value)
+    assert "models" in str(caught.value)
+    with pytest.raises(ConfigError, match="with temperature 0 all 2 responses to a prompt are the same"):
+        parse(settings, temperature=0)
+
+
+def test_sample_prompts_when_the_context_is_too_short_says_what_to_lower(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    model = ModelConfig(**settings["models"][0])
+    small = model.model_copy(update={"architecture": {**(model.architecture or {}), "max_position_embeddings": 8}})
+    prompts = [PromptRow("a", "w1 w1 w1"), PromptRow("b", "w1")]
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts \(the longest has 3 tokens\).*exceed its 8 positions"):
+        sample_prompts(small, prompts, SamplingParams(n=1, max_new_tokens=6), tmp_path / "out.parquet")
+    greedy = SamplingParams(n=1, temperature=0, max_new_tokens=5)
+    summary = sample_prompts(small, prompts, greedy, tmp_path / "out.parquet")
+    responses, _ = read_responses(tmp_path / "out.parquet")
+    assert summary["responses"] == 2
+    assert [(row.prompt_id, row.sampled_logps) for row in responses] == [("a", None), ("b", None)]
+    with pytest.raises(DataError, match="same prompt_id"):
+        sample_prompts(small, prompts * 2, greedy, tmp_path / "out.parquet")
+
+
+def test_stage_when_the_template_is_math_writes_prompts_by_the_chat_template(
+    settings: dict[str, Any], tmp_path: Path, shared: Path
+) -> None:
+    folder = str(shared / "data/tokenizers/qwen2")
+    model = {"architecture": smoke_architecture("qwen2", 151646), "tokenizer": folder}
+    prompts = {**settings["prompts"], "template": "math", "limit": 2}
+    rows = sampled(parse(settings, models=[model], prompts=prompts), tmp_path / "out")
+    assert load_tokenizer(ModelConfig(**model)).decode(rows[2].prompt_token_ids) == (
+        "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+        "<|im_start|>user\nw1 w1<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert [row.prompt for row in rows[:2]] == [
+        [
+            {"role": "system", "content": "Please reason step by step, and put your final answer within \\boxed{}."},
+            {"role": "user", "content": "w1"},
+        ]
+    ] * 2

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regretless.core.errors import ServerError
+from regretless.servers.ask import Answers, Question, UnreadableError, ask_all
+from regretless.servers.limits import Budget, Spending
+from regretless.servers.reply_store import ReplyStore
+from regretless.servers.server_settings import ServerConfig
+from regretless.servers.transport import Client, Reply, Unanswered
+from scripted_server import Act, Request, answer, failure, serving
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def once(config: ServerConfig, times: int = 1, spent: Spending | None = None) -> tuple[list[Reply], Client]:
+    """The replies to some equal requests sent at the same time, and the client that sent them."""
+
+    async def ask() -> tuple[list[Reply], Client]:
+        async with Client(config, Budget(config, spent or Spending())) as client:
+            return list(await asyncio.gather(*(client.ask("chat", BODY, 10) for _ in range(times)))), client
+
+    return asyncio.run(ask())
+
+
+def server_config(url: str, **changes: Any) -> ServerConfig:
+    return ServerConfig.parse({"base_url": url, "retry_seconds": 0.01, **changes}, "server")
+
+
+@pytest.mark.parametrize("form", ["seconds", "milliseconds", "date"])
+def test_retry_after_when_given_holds_back_all_requests(form: str) -> None:
+    def script(request: Request) -> Act:
+        if request.number:
+            return answer("yes")
+        date = formatdate(time.time() + 2, usegmt=True)
+        return failure(
+            429,
+            headers={"seconds": {"Retry-After": "1"}, "date": {"Retry-After": date}}.get(
+                form, {"Retry-After-Ms": "1000", "Retry-After": "30"}
+            ),
+        )
+
+    with serving(script) as server:
+
+        async def ask() -> None:
+            config = server_config(server.url)
+            async with Client(config, Budget(config, Spending())) as client:
+                first = asyncio.create_task(client.ask("chat", BODY, 10))
+                await asyncio.sleep(0.2)
+                await asyncio.gather(first, *(client.ask("chat", BODY, 10) for _ in range(3)))
+
+        asyncio.run(ask())
+    refused, *others = (request.at for request in server.requests)
+    assert len(others) == 4
+    assert 0.9 < min(others) - refused < 3, "what was not refused waits as well"
+
+
+def test_requests_per_minute_when_set_spreads_retries_too() -> None:
+    with serving(lambda request: failure(500) if request.number % 2 else answer("yes")) as server:
+        once(server_config(server.url, requests_per_minute=60 / 0.05, concurrency=8), times=6)
+    starts = [request.at for request in server.requests]
+    assert len(starts) > 8
+    assert starts[-1] - starts[0] > 0.05 * (len(starts) - 1) * 0.9
+
+
+def test_concurrency_is_the_most_requests_under_way(tmp_path: Path) -> None:
+    with serving(lambda request: answer("5", delay=0.02)) as server:
+        result = asked(server_config(server.url, concurrency=5), tmp_path, 40)
+    assert [item.value for item in result.answers] == [5] * 40
+    assert server.most_at_once == 5
+
+
+def asked(config: ServerConfig, folder: Path, count: int) -> Answers[int]:
+    def read(reply: Reply, attempt: int, code: str) -> int:
+        if not reply.content.isdigit():
+            raise UnreadableError("no number")
+        return int(reply.content)
+
+    def question(number: int) -> Question[int]:
+        return Question(
+            f"q{number}",
+            lambda attempt, code: {**BODY, "messages": [{"role": "user", "content": f"{number} {attempt} {code}"}]},
+            read,
+        )
+
+    return ask_all(
+        [question(number) for number in range(count)],
+        config=config,
+        model="m",
+        most_tokens=10,
+        attempts=2,
+        replies=folder / "replies.sqlite",
+        description="ask",
+    )
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (failure(500), "HTTP 500"),
+        (failure(429), "HTTP 429"),
+        (Act(b"<html>"), "reply is not a completion"),
+        (Act(b"[1]"), "reply is not a completion"),
+        (Act(b'{"choices": [{"text": "no chat"}]}'), "reply is not a completion"),
+        (Act(b'{"error": {"message": "busy"}}'), "reply is not a completion"),
+        (answer("yes", fraction=0.4), "connection failed or dropped"),
+        (Act(drop=True), "connection failed or dropped"),
+        (answer("yes", delay=1.0), "timed out"),
+    ],
+)
+def test_request_when_it_fails_in_passing_is_tried_again_and_then_given_up(act: Act, kind: str) -> None:
+    with serving(lambda request: answer("yes") if request.number == 2 else act) as server:
+        config = server_config(server.url, max_tries=3, timeout_seconds=0.3)
+        (reply,), client = once(config)
+        assert (reply.content, client.trouble) == ("yes", {kind: 2})
+        with pytest.raises(Unanswered, match=f"no reply: 3 tries, the last one: {kind}"):
+            once(config)
+
+
+def test_spending_when_a_reply_is_lost_counts_what_it_may_have_cost() -> None:
+    acts = [Act(drop=True), failure(500), answer("yes", usage=None), answer("yes", usage=(7, 2))]
+    most = 10 + len('{"model": "m", "messages": [{"role": "user", "content": "hello"}]}')
+    with serving(lambda request: acts[request.number]) as server:
+        spent = Spending()
+        once(server_config(server.url), spent=spent)
+        assert spent == Spending(requests=3, charged_tokens=2 * most)
+        once(server_config(server.url), spent=spent)
+        assert spent == Spending(4, 7, 2, 2 * most + 9)
+
+
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    [
+        (failure(401, "bad key"), "refuses every request: .*bad key"),
+        (failure(429, "you exceeded your quota", code="insufficient_quota"), "refuses every request: .*quota"),
+        (failure(429, "come back", headers={"Retry-After": "86400"}), "asks to wait 86400 seconds"),
+    ],
+)
+def test_server_when_no_request_can_succeed_is_asked_once(act: Act, problem: str) -> None:
+    with serving(lambda request: act) as server:
+        with pytest.raises(ServerError, match=rf"server 127\.0\.0\.1:\d+ {problem}"):
+            once(server_config(server.url))
+        assert len(server.requests) == 1
+
+
+def test_server_when_nobody_listens_costs_nothing_and_is_named(tmp_path: Path) -> None:
+    with serving(lambda request: answer("5")) as server:
+        url = server.url
+    result = asked(server_config(url, max_tries=2), tmp_path, 30)
+    assert isinstance(result.stopped, ServerError)
+    assert f"server 127.0.0.1:{url[17:-3]} does not answer: 10 questions in a row failed" in str(result.stopped)
+    assert result.spent.charged_tokens == 0
+
+
+def test_questions_when_another_process_has_answered_some_are_not_asked_again(tmp_path: Path) -> None:
+    with serving(lambda request: answer("5" if request.number < 6 else "none")) as server:
+        config = server_config(server.url, concurrency=1)
+        first = asked(config, tmp_path, 4)
+        second = asked(config, tmp_path, 8)
+    assert first.reused == 0 and second.reused == 4
+    assert [item.value for item in second.answers] == [5] * 6 + [None] * 2
+    assert [(item.problem, item.attempts) for item in second.answers[6:]] == [("no number", 2)] * 2
+    assert len(server.requests) == 6 + 2 * 2
+    with ReplyStore(tmp_path / "replies.sqlite") as store, ReplyStore(tmp_path / "replies.sqlite") as same:
+        assert store.code("a") == same.code("a") != store.code("b")
+        assert store.spent("m").requests == len(server.requests)
+    with ReplyStore(tmp_path / "other.sqlite") as other, ReplyStore(tmp_path / "replies.sqlite") as store:
+        assert other.code("a") != store.code("a"), "nobody can know a code beforehand"

@@ -1,0 +1,152 @@
+"""A training that is killed and goes on ends as one that is not: weights, log and summary, wherever the kill comes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from regretless.core.run_folder import RunFolder
+from regretless.modeling.load import ModelConfig
+from regretless.training import train as stage
+from regretless.training.trainer import PreferenceTrainer
+from run_contents import contents, differences
+
+STEPS = 8
+EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "10"))
+# Checkpoints, log lines, evaluations and epochs (of 5 steps) fall on different steps; the last step ends no epoch.
+BY_STEPS = {
+    "max_steps": STEPS,
+    "logging_steps": 3,
+    "save_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 4,
+    "eval_on_start": True,
+    "save_total_limit": 2,
+}
+BY_EPOCHS = {"num_train_epochs": 2, "logging_strategy": "epoch", "eval_strategy": "epoch", "save_steps": 1}
+COMMON = {"per_device_train_batch_size": 6, "learning_rate": 1e-2, "eval_pairs": 9, "max_tokens_per_microbatch": 60}
+
+
+def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | None = None) -> None:
+    """Train as a unit of the run folder; `killed` plants a kill."""
+    if killed is not None:
+        killed()
+    model = ModelConfig(name_or_path=str(folder.parent / "model"))
+    config = stage.TrainConfig(**COMMON, **arguments, lora=stage.LoraSettings(r=4, dropout=0.1))
+    run = RunFolder(folder)
+    with run.locked():
+        run.do(
+            "train", arguments, lambda output: stage.run(config, "dpo", model, folder.parent / "pairs.jsonl", output)
+        )
+
+
+class AtStep:
+    """A kill after some steps of this process, within the next one: its loss is computed, its update is not made."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def __call__(self) -> None:
+        step, count = PreferenceTrainer.training_step, itertools.count()
+
+        def deadly(*args: Any, **options: Any) -> Any:
+            found = step(*args, **options)
+            if next(count) == self.steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+        PreferenceTrainer.training_step = deadly  # type: ignore[method-assign]
+
+
+class AtWrite:
+    """A kill before a file below a folder is opened for writing, made, moved or deleted: the one of that number."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder, self.number = str(folder), number
+
+    def __call__(self) -> None:
+        count = itertools.count()
+
+        def watch(event: str, details: tuple[Any, ...]) -> None:
+            writes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree") or (
+                event == "open" and isinstance(details[1], str) and set(details[1]) & set("wax+")
+            )
+            if writes and str(details[0]).startswith(self.folder) and next(count) == self.number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+
+
+def run(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | None = None) -> int | None:
+    """Train in a process of its own; its exit code."""
+    # Forked from a process that has imported everything.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["regretless.training.train", __name__])
+    process = context.Process(target=train, args=(folder, arguments, killed))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel]) -> Path:
+    """Run folder; a model and pairs lie beside it."""
+    make_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    words = ["w4", "w5", "w6", "w8", "w9"]
+    sides = [" ".join(side) for side in itertools.product(words, repeat=3)]
+    rows = [
+        {"prompt": sides[number // 2], "chosen": f"{sides[-number]} w4", "rejected": sides[number]}
+        for number in range(1, 40)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "run"
+
+
+def ended(folder: Path) -> dict[str, Any]:
+    found = contents(folder)
+    shutil.rmtree(folder)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [BY_STEPS, BY_EPOCHS], ids=["steps", "epochs"])
+def test_training_when_killed_after_any_step_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
+    folder: Path, arguments: dict[str, Any]
+) -> None:
+    assert run(folder, arguments) == 0
+    expected = ended(folder)
+    steps = expected["train/manifest.json"]["summary"]["steps"]
+    for step in range(steps):
+        # A second kill in the run that goes on, one step later.
+        for killed in (AtStep(step), AtStep(1)) if step < steps - 1 else (AtStep(step),):
+            assert run(folder, arguments, killed) in (-signal.SIGKILL, 0)
+        assert run(folder, arguments) == 0
+        assert not differences(expected, ended(folder)), f"killed after step {step}"
+
+
+@pytest.mark.slow
+def test_training_when_killed_between_writes_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
+    folder: Path,
+) -> None:
+    """Pairs, references, checkpoints half written, old ones half deleted, the model half published."""
+    assert run(folder, BY_STEPS) == 0
+    expected = ended(folder)
+    for number in itertools.count(0, EVERY_WRITE):
+        killed = run(folder, BY_STEPS, AtWrite(folder, number))
+        assert run(folder, BY_STEPS) == 0
+        assert not differences(expected, ended(folder)), f"killed before write {number}"
+        if killed == 0:
+            break
+    assert number > 60
