@@ -13,12 +13,16 @@ from regretless.objectives import OBJECTIVES
 def show_objectives() -> None:
     """Print every objective with its hyperparameters."""
     table = Table("objective", "hyperparameter", "type", "default", "meaning")
-    for name, kind in OBJECTIVES.items():
+    objectives, problems = OBJECTIVES.usable()
+    for name, kind in objectives.items():
         for row, (key, parameter) in enumerate(kind.hyperparameters().items()):
             meaning = parameter.description.replace("\n", " ")
             table.add_row(name if row == 0 else "", key, parameter.type, str(parameter.default), meaning)
         table.add_section()
-    terminal().print(table)
+    output = terminal()
+    output.print(table)
+    for problem in problems:
+        output.print(problem, style="yellow", markup=False, soft_wrap=True)
 
 
 def show_environment() -> None:

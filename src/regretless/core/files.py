@@ -19,6 +19,7 @@ from typing import Any
 import xxhash
 
 from regretless.core.errors import DataError
+from regretless.core.plugins import plugin_versions
 from regretless.core.text_gate import clean_text
 
 MANIFEST = "manifest.json"
@@ -111,12 +112,12 @@ def path_fingerprint(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of what its results depend on, and of Python."""
+    """Versions of this package, of what its results depend on (plug-ins among it), and of Python."""
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return found
+    return found | plugin_versions()
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
-from regretless.core.errors import ConfigError, DataError, lookup
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.hub import one_attempt, why
+from regretless.core.plugins import Registry
 from regretless.core.settings import Section
 from regretless.data.records import Message, Refusal, Text, of_one_kind, other_kind, read_rows, text_key
 from regretless.data.schema import PROMPT, Unusable, message_text, read_gold
@@ -27,11 +28,15 @@ SYSTEM_LINES = {
     "assistant": "You are a helpful assistant.",
 }
 """System messages of templates: how a prompt is put to a model, and no part of what is asked."""
-TEMPLATES: dict[str, Callable[[str], Text]] = {
-    **{name: _with_system(line) for name, line in SYSTEM_LINES.items()},
-    "user": lambda text: [{"role": "user", "content": text}],
-    "plain": lambda text: text,
-}
+TEMPLATES: Registry[Callable[[str], Text]] = Registry(
+    "templates",
+    {
+        **{name: _with_system(line) for name, line in SYSTEM_LINES.items()},
+        "user": lambda text: [{"role": "user", "content": text}],
+        "plain": lambda text: text,
+    },
+    lambda _, part: None if callable(part) else f"expected a function from a text to a prompt, got {part!r}",
+)
 """How a text becomes a prompt. `math` and `assistant` are the paper's data generation prompts (appendix)."""
 
 FILE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet"}
@@ -54,15 +59,8 @@ class PromptSource(Section):
     """At most this many rows, from the start."""
     shuffle: int | None = Field(default=None, ge=0)
     """Seed of an order to take rows in; as they lie unless given. With `limit`, a random choice of rows."""
-    template: str | None = None
-    """How a text becomes a prompt: math, assistant, user or plain; texts stay as they are unless given."""
-
-    @field_validator("template")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        if value is not None and value not in TEMPLATES:
-            raise ValueError(f"expected one of {', '.join(TEMPLATES)}")
-        return value
+    template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None
+    """How a text becomes a prompt: math, assistant, user, plain, or the name of a plug-in; unchanged unless given."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
             raise DataError(
                 f"{source.prompt_column}: template {source.template} needs a text, got messages; remove the template"
             )
-        text = lookup("template", TEMPLATES, source.template)(text)
+        text = TEMPLATES.find(source.template)(text)
     try:
         columns = PROMPT.check(row)
         answer = None if source.answer_column is None else read_gold(row, source.answer_column)

@@ -5,39 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
-    "gsm8k": {
-        "dataset": "openai/gsm8k",
-        "subset": "main",
-        "split": "test",
-        "prompt_column": "question",
-        "answer_column": "answer",
+from regretless.core.plugins import Registry
+
+BENCHMARKS: Registry[Mapping[str, Any]] = Registry(
+    "benchmarks",
+    {
+        "gsm8k": {
+            "dataset": "openai/gsm8k",
+            "subset": "main",
+            "split": "test",
+            "prompt_column": "question",
+            "answer_column": "answer",
+        },
+        "math": {
+            "dataset": "DigitalLearningGmbH/MATH-lighteval",
+            "split": "test",
+            "prompt_column": "problem",
+            "answer_column": "solution",
+        },
+        "math500": {
+            "dataset": "HuggingFaceH4/MATH-500",
+            "split": "test",
+            "prompt_column": "problem",
+            "answer_column": "answer",
+        },
+        "amc23": {
+            "dataset": "math-ai/amc23",
+            "split": "test",
+            "prompt_column": "question",
+            "answer_column": "answer",
+        },
+        "minerva_math": {
+            "dataset": "svc-huggingface/minerva-math",
+            "split": "test",
+            "prompt_column": "problem",
+            "answer_column": "solution",
+        },
     },
-    "math": {
-        "dataset": "DigitalLearningGmbH/MATH-lighteval",
-        "split": "test",
-        "prompt_column": "problem",
-        "answer_column": "solution",
-    },
-    "math500": {
-        "dataset": "HuggingFaceH4/MATH-500",
-        "split": "test",
-        "prompt_column": "problem",
-        "answer_column": "answer",
-    },
-    "amc23": {
-        "dataset": "math-ai/amc23",
-        "split": "test",
-        "prompt_column": "question",
-        "answer_column": "answer",
-    },
-    "minerva_math": {
-        "dataset": "svc-huggingface/minerva-math",
-        "split": "test",
-        "prompt_column": "problem",
-        "answer_column": "solution",
-    },
-}
+    lambda _, part: None if isinstance(part, Mapping) else f"expected settings of PromptSource, got {part!r}",
+)
 """Settings of `PromptSource`; a recipe's own settings go over them. Columns are those of the original files too, so
 that `dataset: <local copy>` is all that a machine without the hub needs. The gold answer may be a worked solution: the
 verifier takes what stands behind `####` or in the last `\\boxed{}`."""

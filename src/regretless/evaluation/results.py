@@ -52,8 +52,8 @@ class BenchmarkSource(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.benchmark is not None and self.benchmark not in BENCHMARKS:
-            raise ValueError(f"benchmark: expected one of {', '.join(BENCHMARKS)}; got {self.benchmark!r}")
+        if self.benchmark is not None:
+            BENCHMARKS.check(self.benchmark)
         if self.benchmark is None and self.dataset is None:
             raise ValueError("expected a benchmark's name or a dataset")
         return self

@@ -8,10 +8,10 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import check_writable, read_json, write_json
@@ -43,9 +43,9 @@ PART_ROWS = 2000
 class VerifyConfig(Section):
     """How responses are compared with their gold answers."""
 
-    verifier: str = "math"
-    """Name in the table of verifiers: `math` grades the last answer of a response, `math_any` accepts a response when
-    any answer that it marks as one is right."""
+    verifier: Annotated[str, AfterValidator(VERIFIERS.check)] = "math"
+    """`math` grades the last answer of a response, `math_any` accepts a response when any answer that it marks as one is
+    right; or the name of a plug-in."""
     grade_cut: bool = False
     """Whether a response that ran into its limit of tokens is graded like the others; else its verdict is unknown.
     `math` takes the last number of a text that breaks off for its answer, `math_any` wants an answer marked as one."""
@@ -54,13 +54,6 @@ class VerifyConfig(Section):
     that only waits has eight times as long, on the clock."""
     workers: int | None = Field(default=None, ge=1)
     """Processes at most; one per CPU core unless given. They start only for rows that need algebra."""
-
-    @field_validator("verifier")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value not in VERIFIERS:
-            raise ValueError(f"expected one of {', '.join(sorted(VERIFIERS))}")
-        return value
 
 
 class Question(NamedTuple):

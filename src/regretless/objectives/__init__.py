@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regretless.core.errors import lookup
+from regretless.core.plugins import Registry
 from regretless.objectives.base import Hyperparameter, Logps, Need, Objective, Output
 from regretless.objectives.dpo import DPO
 from regretless.objectives.ipo import IPO
@@ -21,27 +21,38 @@ from regretless.objectives.sft import SFT
 from regretless.objectives.tdpo import TDPO
 from regretless.objectives.weights import repo_weights
 
-OBJECTIVES: dict[str, type[Objective]] = {
-    "repo": RePO,
-    "repo_det": RePODet,
-    "dpo": DPO,
-    "ipo": IPO,
-    "rpo": RPO,
-    "kto": KTO,
-    "tdpo": TDPO,
-    "sft": SFT,
-}
+
+def _problem(name: str, kind: Any) -> str | None:
+    if not (isinstance(kind, type) and issubclass(kind, Objective)):
+        return f"expected a subclass of regretless.objectives.Objective, got {kind!r}"
+    return None if kind.name == name else f"its `name` is {kind.name!r}; make it equal to the entry point's"
+
+
+OBJECTIVES: Registry[type[Objective]] = Registry(
+    "objectives",
+    {
+        "repo": RePO,
+        "repo_det": RePODet,
+        "dpo": DPO,
+        "ipo": IPO,
+        "rpo": RPO,
+        "kto": KTO,
+        "tdpo": TDPO,
+        "sft": SFT,
+    },
+    _problem,
+)
 """Every objective by the name that recipes and the command line use."""
 
 
 def build(name: str, /, **hyperparameters: Any) -> Objective:
     """An objective ready to call. Raises ConfigError: unknown name, or all bad hyperparameters together."""
-    return lookup("objective", OBJECTIVES, name).parse(hyperparameters, where=f"objective {name}")
+    return OBJECTIVES.find(name).parse(hyperparameters, where=f"objective {name}")
 
 
 def hyperparameter_names(name: str) -> tuple[str, ...]:
     """Names of an objective's hyperparameters, in order. Raises ConfigError for an unknown objective."""
-    return tuple(lookup("objective", OBJECTIVES, name).model_fields)
+    return tuple(OBJECTIVES.find(name).model_fields)
 
 
 __all__ = [

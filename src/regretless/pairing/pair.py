@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from regretless.core.errors import DataError
 from regretless.core.settings import Section
@@ -34,7 +34,7 @@ from regretless.pairing.rules import RULES, Rule
 class PairConfig(Section):
     """Settings of the pair stage."""
 
-    rule: Literal["correct_vs_wrong", "best_vs_random", "most_likely"] = "correct_vs_wrong"
+    rule: Annotated[str, AfterValidator(RULES.check)] = "correct_vs_wrong"
     """`correct_vs_wrong`: some correct against some wrong responses, at random (the paper, math). `best_vs_random`: the
     best score against a random lower one (the paper, judged data). `most_likely`: the likeliest correct against the
     likeliest wrong responses (the authors' released code)."""
@@ -80,7 +80,7 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
 
     Raises DataError when one prompt id stands for two prompts.
     """
-    rule = RULES[config.rule]
+    rule = RULES.find(config.rule)
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     dropped: Counter[str] = Counter()

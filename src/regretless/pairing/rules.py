@@ -8,6 +8,7 @@ from itertools import product
 from random import Random
 from statistics import fmean
 
+from regretless.core.plugins import Registry
 from regretless.data.records import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
@@ -84,8 +85,13 @@ def best_vs_random(responses: Sequence[Response], _correct: int, _wrong: int, ra
     return [(random.choice(best), random.choice(lower))] if lower else "equal_scores"
 
 
-RULES = {
-    "correct_vs_wrong": Rule(_undecided, correct_vs_wrong),
-    "most_likely": Rule(_undecided_or_unlabelled, most_likely),
-    "best_vs_random": Rule(_unscored, best_vs_random),
-}
+RULES: Registry[Rule] = Registry(
+    "rules",
+    {
+        "correct_vs_wrong": Rule(_undecided, correct_vs_wrong),
+        "most_likely": Rule(_undecided_or_unlabelled, most_likely),
+        "best_vs_random": Rule(_unscored, best_vs_random),
+    },
+    lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
+)
+"""What `pair.rule` may name."""

@@ -17,7 +17,7 @@ P = TypeVar("P", bound=Sized)
 
 
 class SamplingServer(ServerConfig):
-    """The server of the engine `openai`, and what its log-probabilities mean."""
+    """The server that an engine asks, and what its log-probabilities mean."""
 
     base_urls: dict[str, str] = Field(default={})
     """Addresses of models that run elsewhere than at `base_url`, by model name."""
@@ -40,9 +40,9 @@ class SamplingParams(Section):
     """How responses are drawn. The defaults are the paper's (appendix, data generation)."""
 
     engine: str = "transformers"
-    """What runs the model: transformers, or openai for an OpenAI-compatible server."""
+    """What runs the model: `transformers`, `openai` for an OpenAI-compatible server, or the name of a plug-in."""
     server: SamplingServer | None = None
-    """The server, for the engine `openai`."""
+    """The server, for an engine that asks one."""
     n: int = Field(default=8, ge=1)
     """Responses per prompt."""
     temperature: float = Field(default=0.7, ge=0)
@@ -65,12 +65,6 @@ class SamplingParams(Section):
     def _greedy_once(self) -> Self:
         if self.temperature == 0 and self.n > 1:
             raise ValueError(f"n: with temperature 0 all {self.n} responses to a prompt are the same; set n to 1")
-        return self
-
-    @model_validator(mode="after")
-    def _server_and_engine(self) -> Self:
-        if (self.server is not None) != (self.engine == "openai"):
-            raise ValueError("server: required by the engine openai, and used by no other")
         return self
 
     @property
@@ -111,7 +105,7 @@ class Completion:
 
 
 class Engine(Protocol[P]):
-    """Runs one model. Built from a ModelConfig and SamplingParams; `ENGINES` in `sampling.engines` lists them."""
+    """Runs one model. Built from a ModelConfig and SamplingParams; `sampling.engines` lists them."""
 
     @property
     def provenance(self) -> Provenance:

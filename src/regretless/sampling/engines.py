@@ -1,25 +1,38 @@
-"""The table of sampling engines. A new one is a file with a class that fits `Engine`, and a line here."""
+"""The table of sampling engines. A new one is a file with a class that fits `Engine` and a line here, or a plug-in."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from regretless.core.plugins import Registry
 from regretless.modeling.load import ModelConfig, load_tokenizer
 from regretless.sampling.base import Engine, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine, local_tokenizer
 from regretless.sampling.transformers_engine import TransformersEngine
 
-ENGINES: dict[str, Callable[[ModelConfig, SamplingParams], Engine[Any]]] = {
-    "transformers": TransformersEngine,
-    "openai": OpenAIEngine,
-}
-"""What `SamplingParams.engine` may name: how to load the model of a config."""
 
-TOKENIZERS: dict[str, Callable[[ModelConfig], PreTrainedTokenizerBase | None]] = {
-    "transformers": load_tokenizer,
-    "openai": local_tokenizer,
-}
-"""The tokenizer that an engine's prompts can be counted with beforehand; None where only a server has it."""
+@dataclass(frozen=True)
+class EngineKind:
+    """One row of the table: how settings become an engine."""
+
+    load: Callable[[ModelConfig, SamplingParams], Engine[Any]]
+    """Loads a model. Raises ConfigError for settings that the engine cannot follow."""
+    tokenizer: Callable[[ModelConfig], PreTrainedTokenizerBase | None] = load_tokenizer
+    """The tokenizer that counts a prompt's tokens before sampling; None where only a server has it."""
+    takes_server: bool = False
+    """Whether it asks the server that the settings name in `server`, and so needs one."""
+
+
+ENGINES: Registry[EngineKind] = Registry(
+    "engines",
+    {
+        "transformers": EngineKind(TransformersEngine),
+        "openai": EngineKind(OpenAIEngine, tokenizer=local_tokenizer, takes_server=True),
+    },
+    lambda _, part: None if isinstance(part, EngineKind) else f"expected an EngineKind, got {part!r}",
+)
+"""What `sample.engine` may name."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from regretless.core.errors import ConfigError, DataError, lookup
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint, read_json, versions, write_json
 from regretless.core.terminal import bar
 from regretless.data.prompts import PromptRow
@@ -114,7 +114,7 @@ class SampleWork:
         advance(sum(len(span) for span in parts if span not in missing))
         if not missing:
             return
-        engine = lookup("engine", ENGINES, self.params.engine)(model, self.params)
+        engine = ENGINES.find(self.params.engine).load(model, self.params)
         encoded = [engine.encode(row.prompt) for row in self.prompts]
         self._check_context(model, engine, encoded)
         # Longest first: what does not fit into memory shows at once, and the rows of a batch need little padding.

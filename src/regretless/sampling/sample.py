@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.preferences import check_some_left, report_refusals
@@ -17,7 +17,7 @@ from regretless.data.records import Refusal
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
-from regretless.sampling.engines import ENGINES, TOKENIZERS
+from regretless.sampling.engines import ENGINES
 from regretless.sampling.job import SampleWork
 
 
@@ -34,9 +34,16 @@ class SampleConfig(SamplingParams):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:
-        if value not in ENGINES:
-            raise ValueError(f"expected one of {', '.join(ENGINES)}")
-        return value
+        return ENGINES.check(value)
+
+    @model_validator(mode="after")
+    def _server_and_engine(self) -> Self:
+        takes_server = ENGINES.find(self.engine).takes_server
+        if takes_server and self.server is None:
+            raise ValueError(f"server: required by the engine {self.engine}")
+        if self.server is not None and not takes_server:
+            raise ValueError(f"server: the engine {self.engine} asks none; remove it, or choose the engine openai")
+        return self
 
 
 def run(config: SampleConfig, output: Path) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def _params(config: SampleConfig) -> SamplingParams:
 
 def _writable(config: SampleConfig, prompts: list[PromptRow]) -> tuple[list[PromptRow], list[Refusal]]:
     """Prompts that every model's tokenizer can write within the limit, and the others with the first reason."""
-    found = [TOKENIZERS[config.engine](model) for model in config.models]
+    found = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
     tokenizers = [tokenizer for tokenizer in found if tokenizer is not None]
     if config.max_prompt_tokens is not None and len(tokenizers) < len(found):
         raise ConfigError("sample: max_prompt_tokens needs the tokenizer of every model; name it in models.tokenizer")

@@ -170,7 +170,7 @@ def _argument_names() -> set[str]:
 
 def _belongs_to_another(key: str) -> bool:
     """A common hyperparameter that one of several methods does not have (eta, alpha …) is left out for that one."""
-    return any(key in hyperparameter_names(name) for name in OBJECTIVES)
+    return any(key in kind.model_fields for kind in OBJECTIVES.usable()[0].values())
 
 
 def _known_keys(objective: str) -> set[str]:

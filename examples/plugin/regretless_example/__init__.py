@@ -1,0 +1,44 @@
+"""What a plug-in holds: an objective, a verifier and a benchmark. Entry points in `pyproject.toml` give their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from regretless.data.records import Verdict
+from regretless.labeling.check import Check, Verifier
+from regretless.objectives import Logps, Objective, Output
+from regretless.objectives.base import Positive, margins
+
+
+class Hinge(Objective):
+    """max(0, 1 − β (ρ⁺ − ρ⁻)), ρ the summed log-ratio of policy to reference in nats (SLiC-HF, arXiv:2305.10425)."""
+
+    name: ClassVar[str] = "hinge"
+
+    beta: Positive = 0.1
+    """Inverse temperature β of the implicit reward."""
+
+    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+        rewards = self.beta * logps.log_ratio()
+        return Output(torch.relu(1 - margins(rewards, pairs)), rewards=rewards.detach())
+
+
+def same_last_word(response: str, answer: str) -> Check:
+    """Correct when response and gold answer end with the same word, whatever its case."""
+    words, gold = response.split(), answer.split()
+    if not gold:
+        return Check(Verdict.UNKNOWN, "gold answer is empty")
+    if not words:
+        return Check(Verdict.WRONG, "no answer found")
+    verdict = Verdict.CORRECT if words[-1].lower() == gold[-1].lower() else Verdict.WRONG
+    return Check(verdict, "last word", words[-1])
+
+
+LAST_WORD = Verifier(check=same_last_word)
+
+PARITY = {"dataset": str(Path(__file__).with_name("parity.jsonl")), "answer_column": "answer", "template": "plain"}
+"""Settings of `PromptSource`: here a file that the package brings along; else a hub id."""

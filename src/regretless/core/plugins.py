@@ -1,0 +1,109 @@
+"""Tables of exchangeable parts: those of this package, and those that installed packages add as entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from regretless.core.errors import ConfigError, lookup
+
+T = TypeVar("T")
+KINDS = ("objectives", "engines", "verifiers", "rules", "benchmarks", "templates")
+"""What can be added: the entry point group of each is `regretless.<kind>`."""
+
+
+@cache
+def offered(kind: str) -> Mapping[str, Sequence[EntryPoint]]:
+    """Entry points of one kind in the installed packages, by name; more than one is a conflict."""
+    points: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=f"regretless.{kind}"), key=_source):
+        points.setdefault(point.name, []).append(point)
+    return points
+
+
+def plugin_versions() -> dict[str, str]:
+    """Versions of the installed packages that add parts, by name: results may depend on them."""
+    points = [point for kind in KINDS for same in offered(kind).values() for point in same]
+    return {point.dist.name: point.dist.version for point in points if point.dist is not None}
+
+
+class Registry(MutableMapping[str, T], Generic[T]):
+    """Parts of one kind by name. A part of another package is imported when it is first looked up.
+
+    problem: says what is wrong with a part of another package, or None; called with its name and the part.
+    """
+
+    def __init__(
+        self, kind: str, own: Mapping[str, T], problem: Callable[[str, T], str | None] = lambda name, part: None
+    ) -> None:
+        assert kind in KINDS
+        self.kind, self._problem = kind, problem
+        self._own, self._parts = frozenset(own), dict(own)
+
+    def __getitem__(self, name: str) -> T:
+        """The part of that name. Raises KeyError without one, ConfigError for one that cannot be used."""
+        points = offered(self.kind).get(name, ())
+        sources = [*(["regretless itself"] if name in self._own else []), *map(_source, points)]
+        if len(sources) > 1:
+            raise ConfigError(
+                f"{self.kind}: {name!r} is offered by {' and by '.join(sources)}; rename it in one, or uninstall one"
+            )
+        if name not in self._parts and points:
+            self._parts[name] = self._load(name, points[0])
+        return self._parts[name]
+
+    def __setitem__(self, name: str, part: T) -> None:
+        self._parts[name] = part
+
+    def __delitem__(self, name: str) -> None:
+        del self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._parts, *offered(self.kind)]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts or name in offered(self.kind)  # without importing it
+
+    def find(self, name: str) -> T:
+        """The part of that name. Raises ConfigError that lists the names, or says why the part cannot be used."""
+        return lookup(self.kind.removesuffix("s"), self, name)
+
+    def usable(self) -> tuple[dict[str, T], list[str]]:
+        """Every part that can be used, by name, and why each of the others cannot."""
+        parts, problems = {}, []
+        for name in self:
+            try:
+                parts[name] = self[name]
+            except ConfigError as error:
+                problems.append(str(error))
+        return parts, problems
+
+    def check(self, name: str) -> str:
+        """The name, for the validators of settings. Raises ValueError when there is no such part, or it is unusable."""
+        try:
+            self.find(name)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return name
+
+    def _load(self, name: str, point: EntryPoint) -> T:
+        where = f"{self.kind}: {name!r} of {_source(point)} ({point.value})"
+        try:
+            part: T = point.load()
+        # A plug-in's import may raise anything.
+        except Exception as error:
+            raise ConfigError(
+                f"{where}: cannot be imported: {type(error).__name__}: {error}; mend or uninstall that package"
+            ) from error
+        if (problem := self._problem(name, part)) is not None:
+            raise ConfigError(f"{where}: {problem}")
+        return part
+
+
+def _source(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an installed package"

@@ -1,0 +1,142 @@
+"""Parts that other packages add: used like this package's own, and refused with a reason when they cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from regretless.cli.info import show_objectives
+from regretless.core import plugins
+from regretless.core.errors import ConfigError
+from regretless.core.files import read_json
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.objectives import OBJECTIVES
+from regretless.training.train import TrainConfig
+from regretless.world.tokenizer import build_tokenizer
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that finds the example plug-in installed."""
+    target = tmp_path_factory.mktemp("site")
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
+    source = tmp_path_factory.mktemp("source") / "plugin"
+    # Building leaves files beside the sources.
+    subprocess.run(["cp", "-r", str(EXAMPLE), str(source)], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
+    paths = [str(target), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    build_tokenizer().save_pretrained(folder)
+    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
+    load_model(config).save_pretrained(folder)
+    load_tokenizer(config).save_pretrained(folder)
+    return folder
+
+
+def regretless(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "regretless", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
+    environment: dict[str, str], model: Path, tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [
+        {"prompt": f"Tom has {n} apples.\n", "chosen": f"{n}+1={n + 1}", "rejected": f"{n}-1={n - 1}"}
+        for n in range(1, 5)
+    ]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = ["objective=hinge", "beta=0.5", "max_steps=1", "per_device_train_batch_size=4", "lora=null"]
+    done = regretless(
+        environment, "train", "--pairs", pairs, "--model", model, "--output", tmp_path / "trained", *settings
+    )
+    assert done.returncode == 0, done.stderr
+    manifest = read_json(tmp_path / "trained" / "manifest.json")
+    # At the reference every margin is 0, so the hinge is 1; DPO's loss would be log 2.
+    assert manifest["summary"]["loss"] == pytest.approx(1.0, abs=1e-6)
+    assert manifest["versions"]["regretless-example-plugin"] == "0.1.0"
+    wrong = regretless(
+        environment, "train", "--pairs", pairs, "--model", model, "--output", tmp_path / "no", "objective=hinje"
+    )
+    assert wrong.returncode == 2 and "hinge" in wrong.stderr
+
+
+def test_verifier_of_a_plugin_when_named_then_it_decides(environment: dict[str, str], tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "Is 3 even or odd?", "response": response, "answer": "odd"}
+        for response in ("It is Odd", "It is even", "")
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    output = tmp_path / "out.jsonl"
+    done = regretless(
+        environment, "verify", "--responses", tmp_path / "in.jsonl", "--output", output, "verifier=last_word"
+    )
+    assert done.returncode == 0, done.stderr
+    verdicts = [json.loads(line)["verdict"] for line in output.read_text(encoding="utf-8").splitlines()]
+    assert verdicts == ["correct", "wrong", "wrong"]
+
+
+def test_benchmark_of_a_plugin_when_evaluated_then_its_problems_are_answered(
+    environment: dict[str, str], model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "evaluated"
+    done = regretless(
+        environment, "evaluate", "--model", model, "--benchmark", "parity", "--output", output, "max_new_tokens=2"
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = read_json(output / "results.json")["rows"]
+    assert (row["benchmark"], row["n"]) == ("parity", 12)
+
+
+@pytest.fixture
+def offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entry points that cannot be used."""
+    points = {
+        "dpo": [EntryPoint("dpo", "json:dumps", "regretless.objectives")],
+        "twice": [EntryPoint("twice", value, "regretless.objectives") for value in ("json:dumps", "json:loads")],
+        "absent": [EntryPoint("absent", "no_such_module:Thing", "regretless.objectives")],
+        "function": [EntryPoint("function", "json:dumps", "regretless.objectives")],
+        "misnamed": [EntryPoint("misnamed", "regretless.objectives.dpo:DPO", "regretless.objectives")],
+    }
+    monkeypatch.setattr(plugins, "offered", lambda kind: points if kind == "objectives" else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("dpo", "'dpo' is offered by regretless itself and by an installed package"),
+        ("twice", "offered by an installed package and by an installed package"),
+        ("absent", "cannot be imported: ModuleNotFoundError"),
+        ("function", "expected a subclass of regretless.objectives.Objective"),
+        ("misnamed", "its `name` is 'dpo'"),
+        ("nowhere", "expected one of absent, dpo, function"),
+    ],
+)
+@pytest.mark.usefixtures("offer")
+def test_part_that_cannot_be_used_when_looked_up_then_the_reason_is_given(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        OBJECTIVES.find(name)
+
+
+@pytest.mark.usefixtures("offer")
+def test_unusable_parts_when_installed_then_the_others_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "absent" in OBJECTIVES and "nowhere" not in OBJECTIVES
+    # `eta` is RPO's: for IPO it is left out, which asks every objective for its hyperparameters.
+    assert TrainConfig.parse({"objective": "ipo", "eta": 0.1}, "train").split_for("ipo") == ({}, {})
+    show_objectives()
+    shown = capsys.readouterr().out
+    assert "tdpo" in shown and "no_such_module" in shown
