@@ -14,9 +14,9 @@ import torch
 from regretless.analysis.analyze import AnalyzeConfig, run
 from regretless.analysis.calibration import calibration
 from regretless.analysis.drift import evenly, logged
-from regretless.analysis.estimates import mean_by_prompt
 from regretless.analysis.gradients import gradient_places, tenths
 from regretless.analysis.lengths import response_lengths
+from regretless.core.estimates import mean_by_prompt
 from regretless.core.files import read_json, write_json
 from regretless.data.records import Pair, Response, write_jsonl, write_records
 from regretless.data.tokenization import TokenizedPair

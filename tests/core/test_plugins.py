@@ -123,7 +123,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("absent", "cannot be imported: ModuleNotFoundError"),
         ("function", "expected a subclass of regretless.objectives.Objective"),
         ("misnamed", "its `name` is 'dpo'"),
-        ("nowhere", "expected one of absent, dpo, function"),
+        ("nowhere", "expected one of repo, repo_det, .*, sft, twice"),
     ],
 )
 @pytest.mark.usefixtures("offer")

@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
-from regretless.analysis.estimates import LEVEL, mean_by_prompt
+from regretless.core.estimates import mean_by_prompt, wilson
 
 BINS = 10
 OBSERVED = (
@@ -40,7 +40,7 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
             continue
         hits = int(right[inside].sum())
         mean, share = float(confidence[inside].mean()), hits / count
-        interval = stats.binomtest(hits, count).proportion_ci(LEVEL, method="wilson")
+        interval = wilson(hits, count)
         bins.append(
             {
                 "from": round(0.5 + number / (2 * BINS), 10),
@@ -48,8 +48,8 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
                 "pairs": count,
                 "confidence": mean,
                 "accuracy": share,
-                "low": float(interval.low),
-                "high": float(interval.high),
+                "low": interval.low,
+                "high": interval.high,
             }
         )
         distance += count * abs(share - mean)

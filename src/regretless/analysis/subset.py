@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regretless.analysis.estimates import mean_by_prompt
+from regretless.core.estimates import mean_by_prompt
 from regretless.data.codec import Ids
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.load import ModelConfig, load_model

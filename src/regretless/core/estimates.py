@@ -1,13 +1,15 @@
-"""Numbers with their uncertainty: shares, means over seeds, and paired differences."""
+"""Numbers with their uncertainty: shares, means over seeds or clusters, and paired differences."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import mean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 LEVEL = 0.95
@@ -106,3 +108,100 @@ def _correlation(both: int, gained: int, lost: int, neither: int) -> float:
 
 def _reach(one: float, other: float, correlation: float) -> float:
     return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
+
+
+Array = npt.NDArray[np.float64]
+Sums = Mapping[Any, tuple[float, float]]
+"""For each cluster (a question, a prompt): the weighted sum of its values, and the sum of their weights."""
+
+
+class Estimate(NamedTuple):
+    """A number from `n` clusters; NaN where it cannot be estimated."""
+
+    value: float
+    n: int
+    standard_error: float
+    interval: Interval
+
+    def shown(self, **more: Any) -> dict[str, Any]:
+        """As JSON, `null` for what is not known; `more` is added."""
+        low, high = self.interval
+        numbers = {"value": self.value, "standard_error": self.standard_error, "low": low, "high": high}
+        return {**{key: known(value) for key, value in numbers.items()}, "n": self.n, **more}
+
+
+def known(value: float) -> float | None:
+    """The number, or None for NaN."""
+    return None if math.isnan(value) else value
+
+
+NOTHING = Estimate(math.nan, 0, math.nan, UNKNOWN)
+
+
+def ratio(sums: Sums, scale: float = 1.0) -> Estimate:
+    """Weighted mean over all values, times `scale`, with the standard error of a ratio of sums over clusters.
+
+    Values of one cluster (judgments of a question, tokens of the responses to a prompt) depend on each other: with n
+    clusters of sums y and weights x, and the mean R, the error is √(n/(n−1) Σ (y − R x)²) / Σ x. With one value of
+    weight 1 in each cluster it is the usual one, sd / √n. The interval is the t-interval with n − 1 degrees of freedom.
+    """
+    return _from_residuals(len(sums), _mean(sums), _residuals(sums, list(sums)), scale) if sums else NOTHING
+
+
+def difference(first: Sums, second: Sums, scale: float = 1.0) -> Estimate:
+    """How much higher the weighted mean of `second` is than that of `first`, on the clusters that both have.
+
+    Paired by cluster: what makes a question easy for both does not count as uncertainty.
+    """
+    common = [key for key in first if key in second]
+    if not common:
+        return NOTHING
+    first, second = ({key: sums[key] for key in common} for sums in (first, second))
+    residuals = _residuals(second, common) - _residuals(first, common)
+    return _from_residuals(len(common), _mean(second) - _mean(first), residuals, scale)
+
+
+def _mean(sums: Sums) -> float:
+    return sum(total for total, _ in sums.values()) / sum(weight for _, weight in sums.values())
+
+
+def _residuals(sums: Sums, keys: list[str]) -> Array:
+    """What each cluster moves the mean by, to first order."""
+    totals, weights = np.array([sums[key] for key in keys], dtype=float).T
+    return np.asarray((totals - _mean(sums) * weights) / weights.sum())
+
+
+def _from_residuals(n: int, value: float, residuals: Array, scale: float) -> Estimate:
+    error = math.sqrt(n / (n - 1) * float(residuals @ residuals)) if n > 1 else math.nan
+    low, high = t_interval(value, error * math.sqrt(n), n)
+    return Estimate(scale * value, n, scale * error, Interval(scale * low, scale * high))
+
+
+def resamples(n: int, rounds: int, seed: int) -> Array:
+    """How often each of `n` clusters is drawn when `n` are drawn with replacement; shape (rounds, n)."""
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=rounds).astype(float)
+
+
+def from_samples(value: float, n: int, samples: Array) -> Estimate:
+    """A number with the standard deviation and the central 95 % of its resampled values."""
+    if n < 2:
+        return Estimate(value, n, math.nan, UNKNOWN)
+    low, high = np.percentile(samples, [2.5, 97.5])
+    return Estimate(value, n, float(np.std(samples, ddof=1)), Interval(float(low), float(high)))
+
+
+def mean_by_prompt(
+    totals: Sequence[float], counts: Sequence[float], prompts: Sequence[Hashable]
+) -> dict[str, float | int | None]:
+    """Σ totals / Σ counts as JSON, with its standard error and 95 % t-interval over prompts (see `ratio`).
+
+    totals, counts: of one response or pair each, such as the sum over its tokens and their number. The uncertainty is
+    None where there are fewer than two prompts. Raises ValueError for sequences of different lengths.
+    """
+    sums: dict[Hashable, tuple[float, float]] = {}
+    for total, count, prompt in zip(totals, counts, prompts, strict=True):
+        y, x = sums.get(prompt, (0.0, 0.0))
+        sums[prompt] = (y + float(total), x + float(count))
+    weight = sum(x for _, x in sums.values())
+    estimate = ratio(sums) if weight else NOTHING
+    return {**estimate.shown(), "n": int(weight), "prompts": len(sums)}

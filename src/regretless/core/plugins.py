@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from regretless.core.errors import ConfigError, lookup
+from regretless.core.errors import ConfigError
 
 T = TypeVar("T")
 KINDS = ("objectives", "engines", "verifiers", "rules", "benchmarks", "templates")
@@ -71,7 +71,9 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def find(self, name: str) -> T:
         """The part of that name. Raises ConfigError that lists the names, or says why the part cannot be used."""
-        return lookup(self.kind.removesuffix("s"), self, name)
+        if name not in self:
+            raise ConfigError(f"{self.kind.removesuffix('s')}: expected one of {', '.join(self)}; got {name!r}")
+        return self[name]
 
     def usable(self) -> tuple[dict[str, T], list[str]]:
         """Every part that can be used, by name, and why each of the others cannot."""

@@ -6,17 +6,16 @@ model and benchmark.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pyarrow.parquet as pq
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from rich.table import Table
 
 from regretless.core.errors import DataError
-from regretless.core.estimates import over_seeds, paired_difference, wilson
+from regretless.core.estimates import known, over_seeds, paired_difference, wilson
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section, merge
@@ -33,7 +32,7 @@ PASS_AT_1 = "Pass@1 (%)"
 class BenchmarkSource(Section):
     """One benchmark: a known one by name, problems of the user's own, or a known one with settings of its own."""
 
-    benchmark: str | None = None
+    benchmark: Annotated[str, AfterValidator(BENCHMARKS.check)] | None = None
     """Known benchmark, whose settings are taken where none are given here."""
     dataset: str | None = None
     """Hub id, folder of a data set, or a .jsonl, .json or .parquet file."""
@@ -52,8 +51,6 @@ class BenchmarkSource(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        if self.benchmark is not None:
-            BENCHMARKS.check(self.benchmark)
         if self.benchmark is None and self.dataset is None:
             raise ValueError("expected a benchmark's name or a dataset")
         return self
@@ -170,14 +167,14 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
             if any(one["verdicts"].keys() != greedy[benchmark, label]["verdicts"].keys() for one in passes):
                 raise DataError(f"{benchmark}: the seeds of {label} answered different problems; evaluate it again")
             found = over_seeds([one["pass_at_1"] for one in passes])
-            low, high = (_known(bound) for bound in found.interval)
+            low, high = (known(bound) for bound in found.interval)
             seeds.append(
                 {
                     "benchmark": benchmark,
                     "label": label,
                     "seeds": found.n,
                     "mean": found.mean,
-                    "sd": _known(found.sd),
+                    "sd": known(found.sd),
                     "low": low,
                     "high": high,
                 }
@@ -195,24 +192,20 @@ def _row(benchmark: str, label: str, found: Mapping[str, Any], greedy: Mapping[A
         difference = paired_difference(
             [base["verdicts"][problem] for problem in problems], [found["verdicts"][problem] for problem in problems]
         )
-        gain, (low, high) = difference.mean, (_known(bound) for bound in difference.interval)
+        gain, (low, high) = difference.mean, (known(bound) for bound in difference.interval)
     return {
         "benchmark": benchmark,
         "label": label,
         "n": found["n"],
         "value": found["pass_at_1"],
-        "low": _known(found["interval"][0]),
-        "high": _known(found["interval"][1]),
+        "low": known(found["interval"][0]),
+        "high": known(found["interval"][1]),
         "gain": gain,
         "gain_low": low,
         "gain_high": high,
         "cut": found["cut"],
         "unknown": sum(found["unknown"].values()),
     }
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

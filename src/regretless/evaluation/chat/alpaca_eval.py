@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.core.estimates import Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import text_key
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
-from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
 from regretless.evaluation.chat.judging import ask_all_judgments, counted

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from regretless.core.errors import DataError
+from regretless.core.estimates import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
-from regretless.evaluation.chat.estimates import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
 from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted, failures

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.core.estimates import Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
-from regretless.evaluation.chat.estimates import Sums, ratio
 from regretless.evaluation.chat.files import check_answers, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates
 from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted

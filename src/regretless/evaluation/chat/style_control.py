@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from regretless.evaluation.chat.estimates import Array, Estimate, from_samples, resamples
+from regretless.core.estimates import Array, Estimate, from_samples, resamples
 
 CODE = re.compile(r"```([^`]*)```")
 """What is taken for code: text between two fences that holds no backtick."""
