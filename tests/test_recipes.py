@@ -15,7 +15,7 @@ from regretless.data.records import read_responses
 from regretless.objectives import OBJECTIVES
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, load_recipe
-from regretless.smoke.miniature import judged_locally, smoke_recipe
+from regretless.smoke.miniature import smoke_recipe, surroundings
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")
@@ -29,7 +29,7 @@ def smoke(path: Path, folder: Path, *overrides: str) -> Recipe:
 
 def run_judged(recipe: Recipe) -> tuple[RunFolder, Counter[str]]:
     """Run a recipe; what came of it, and the answers of the local judge by kind."""
-    with judged_locally(recipe) as judge:
+    with surroundings(recipe) as judge:
         return run_recipe(recipe), Counter() if judge is None else judge.asked
 
 

@@ -20,9 +20,10 @@ from regretless.core.estimates import mean_by_prompt
 from regretless.core.files import read_json, write_json
 from regretless.data.records import Pair, Response, write_jsonl, write_records
 from regretless.data.tokenization import TokenizedPair
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.trained import Trained
 from regretless.objectives import OBJECTIVES, build
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 # --- estimates -------------------------------------------------------------------------------------------------------

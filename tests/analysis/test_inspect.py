@@ -15,7 +15,8 @@ from regretless.analysis.inspect import InspectConfig, run
 from regretless.core.errors import ConfigError
 from regretless.data.records import Pair, write_records
 from regretless.data.tokenization import encode_prompt
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture, tokenizer_fingerprint
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
+from regretless.smoke.tiny_models import smoke_architecture
 
 IM_END = 151645
 PROMPT = 23

@@ -17,7 +17,8 @@ import pytest
 from regretless.cli.app import main
 from regretless.core.files import read_json
 from regretless.data.records import read_rows, write_jsonl
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")

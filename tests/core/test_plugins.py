@@ -15,8 +15,9 @@ from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.train import TrainConfig
 from regretless.world.tokenizer import build_tokenizer
 

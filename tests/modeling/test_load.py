@@ -21,10 +21,9 @@ from regretless.modeling.load import (
     in_one_dtype,
     load_model,
     load_tokenizer,
-    shrink,
-    smoke_architecture,
     tokenizer_fingerprint,
 )
+from regretless.smoke.tiny_models import shrink, smoke_architecture
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 

@@ -20,9 +20,10 @@ from transformers import PreTrainedTokenizerFast
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response, read_responses
-from regretless.modeling.load import ModelConfig, load_tokenizer, smoke_architecture, tokenizer_fingerprint
+from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.sample import SampleConfig, run, sample_prompts
+from regretless.smoke.tiny_models import smoke_architecture
 
 WORDS = ["<pad>", "<end>", *(f"w{number}" for number in range(14))]
 

@@ -34,7 +34,7 @@ from regretless.runs.evaluate import evaluate_models
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import load_recipe
 from regretless.sampling import sample as sampling
-from regretless.smoke.miniature import NOTE, judged_locally, smoke_recipe
+from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.training import train as training
 from regretless.world import world
 
@@ -53,7 +53,7 @@ def run(path: Path, overrides: Sequence[str], *, smoke: bool, output_dir: Path |
         recipe = smoke_recipe(recipe)
     if output_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
-    with judged_locally(recipe) if smoke else contextlib.nullcontext():
+    with surroundings(recipe) if smoke else contextlib.nullcontext():
         folder = pipeline.run_recipe(recipe)
     pipeline.show(folder)
     if smoke:

@@ -8,14 +8,18 @@ a recipe asks a judge, `local_judge` answers. The numbers mean nothing.
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from regretless.core.run_folder import RUN
-from regretless.modeling.load import ModelConfig, shrink
+from regretless.modeling.load import ModelConfig
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.smoke import local_judge
+from regretless.smoke.chat_files import write_chat_benchmarks
+from regretless.smoke.tiny_models import shrink
+from regretless.world.problems import Generator
 from regretless.world.tokenizer import build_tokenizer
 
 TOKENIZER = f"{RUN}/world/tokenizer"
@@ -23,7 +27,14 @@ BEHAVIOR = "behavior"
 """Begins the names of the behaviour models that are trained when the recipe trains none of its own: one of each
 architecture class."""
 STEPS, BATCH = 100, 16
-WORLD = {"prompts": 32, "test": 8, "longer_test": 0, "steps": (1, 1), "largest_amount": 1}
+STEPS_OF_A_PROBLEM, LARGEST_AMOUNT = (1, 1), 1
+WORLD = {
+    "prompts": 32,
+    "test": 8,
+    "longer_test": 0,
+    "steps": STEPS_OF_A_PROBLEM,
+    "largest_amount": LARGEST_AMOUNT,
+}
 POLICY = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
 SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 LENGTH = {"max_new_tokens": 16, "batch_size": 256}
@@ -36,14 +47,16 @@ EVAL_PAIRS = 8
 SERVER = {"api_key_env": local_judge.KEY_VARIABLE, "concurrency": 8}
 """No address: `local_judge` gives it through the environment."""
 JUDGE = {"server": SERVER, "replies": None, "when_spent": "stop"}
+CHAT_FILES = "chat-benchmarks"
+"""Folder of the chat benchmarks' files in the run folder."""
 CHAT_QUESTIONS = 8
 """One of each category of MT-Bench."""
 CHAT: dict[str, dict[str, Any]] = {
-    "alpaca_eval": {"baseline": None, "gamed_baselines": f"{RUN}/world/gamed_baselines.csv"},
-    "arena_hard": {"baseline": f"{RUN}/world/arena_hard_baseline.jsonl"},
-    "mt_bench": {"references": f"{RUN}/world/mt_bench_references.jsonl"},
+    "alpaca_eval": {"baseline": None, "gamed_baselines": f"{RUN}/{CHAT_FILES}/gamed_baselines.csv"},
+    "arena_hard": {"baseline": f"{RUN}/{CHAT_FILES}/arena_hard_baseline.jsonl"},
+    "mt_bench": {"references": f"{RUN}/{CHAT_FILES}/mt_bench_references.jsonl"},
 }
-"""The chat benchmarks' files in the world, beside their questions."""
+"""The chat benchmarks' files, beside their questions."""
 NOTE = "smoke run: tiny models, toy data; its numbers mean nothing"
 
 
@@ -51,7 +64,7 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
     """The recipe with tiny models, the embedded world's easiest problems, and a few steps; same stages, same methods.
 
     Pairs or responses that exist already are replaced by sampling some. The run folder gets -smoke behind its name.
-    A recipe that asks a judge runs inside `judged_locally`.
+    The recipe runs inside `surroundings`.
     Raises ConfigError for a model whose family cannot be told from its name.
     """
     values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "pairs"})
@@ -69,11 +82,9 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
         if not recipe.pretrain:
             values["pretrain"] = {_trained_name(model): _pretrained(model) for model in behavior}
     values["pretrain"] = {name: _pretrain(entry) for name, entry in values.get("pretrain", {}).items()}
-    chat = CHAT_QUESTIONS if recipe.evaluate is not None and recipe.evaluate.chat else 0
     values["world"] = {
         **(values.get("world") or {}),
         **WORLD,
-        "chat": chat,
         "policies": dict.fromkeys(_policies(recipe), POLICY),
     }
     for name, change in CHANGES.items():
@@ -83,9 +94,15 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
 
 
 @contextlib.contextmanager
-def judged_locally(recipe: Recipe) -> Iterator[local_judge.LocalJudge | None]:
-    """A local judge for the length of the block, if the smoke recipe asks one."""
-    if recipe.judge is None and (recipe.evaluate is None or not recipe.evaluate.chat):
+def surroundings(recipe: Recipe) -> Iterator[local_judge.LocalJudge | None]:
+    """What a smoke recipe needs from outside, for the length of the block: the chat benchmarks' files and a judge."""
+    has_chat = recipe.evaluate is not None and bool(recipe.evaluate.chat)
+    if has_chat:
+        rng = random.Random(recipe.seed)
+        problems = Generator(STEPS_OF_A_PROBLEM, LARGEST_AMOUNT)
+        drawn = [problems.draw(rng) for _ in range(4 * CHAT_QUESTIONS)]
+        write_chat_benchmarks(recipe.run_dir / CHAT_FILES, drawn, rng)
+    if recipe.judge is None and not has_chat:
         yield None
         return
     with local_judge.serving() as judge:
@@ -183,7 +200,7 @@ def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:
 def _chat(entry: Mapping[str, Any]) -> dict[str, Any]:
     kind = entry["benchmark"]
     shrunk = {"limit": None, "judge_prompt": None, "max_new_tokens": LENGTH["max_new_tokens"], "bootstrap": 100}
-    return {**entry, **JUDGE, **shrunk, "questions": f"{RUN}/world/{kind}.jsonl", **CHAT[kind]}
+    return {**entry, **JUDGE, **shrunk, "questions": f"{RUN}/{CHAT_FILES}/{kind}.jsonl", **CHAT[kind]}
 
 
 def _report(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from regretless.core.settings import FolderName, Section
 from regretless.data.records import write_jsonl
-from regretless.world.chat import CHAT_FILES, write_chat_benchmarks
+from regretless.world.chat import CHAT_FILES
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
 from regretless.world.tokenizer import build_tokenizer
 
@@ -34,9 +34,6 @@ class WorldConfig(Section):
     """Held-out problems, all different; none of them is among the prompts or in any demonstration."""
     longer_test: int = Field(default=0, ge=0)
     """Held-out problems with one step more than any in training; 0 writes no such file."""
-    chat: int = Field(default=0, ge=0)
-    """Questions of each chat benchmark, in the form of its files, for runs that only prove the path: they may occur in
-    training, and a judge can say nothing of use about them. 0 writes none."""
     steps: tuple[int, int] = (2, 4)
     """Fewest and most steps of a problem."""
     largest_amount: int = Field(default=9, ge=1, le=98)
@@ -56,7 +53,7 @@ def run(config: WorldConfig, output: Path) -> dict[str, Any]:
     """Write the world into the folder `output`; returns counts.
 
     Files: prompts.jsonl and test.jsonl (and longer-test.jsonl) with `prompt_id`, `prompt`, `answer`, `steps`;
-    demonstrations-<policy>.jsonl with `prompt`, `chosen`; tokenizer/; and what `write_chat_benchmarks` names.
+    demonstrations-<policy>.jsonl with `prompt`, `chosen`; and tokenizer/.
     Held-out problems are drawn first and whatever is trained on avoids them: so they are the same whatever the policies
     are, and as the generator makes them. Dropping from the test what training happened to draw would leave out the
     short problems, of which there are few. Two problems are the same when start and steps are, whatever the names.
@@ -71,9 +68,6 @@ def run(config: WorldConfig, output: Path) -> dict[str, Any]:
 
     _write_problems(output / "prompts.jsonl", "train", prompts)
     _write_problems(output / "test.jsonl", "test", test)
-    if config.chat:
-        rng = _stream(config, "chat benchmarks")
-        write_chat_benchmarks(output, [generator.draw(rng) for _ in range(4 * config.chat)], rng)
     if config.longer_test:
         problems = longer.distinct(config.longer_test, _stream(config, "longer test"))
         _write_problems(output / "longer-test.jsonl", "longer", problems)

@@ -26,8 +26,8 @@ from regretless.core.settings import merge
 from regretless.data.records import read_rows
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.results import EvaluateConfig
-from regretless.modeling.load import smoke_architecture
 from regretless.smoke.local_judge import reply_to
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import TOKENS
 from scripted_server import Act, Request, answer, failure, serving
 

@@ -1,4 +1,4 @@
-"""The world's problems in the form of the chat benchmarks' files, to run their whole path without a download."""
+"""Problems of the embedded world in the form of the chat benchmarks' files, so that nothing is downloaded."""
 
 from __future__ import annotations
 
