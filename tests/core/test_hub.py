@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from regretless.core.hub import may_be_repository
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 LOADS = """

@@ -14,11 +14,6 @@ from regretless.world.problems import Faults, Problem, solve
 
 CATEGORIES = ("writing", "roleplay", "extraction", "math", "coding", "reasoning", "stem", "humanities")
 """MT-Bench's."""
-CHAT_FILES = (
-    *("alpaca_eval.jsonl", "gamed_baselines.csv", "arena_hard.jsonl", "arena_hard_baseline.jsonl"),
-    *("mt_bench.jsonl", "mt_bench_references.jsonl"),
-)
-"""What `write_chat_benchmarks` writes."""
 WRONG = Faults(off_by_one=1.0)
 
 

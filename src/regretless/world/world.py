@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from regretless.core.settings import FolderName, Section
 from regretless.data.records import write_jsonl
-from regretless.world.chat import CHAT_FILES
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
 from regretless.world.tokenizer import build_tokenizer
 
@@ -87,7 +86,7 @@ def output_names(config: WorldConfig) -> list[str]:
     """Files and folders that `run` writes."""
     names = ["prompts.jsonl", "test.jsonl", *(["longer-test.jsonl"] if config.longer_test else [])]
     names += [f"demonstrations-{name}.jsonl" for name in config.policies]
-    return [*names, *(CHAT_FILES if config.chat else ()), "tokenizer"]
+    return [*names, "tokenizer"]
 
 
 def _stream(config: WorldConfig, purpose: str) -> random.Random:
