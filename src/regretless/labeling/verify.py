@@ -44,8 +44,8 @@ class VerifyConfig(Section):
     """How responses are compared with their gold answers."""
 
     verifier: Annotated[str, AfterValidator(VERIFIERS.check)] = "math"
-    """`math` grades the last answer of a response, `math_any` accepts a response when any answer that it marks as one is
-    right; or the name of a plug-in."""
+    """`math` grades the last answer of a response, `math_any` accepts a response when any answer that it marks as one
+    is right; or the name of a plug-in."""
     grade_cut: bool = False
     """Whether a response that ran into its limit of tokens is graded like the others; else its verdict is unknown.
     `math` takes the last number of a text that breaks off for its answer, `math_any` wants an answer marked as one."""
