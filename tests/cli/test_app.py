@@ -167,7 +167,7 @@ def test_model_when_trained_evaluated_and_analyzed_by_verbs_then_files_are_there
     settings = ("objective=dpo", "beta=0.2", "max_steps=2", "lora.r=4", "model.dtype=float32")
     assert regretless(*train, *settings) == 0
     assert (tmp_path / "dpo" / "adapter_model.safetensors").is_file()
-    assert read_json(tmp_path / "dpo" / "manifest.json")["settings"]["config"]["beta"] == 0.2
+    assert read_json(tmp_path / "dpo" / "manifest.json")["settings"]["values"]["beta"] == 0.2
     capsys.readouterr()
     assert regretless(*train, *settings) == 0
     assert "train: unchanged, skipped" in capsys.readouterr().err

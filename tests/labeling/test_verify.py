@@ -19,7 +19,7 @@ from regretless.labeling import verify as stage
 from regretless.labeling.check import Check, Verifier
 from regretless.labeling.pool import Pool
 from regretless.labeling.verifiers import VERIFIERS
-from regretless.labeling.verify import VerifyConfig, run, verify_file
+from regretless.labeling.verify import VerifyConfig, run
 
 
 def fragile(response: str, answer: str) -> Check:
@@ -138,9 +138,7 @@ def test_run_when_cut_responses_are_graded_then_they_count_as_the_others(tmp_pat
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_refused(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_run_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_refused(tmp_path: Path, suffix: str) -> None:
     source = write_rows(
         tmp_path / "in.jsonl",
         [
@@ -152,7 +150,7 @@ def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_
         ],
     )
     output = tmp_path / f"out{suffix}"
-    summary = verify_file(VerifyConfig(), source, output)
+    summary = run(VerifyConfig(), source, tmp_path, output.name)
     assert (summary["correct"], summary["wrong"], summary["refused"]) == (1, 1, 3)
     rows = (
         pq.read_table(output).to_pylist()
@@ -164,7 +162,7 @@ def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_
         (2, "wrong", "4"),
     ]
     assert rows[1]["late"] == "column"
-    refused = [json.loads(line) for line in (tmp_path / "out.refused.jsonl").read_text().splitlines()]
+    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
     assert [row["line"] for row in refused] == [2, 4, 5]
     assert refused[1]["reason"] == "missing column(s) answer; found level, prompt, response"
     assert refused[2]["reason"] == "response: expected text, got 5"
@@ -172,8 +170,6 @@ def test_verify_file_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_
 
 def test_verify_when_no_row_is_left_then_error_names_the_reasons(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "1+1?", "response": "2"}])
-    with pytest.raises(DataError, match=r"in\.jsonl:1: missing column\(s\) answer"):
-        verify_file(VerifyConfig(), source, tmp_path / "out.jsonl")
     with pytest.raises(DataError, match=r"in\.jsonl:1: missing column\(s\) answer"):
         run(VerifyConfig(), source, tmp_path)
 
@@ -203,4 +199,4 @@ def test_write_jsonl_then_verify_real_solutions_then_counts_match(tmp_path: Path
             solution = row["175b_verification"]["solution"]
             rows.append({"prompt": row["question"], "response": solution, "answer": row["ground_truth"]})
     write_jsonl(tmp_path / "in.jsonl", rows)
-    assert verify_file(VerifyConfig(), tmp_path / "in.jsonl", tmp_path / "out.jsonl")["correct"] == 373
+    assert run(VerifyConfig(), tmp_path / "in.jsonl", tmp_path)["correct"] == 373

@@ -98,7 +98,7 @@ def test_typed_value_when_a_method_brings_its_own_then_the_typed_one_wins(tmp_pa
 def test_typed_value_when_it_replaces_what_trained_methods_bring_along_then_each_lost_value_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    recipe = Path(__file__).parents[1] / "recipes" / "math-released" / "qwen3-1.7b.yaml"
+    recipe = Path(__file__).parents[2] / "recipes" / "math-released" / "qwen3-1.7b.yaml"
     several = "train.objective=[repo,dpo,kto,tdpo]"
 
     def said(*overrides: str) -> list[str]:

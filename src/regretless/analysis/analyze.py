@@ -35,6 +35,8 @@ Responses = Mapping[str, Mapping[str, Path]]
 class AnalyzeConfig(TokenRewardsConfig):
     """Which responses to look into, token by token and together."""
 
+    policies: dict[str, str] = Field(default={})
+    """Folders of trained models or adapters, by name; what `train` makes unless given."""
     sample: int = Field(256, ge=1)
     """About how many pairs, in whole prompts at random, the models are compared on. Masked pairs are left out, so that
     runs with and without them are measured alike."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from regretless.analysis.behavior_audit import gap, labelled, rescored
 from regretless.analysis.first_step import SATURATED, at_start, spread
@@ -24,7 +24,7 @@ from regretless.data.tokenization import TokenizedPair, missing_logps, tokenize_
 from regretless.modeling.layout import token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
-from regretless.objectives import Objective, build, hyperparameter_names
+from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_names
 
 Row = tuple[TokenizedPair, Pair]
 
@@ -32,6 +32,8 @@ Row = tuple[TokenizedPair, Pair]
 class InspectConfig(Section):
     """Settings of the inspect stage."""
 
+    objectives: tuple[Annotated[str, AfterValidator(OBJECTIVES.check)], ...] = ()
+    """Objectives to look at, with their default hyperparameters; those of `train` unless given."""
     sample: int | None = Field(default=1000, ge=0)
     """About how many pairs, in whole prompts at random, the model scores; none for all, 0 to load no model. Counts,
     lengths and refusals are always those of all rows."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from regretless.core import interrupt
 from regretless.core.errors import RegretlessError, storage_error
+from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_gate import printable
 
 app = typer.Typer(
     help="Regret-based preference optimization (RePO) for language models: from prompts to a better model.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,10 +36,49 @@ Config = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option(help="File (.parquet, .jsonl) or folder to write.")]
 Folder = Annotated[Path | None, typer.Option(help="Folder to write.")]
-Responses = Annotated[Path | None, typer.Option(help="Responses (.parquet, .jsonl, .json).")]
-Pairs = Annotated[str | None, typer.Option(help="Preference pairs: a file, a data set folder, or a hub id.")]
-Model = Annotated[str | None, typer.Option(help="Hub id or folder; more as settings, such as model.dtype=bfloat16.")]
-Adapter = Annotated[str | None, typer.Option(help="Adapter to put on the model.")]
+FLAGS: dict[str, Any] = {
+    "prompts": Annotated[str | None, typer.Option(help="Prompts: a file, a data set folder, or a hub id.")],
+    "responses": Annotated[Path | None, typer.Option(help="Responses (.parquet, .jsonl, .json).")],
+    "pairs": Annotated[str | None, typer.Option(help="Preference pairs: a file, a data set folder, or a hub id.")],
+    "model": Annotated[
+        str | None, typer.Option(help="Hub id or folder; more as settings, such as model.dtype=bfloat16.")
+    ],
+    "adapter": Annotated[str | None, typer.Option(help="Adapter to put on the model.")],
+    "objective": Annotated[list[str] | None, typer.Option(help="Objective to look at; repeat for several.")],
+    "benchmark": Annotated[
+        list[str] | None, typer.Option(help="gsm8k, math, …, or NAME=FILE with prompt and answer; repeat for several.")
+    ],
+    "policy": Annotated[
+        list[str] | None, typer.Option(help="Trained model or adapter as NAME=PATH; repeat for several.")
+    ],
+    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
+}
+"""What stages read, as `core.stages` names it."""
+
+
+class StageCommand(TyperCommand):
+    """A command of a stage, whose help also lists the stage's settings."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the flags, then every setting with type, default and meaning."""
+        super().format_help(ctx, formatter)
+        from regretless.cli.info import show_settings
+
+        show_settings(str(self.name))
+
+
+@app.callback(invoke_without_command=True)
+def common(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options of every command."""
+    if version:
+        from regretless import __version__
+
+        typer.echo(__version__)
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
 
 
 @app.command()
@@ -49,126 +89,46 @@ def run(
         bool, typer.Option("--smoke", help="The whole path in seconds, offline: real architecture class, tiny sizes.")
     ] = False,
     output_dir: Annotated[Path | None, typer.Option(help="Run folder, in place of the recipe's.")] = None,
+    first: Annotated[
+        str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones are left alone.")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Last stage to run.")] = None,
 ) -> None:
-    """Run all stages of a recipe; what is done and unchanged is skipped, what was killed goes on."""
+    """Run all stages of a recipe; what is done and unchanged is skipped, an interrupted run resumes."""
     from regretless.cli import verbs
 
-    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir)
+    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, first=first, last=last)
 
 
-@app.command()
-def world(config: Config = None, output: Folder = None, settings: Settings = None) -> None:
-    """Make the embedded world: problems, held-out test, demonstrations, tokenizer."""
-    _stage("world", config, output, settings)
+def _add_stage(stage: Stage) -> None:
+    """Make a stage a command: its own flags, then settings file, output and settings."""
+
+    def command(**given: Any) -> None:
+        config, output, settings = given.pop("config"), given.pop("output"), given.pop("settings")
+        if stage.name == "report" and (run_dir := given["run_dir"]) is not None:
+            if "=" in run_dir.name:
+                given["run_dir"], settings = None, [str(run_dir), *(settings or [])]
+            elif output is None:
+                output = run_dir / "report"
+        from regretless.cli import verbs
+        from regretless.cli.request import Request
+
+        verbs.stage(Request(stage.name, config, output, settings or [], given))
+
+    options = {name: FLAGS[name] for name in stage.flags}
+    options |= {"config": Config, "output": Output if stage.result else Folder, "settings": Settings}
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()
+    ]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = options
+    command.__name__ = stage.name
+    app.command(name=stage.name, help=stage.about, cls=StageCommand)(command)
 
 
-@app.command()
-def sample(
-    prompts: Annotated[str | None, typer.Option(help="Prompts: a file, a data set folder, or a hub id.")] = None,
-    model: Model = None,
-    config: Config = None,
-    output: Output = None,
-    settings: Settings = None,
-) -> None:
-    """Answer prompts with a behaviour model, with the log-probability of every token."""
-    _stage("sample", config, output, settings, prompts=prompts, model=model)
-
-
-@app.command()
-def verify(
-    responses: Responses = None, config: Config = None, output: Output = None, settings: Settings = None
-) -> None:
-    """Judge responses against gold answers: correct, wrong or unknown."""
-    _stage("verify", config, output, settings, responses=responses)
-
-
-@app.command()
-def judge(responses: Responses = None, config: Config = None, output: Output = None, settings: Settings = None) -> None:
-    """Score responses with a language model on an OpenAI-compatible server."""
-    _stage("judge", config, output, settings, responses=responses)
-
-
-@app.command()
-def pair(responses: Responses = None, config: Config = None, output: Output = None, settings: Settings = None) -> None:
-    """Make preference pairs of verified or scored responses."""
-    _stage("pair", config, output, settings, responses=responses)
-
-
-@app.command()
-def mask(pairs: Pairs = None, config: Config = None, output: Output = None, settings: Settings = None) -> None:
-    """Add pairs of a chosen response against its own beginning."""
-    _stage("mask", config, output, settings, pairs=pairs)
-
-
-@app.command()
-def inspect(
-    pairs: Pairs = None,
-    model: Model = None,
-    objective: Annotated[list[str] | None, typer.Option(help="Objective to look at; repeat for several.")] = None,
-    config: Config = None,
-    output: Folder = None,
-    settings: Settings = None,
-) -> None:
-    """Say before training what the objectives will see in the pairs."""
-    _stage("inspect", config, output, settings, pairs=pairs, model=model, objective=objective or None)
-
-
-@app.command()
-def train(
-    pairs: Pairs = None,
-    model: Model = None,
-    adapter: Adapter = None,
-    config: Config = None,
-    output: Folder = None,
-    settings: Settings = None,
-) -> None:
-    """Train a model on preference pairs, for example with objective=dpo beta=0.1 learning_rate=1e-5."""
-    _stage("train", config, output, settings, pairs=pairs, model=model, adapter=adapter)
-
-
-@app.command()
-def evaluate(
-    model: Model = None,
-    adapter: Adapter = None,
-    benchmark: Annotated[
-        list[str] | None, typer.Option(help="gsm8k, math, …, or NAME=FILE with prompt and answer; repeat for several.")
-    ] = None,
-    config: Config = None,
-    output: Folder = None,
-    settings: Settings = None,
-) -> None:
-    """Pass@1 of a model on benchmarks: greedy, and over seeds, with intervals."""
-    _stage("evaluate", config, output, settings, model=model, adapter=adapter, benchmark=benchmark or None)
-
-
-@app.command()
-def analyze(
-    pairs: Pairs = None,
-    model: Annotated[str | None, typer.Option(help="Model before training: the reference.")] = None,
-    policy: Annotated[
-        list[str] | None, typer.Option(help="Trained model or adapter as NAME=PATH; repeat for several.")
-    ] = None,
-    config: Config = None,
-    output: Folder = None,
-    settings: Settings = None,
-) -> None:
-    """What training changed: token rewards, score distances, drift, gradients, calibration."""
-    _stage("analyze", config, output, settings, pairs=pairs, model=model, policy=policy or None)
-
-
-@app.command()
-def report(
-    run_dir: Annotated[Path | None, typer.Argument(help="Run folder to report on.")] = None,
-    settings: Settings = None,
-    config: Config = None,
-    output: Annotated[Path | None, typer.Option(help="Folder to write; RUN_DIR/report unless given.")] = None,
-) -> None:
-    """One self-contained HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files."""
-    if run_dir is not None and "=" in run_dir.name:
-        run_dir, settings = None, [str(run_dir), *(settings or [])]
-    if run_dir is not None and output is None:
-        output = run_dir / "report"
-    _stage("report", config, output, settings, run_dir=run_dir)
+for _stage in STAGES.values():
+    if _stage.about:
+        _add_stage(_stage)
 
 
 @app.command()
@@ -185,28 +145,32 @@ def watch(
 
 
 @app.command()
+def settings(
+    stage: Annotated[
+        str | None, typer.Argument(metavar="[STAGE]", help="One section of a recipe; all unless given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Every setting of a stage, or of all, with type, default and meaning."""
+    from regretless.cli.info import show_settings
+
+    show_settings(stage, as_json=as_json)
+
+
+@app.command()
 def objectives() -> None:
     """Table of the objectives and their hyperparameters."""
-    from regretless.cli import info as tables
+    from regretless.cli.info import show_objectives
 
-    tables.show_objectives()
+    show_objectives()
 
 
 @app.command()
 def env() -> None:
     """Versions and hardware, for a bug report."""
-    from regretless.cli import info as tables
+    from regretless.cli.info import show_environment
 
-    tables.show_environment()
-
-
-def _stage(
-    name: str, config: Path | None, output: Path | None, settings: Sequence[str] | None, **given: object
-) -> None:
-    from regretless.cli import verbs
-    from regretless.cli.request import Request
-
-    verbs.stage(name, Request(name, config, output, settings or [], given))
+    show_environment()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,29 +1,35 @@
-"""One call of a stage's verb on the command line: its flags, its config file and its overrides, as typed settings."""
+"""One call of a stage's command: its flags, its config file and its overrides, as a recipe of that one section."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import substitute
-from regretless.core.settings import Section, merge, read_yaml, sound_part
-from regretless.modeling.load import ModelConfig
-from regretless.runs.preflight import Findings, Surroundings, input_problems, section_problems
-from regretless.runs.recipe import apply_overrides, run_folder, with_seeds
+from regretless.core.settings import Section, merge, read_yaml
+from regretless.core.stages import STAGES
+from regretless.runs.preflight import recipe_problems
+from regretless.runs.recipe import Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
 
 S = TypeVar("S", bound=Section)
-INPUTS = ("responses", "pairs")
-"""Flags that name a file, a folder or a data set on the hub."""
+T = TypeVar("T")
 MODEL = "model."
-"""Begins the overrides of a stage's verb that are about the model."""
+"""Begins the overrides of a stage's command that are about the model."""
+FILE_SUFFIXES = (".parquet", ".jsonl")
+OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
+"""Flags that a command can do without: what they name may also be a setting."""
+NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
+"""Another section of a recipe that a stage looks into, where the config file is a recipe."""
+MISSING = "(missing)"
 
 
 @dataclass(frozen=True)
 class Request:
-    """One call of a stage's verb."""
+    """One call of a stage's command."""
 
     verb: str
     config: Path | None
@@ -32,91 +38,94 @@ class Request:
     given: Mapping[str, Any]
     """What the flags named; None where they were left out."""
 
-    def settings(
-        self,
-        kind: type[S],
-        *needs: str,
-        flags: Mapping[str, Any] | None = None,
-        done: Collection[str] = (),
-        also: Sequence[str] = (),
-    ) -> S:
-        """Settings of the stage; what else the verb `needs` (`model`, and flags by their names) is checked as well.
+    def recipe(self) -> Recipe:
+        """A recipe of the stage's section alone, on the files that the flags name, to work at the output.
 
-        flags: settings that flags stand for. done: keys of settings whose work is done, and needs nothing any more.
-        also: problems that the verb found itself.
         Raises ConfigError with every problem: flags that are missing, settings, and files that are not there.
         """
-        found = Findings()
-        here = Surroundings(done=done)
-        missing = self._missing(needs)
-        section = self._part(found, here, "", kind, lambda: self._values(flags or {}))
-        if "model" in needs and "model" not in missing:
-            self._part(found, here, "model", ModelConfig, self._model_values)
-        for name in INPUTS:
-            if name in needs and name not in missing:
-                input_problems(found, here, f"--{name}", str(self.given[name]))
-        required = [f"--{name.replace('_', '-')}: required" for name in missing]
+        missing = self._missing()
         hint = " (or give --config RECIPE alone, to work in its run folder)" if missing else ""
-        reject(f"regretless {self.verb}{hint}", [*required, *also, *found.all()])
-        assert section is not None
-        return section
+        where = f"regretless {self.verb}{hint}"
+        required = [f"--{name.replace('_', '-')}: required" for name in missing]
+        problems: list[str] = []
+        try:
+            recipe = checked_recipe(self._values(missing), where, partial(self._ahead, missing=missing))
+        except ConfigError as error:
+            problems = [text for text in map(self._in_flags, error.problems or [str(error)]) if MISSING not in text]
+        reject(where, [*required, *problems])
+        return recipe
 
-    def _missing(self, names: Sequence[str]) -> list[str]:
+    def section(self, kind: type[S]) -> S:
+        """Settings of the stage, checked by themselves. Raises ConfigError that lists every problem."""
+        return kind.parse(self._settings({}), f"settings of {self.verb}")
+
+    def _ahead(self, recipe: Recipe, missing: Sequence[str]) -> list[str]:
+        names = [self.verb, *(name for name in ("responses", "pairs") if name in STAGES[self.verb].flags)]
+        return recipe_problems(recipe, [name for name in names if name not in missing])
+
+    def _in_flags(self, problem: str) -> str:
+        """A problem of the recipe under the name that the command line has for its setting."""
+        for key, name in (("pairs.dataset", "--pairs"), ("responses", "--responses"), (f"{self.verb}.", "")):
+            if problem.startswith(key):
+                return name + problem.removeprefix(key)
+        return problem
+
+    def _missing(self) -> list[str]:
         values = {**self.given, "output": self.output}
         values["model"] = values.get("model") or self._names_model() or None
-        return [name for name in names if values.get(name) is None]
+        optional = (*OPTIONAL, "model") if self.verb == "sample" else OPTIONAL
+        needed = [name for name in STAGES[self.verb].flags if name not in optional]
+        return [name for name in (*needed, "output") if values.get(name) is None]
 
     def _names_model(self) -> bool:
         """Whether the config file or an override names a model."""
-        return self._file().get("model") is not None or any(text.startswith(MODEL) for text in self.overrides)
+        named = self._file().get("model") if self._is_recipe() else None
+        return named is not None or any(text.startswith(MODEL) for text in self.overrides)
 
-    @staticmethod
-    def _part(
-        found: Findings, here: Surroundings, key: str, kind: type[S], values: Callable[[], dict[str, Any]]
-    ) -> S | None:
-        """A section of values, looked through as far as it is sound; None, and the problems noted, if it is not."""
-        try:
-            given = values()
-        except ConfigError as error:
-            found.problems += error.problems
-            return None
-        section = None
-        try:
-            section = kind.parse(given, "settings")
-        except ConfigError as error:
-            found.problems += [f"{key}.{one}" if key and not one.startswith("(") else one for one in error.problems]
-        sound = sound_part(kind, given) if section is None else section
-        if sound is not None:
-            section_problems(found, here, sound, key)
-        return section
+    def _values(self, missing: Sequence[str]) -> dict[str, Any]:
+        flags = STAGES[self.verb].flags
+        values: dict[str, Any] = {"name": self.verb, "output_dir": str(self._folder())}
+        if "model" in flags and self.verb != "sample":
+            values["model"] = {"name_or_path": MISSING} if "model" in missing else self._model()
+        if "responses" in flags:
+            values["responses"] = str(self.given["responses"] or MISSING)
+        if "pairs" in flags:
+            values["pairs"] = {"dataset": str(self.given["pairs"] or MISSING)}
+        if (neighbor := NEIGHBORS.get(self.verb)) and self._is_recipe() and (other := self._file().get(neighbor)):
+            values[neighbor] = other
+        values[self.verb] = self._settings(self._flags())
+        if self.verb == "judge" and isinstance(values["judge"], Mapping) and values["judge"].get("replies") is None:
+            # What was paid for outlives the work folder, which goes away.
+            values["judge"] = {**values["judge"], "replies": f"{self.output}.replies.sqlite"}
+        return values
 
-    def other(self, name: str, kind: type[S]) -> S | None:
-        """Another section of the recipe that the config file is; None where it has none."""
-        value = self._file().get(name) if self._is_recipe() else None
-        return None if value is None else kind.parse(value, f"{self.config}: {name}")
+    def _flags(self) -> dict[str, Any]:
+        """What the flags say of the stage's own settings."""
+        given = {name: value for name, value in self.given.items() if value}
+        values: dict[str, Any] = {}
+        if "prompts" in given:
+            values["prompts"] = {"dataset": given["prompts"]}
+        if self.verb == "sample" and "model" in given:
+            values["models"] = [self._model()]
+        if "objective" in given:
+            values["objectives"] = given["objective"]
+        if "benchmark" in given:
+            values["benchmarks"] = _once("--benchmark", map(_benchmark, given["benchmark"]))
+        if "policy" in given:
+            values["policies"] = _once("--policy", map(_policy, given["policy"]))
+        return values
 
-    def values(self) -> Any:
-        """Settings of the stage in the config file: the file's own, or a recipe's section."""
+    def _settings(self, flags: Mapping[str, Any]) -> Any:
+        """Settings of the stage: the config file's (a recipe's section), then the flags, then the overrides."""
         values = self._file()
-        if not self._is_recipe():
-            return values
-        given = values.get(self.verb)
-        return with_seeds({**values, self.verb: {} if given is None else given})[self.verb]
-
-    def section(self, kind: type[S], **flags: Any) -> S:
-        """Settings of the stage: the config file, then the flags, then the overrides. Nothing is looked for on disk."""
-        return kind.parse(self._values(flags), f"settings of {self.verb}")
-
-    def _values(self, flags: Mapping[str, Any]) -> Any:
+        if self._is_recipe():
+            given = values.get(self.verb)
+            values = with_seeds({**values, self.verb: {} if given is None else given})[self.verb]
         own = [text for text in self.overrides if not text.startswith(MODEL)]
-        values = self.values()
         return apply_overrides(merge(values, flags), own) if isinstance(values, Mapping) else values
 
-    def model(self) -> ModelConfig:
+    def _model(self) -> Any:
         """The model that the flags and `model.…` overrides name, on top of a recipe's."""
-        return ModelConfig.parse(self._model_values(), "model")
-
-    def _model_values(self) -> Any:
         values = self._file().get("model") if self._is_recipe() else None
         flags = {"name_or_path": self.given.get("model"), "adapter": self.given.get("adapter")}
         named = {key: value for key, value in flags.items() if value is not None}
@@ -125,6 +134,12 @@ class Request:
         own = [text.removeprefix(MODEL) for text in self.overrides if text.startswith(MODEL)]
         is_mapping = values is None or isinstance(values, Mapping)
         return apply_overrides({**(values or {}), **named}, own) if is_mapping else values
+
+    def _folder(self) -> Path:
+        """The run folder: where an output file is made, or the output folder itself."""
+        output = self.output or Path(MISSING)
+        is_file = STAGES[self.verb].result and output.suffix in FILE_SUFFIXES
+        return output.with_name(f".{output.name}.work") if is_file else output
 
     def _is_recipe(self) -> bool:
         """Whether the config file is a recipe, and not one stage's settings."""
@@ -136,3 +151,25 @@ class Request:
         values = read_yaml(self.config) if self.config else {}
         run = run_folder(str(values.get("name")), str(values.get("output_dir") or ""))
         return dict(substitute(values, run))
+
+
+def _benchmark(text: str) -> tuple[str, dict[str, str]]:
+    name, separator, dataset = text.partition("=")
+    return name, {"dataset": dataset} if separator else {"benchmark": name}
+
+
+def _policy(text: str) -> tuple[str, str]:
+    name, separator, path = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--policy {text}: expected NAME=PATH, for example dpo=runs/quickstart/train/dpo")
+    return name, path
+
+
+def _once(flag: str, named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """What a repeated flag names. Raises ConfigError for a name that comes twice."""
+    values: dict[str, T] = {}
+    for name, value in named:
+        if name in values:
+            raise ConfigError(f"{flag} {name}: named twice; give each its own name")
+        values[name] = value
+    return values

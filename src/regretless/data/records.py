@@ -162,7 +162,7 @@ def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> N
         write_jsonl(path, rows)
         return
     names = list(rows[0]) if rows else []
-    table = pa.table({name: pa.array([row[name] for row in rows], _column_type(name, rows)) for name in names})
+    table = pa.table({name: pa.array([row[name] for row in rows], column_type(name, rows)) for name in names})
     write_parquet(path, table)
 
 
@@ -177,9 +177,10 @@ def _stored(record: Response | Pair) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "origin"}
 
 
-def _column_type(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
+def column_type(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
+    """Type of a column of records. Raises DataError when a text column mixes strings and conversations."""
     if name in TEXT_COLUMNS:
-        kinds = {isinstance(row[name], str) for row in rows if row[name] is not None}
+        kinds = {isinstance(row.get(name), str) for row in rows if row.get(name) is not None}
         if len(kinds) > 1:
             raise DataError(
                 f"column {name}: some rows are strings and some are message lists; make them all one or the other"

@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 import pyarrow as pa
 from pydantic import AfterValidator, Field
 
-from regretless.core.errors import ConfigError, DataError
-from regretless.core.files import check_writable, read_json, write_json
+from regretless.core.errors import DataError
+from regretless.core.files import read_json, write_json
 from regretless.core.settings import Section
 from regretless.core.terminal import bar
 from regretless.core.text_gate import without_nan
@@ -24,11 +24,10 @@ from regretless.data.records import (
     Response,
     Verdict,
     check_response,
-    read_responses,
+    column_type,
     read_rows,
     write_jsonl,
     write_parquet,
-    write_records,
 )
 from regretless.data.schema import Unusable, found
 from regretless.labeling.check import Check, Verifier
@@ -36,6 +35,8 @@ from regretless.labeling.pool import Pool
 from regretless.labeling.verifiers import VERIFIERS
 
 NAMES = ("answer", "prompt_id", "response_id")
+RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))
+RESULT = "responses.parquet"
 PART_ROWS = 2000
 """Rows between two points that a killed run can go on from."""
 
@@ -65,37 +66,12 @@ class Question(NamedTuple):
     """Whether the response ran into the limit on its tokens, and is therefore not graded."""
 
 
-def run(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
-    """Write `responses.parquet` with verdicts, and `refused.jsonl`, into the folder `output`; returns the counts.
+def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESULT) -> dict[str, Any]:
+    """Write the rows {prompt, response, answer, …} with `verdict`, `verdict_reason` and `extracted`; returns counts.
 
-    A killed run goes on behind its last finished part. Raises DataError when no row can be used.
+    Written into the folder `output`: the file `result` (.parquet or .jsonl) with all columns of the rows, and
+    refused.jsonl. An interrupted run resumes behind its last finished part. Raises DataError when no row can be used.
     """
-    rows, refused = read_responses(responses)
-    kept = [row for row in rows if row.answer is not None]
-    refused += [_refusal(row, responses) for row in rows if row.answer is None]
-    refused.sort(key=lambda refusal: refusal.line)
-    report_refusals(refused, output / "refused.jsonl")
-    check_some_left(kept, refused, responses)
-    parts = output / "parts"
-    questions = [
-        Question(row.response, row.answer or "", row.finish_reason == "length" and not config.grade_cut) for row in kept
-    ]
-    checks = _checks(config, questions, parts)
-    write_records(output / "responses.parquet", [_judged(row, check) for row, check in zip(kept, checks, strict=True)])
-    shutil.rmtree(parts)
-    return _summary(checks, refused)
-
-
-def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str, Any]:
-    """Copy rows {prompt, response, answer, …} with `verdict`, `verdict_reason` and `extracted` added; returns counts.
-
-    All other columns are kept; in JSONL their NaN and infinities become null. `output` is a .jsonl or .parquet file;
-    refused rows go beside it, to <name>.refused.jsonl. Raises ConfigError for another kind of output, DataError when no
-    row can be used.
-    """
-    if output.suffix not in (".jsonl", ".parquet"):
-        raise ConfigError(f"{output}: expected a .jsonl or .parquet file")
-    check_writable(output)
     kept: dict[int, dict[str, Any]] = {}
     refused: list[Refusal] = []
     for number, row in read_rows(responses):
@@ -105,24 +81,24 @@ def verify_file(config: VerifyConfig, responses: Path, output: Path) -> dict[str
             refused.append(Refusal(str(responses), number, problem, row))
         else:
             kept[number] = row
-    if output.suffix == ".parquet":
+    is_table = result.endswith(".parquet")
+    if is_table:
         refused += _split_types(kept, responses)
-    beside = output.with_suffix(".refused.jsonl")
-    beside.unlink(missing_ok=True)
-    if refused:
-        report_refusals(sorted(refused, key=lambda refusal: refusal.line), beside)
+    report_refusals(sorted(refused, key=lambda refusal: refusal.line), output / "refused.jsonl")
     rows = list(kept.values())
     check_some_left(rows, refused, responses)
     questions = [
         Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length" and not config.grade_cut)
         for row in rows
     ]
-    checks = _checks(config, questions, parts=None)
+    parts = output / "parts"
+    checks = _checks(config, questions, parts)
     judged = [{**row, **_columns(check)} for row, check in zip(rows, checks, strict=True)]
-    if output.suffix == ".jsonl":
-        write_jsonl(output, map(without_nan, judged))
+    if is_table:
+        _write_parquet(output / result, judged)
     else:
-        _write_parquet(output, judged)
+        write_jsonl(output / result, map(without_nan, judged))
+    shutil.rmtree(parts)
     return _summary(checks, refused)
 
 
@@ -137,9 +113,12 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
     """A column of a table. Raises ArrowException or OverflowError when its values have no type in common."""
+    rows = list(rows)
     # Gold answers and names come as numbers and as texts; everywhere else in the package they are texts.
     values = [row.get(name) for row in rows]
-    return pa.array([None if value is None else str(value) for value in values] if name in NAMES else values)
+    if name in NAMES:
+        values = [None if value is None else str(value) for value in values]
+    return pa.array(values, column_type(name, rows) if name in RESPONSE_COLUMNS else None)
 
 
 def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refusal]:
@@ -187,11 +166,6 @@ def _kind(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
 
 
-def _refusal(row: Response, responses: Path) -> Refusal:
-    line = int((row.origin or "0").rpartition(":")[2])
-    return Refusal(str(responses), line, "missing column(s) answer: nothing to verify against", {"prompt": row.prompt})
-
-
 def _problem(row: Mapping[str, Any]) -> str | None:
     missing = [name for name in ("prompt", "response", "answer") if row.get(name) is None]
     if missing:
@@ -205,10 +179,6 @@ def _problem(row: Mapping[str, Any]) -> str | None:
 
 def _columns(check: Check) -> dict[str, Any]:
     return {"verdict": check.verdict, "verdict_reason": check.reason, "extracted": check.extracted}
-
-
-def _judged(row: Response, check: Check) -> Response:
-    return dataclasses.replace(row, **_columns(check))
 
 
 def _summary(checks: Sequence[Check], refused: Sequence[Refusal]) -> dict[str, Any]:

@@ -14,15 +14,11 @@ import yaml
 
 from regretless.core.files import MANIFEST, read_json
 from regretless.core.run_folder import BASE, UNUSED
+from regretless.core.stages import STAGES
 from regretless.data.records import Text, Verdict, read_rows
 
 T = TypeVar("T")
 
-STAGES = (
-    *("world", "pretrain", "prompts", "sample", "verify", "judge", "pair", "mask"),
-    *("inspect", "train", "evaluate", "analyze"),
-)
-"""Folders of a run, in the order in which stages run."""
 COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths")
 SEPARATOR = " · "
 
@@ -241,7 +237,7 @@ def _stages(run_dir: Path, named: Sequence[str]) -> list[Stage]:
                 versions=manifest["versions"],
             )
         )
-    known = {name: place for place, name in enumerate(STAGES)}
+    known = {stage.place: number for number, stage in enumerate(STAGES.values())}
     places = {name: place for place, name in enumerate(named)}
     return sorted(
         found,

@@ -160,10 +160,12 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     rules: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
         (("verify", "judge", "pair"), ("sample", "responses"), "nothing to {}; add `sample` or `responses`"),
         (("mask", "inspect", "train"), ("pair", "pairs"), "no pairs to {}; add `pair` or `pairs`"),
-        (("analyze",), ("train",), "no trained model to {}; add `train`"),
     )
     for names, either, problem in rules:
         yield from ((name, problem.format(name)) for name in names if name in given and not given.intersection(either))
+    analyze = values.get("analyze")
+    if analyze is not None and "train" not in given and not (isinstance(analyze, Mapping) and analyze.get("policies")):
+        yield "analyze", "no trained model to analyze; add `train`, or name models in `analyze.policies`"
     needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in given]
     if needing and "model" not in given:
         yield "model", f"required by {', '.join(needing)}, not given"
@@ -188,15 +190,22 @@ def load_recipe(
     ahead: finds further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
-    values = apply_overrides(read_yaml(path), overrides)
+    return checked_recipe(apply_overrides(read_yaml(path), overrides), str(path), ahead)
+
+
+def checked_recipe(values: Mapping[str, Any], where: str, ahead: Callable[[Recipe], list[str]] | None = None) -> Recipe:
+    """Recipe of settings; what is wrong with them and what `ahead` finds is reported together.
+
+    Raises ConfigError that lists every problem with its key.
+    """
     try:
-        recipe = parse_recipe(values, str(path))
+        recipe = parse_recipe(values, where)
     except ConfigError as error:
         if ahead is None:
             raise
-        reject(str(path), [*error.problems, *ahead(_sound_sections(values))])
+        reject(where, [*error.problems, *ahead(_sound_sections(values))])
         raise  # unreachable: it has at least one problem
-    reject(str(path), ahead(recipe) if ahead is not None else [])
+    reject(where, ahead(recipe) if ahead is not None else [])
     return recipe
 
 

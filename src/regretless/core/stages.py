@@ -1,0 +1,124 @@
+"""The table of stages: recipes, the command line, reports and the README's table read it. Light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One section of a recipe that does something.
+
+    Its settings are the type of the recipe's field of that name (`runs.recipe.Recipe`), and what it does is the
+    function of that name in `runs.work`.
+    """
+
+    name: str
+    about: str = ""
+    """What the command line says of it; empty for a section that is no command of its own."""
+    reads: str = ""
+    makes: str = ""
+    flags: tuple[str, ...] = ()
+    """Options of its command beside settings, configuration file and output."""
+    result: str = ""
+    """File in its folder that is what it makes; empty where the whole folder is."""
+    folder: str = ""
+    """Its folder in a run folder, where that is not its name."""
+
+    @property
+    def place(self) -> str:
+        """Its folder in a run folder."""
+        return self.folder or self.name
+
+
+STAGES: Mapping[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "world",
+            "Make the embedded world: problems, held-out test, demonstrations, tokenizer.",
+            reads="",
+            makes="the quickstart's problems, demonstrations and tokenizer",
+        ),
+        Stage("pretrain"),
+        Stage("prompts"),
+        Stage(
+            "sample",
+            "Answer prompts with a behavior model, with the log-probability of every token.",
+            reads="prompts, a behavior model",
+            makes="responses with token log-probabilities",
+            flags=("prompts", "model"),
+            result="responses.parquet",
+        ),
+        Stage(
+            "verify",
+            "Compare responses with gold answers: correct, wrong or unknown.",
+            reads="responses with gold answers",
+            makes="verdicts: correct, wrong or unknown",
+            flags=("responses",),
+            result="responses.parquet",
+        ),
+        Stage(
+            "judge",
+            "Score responses with a language model on an OpenAI-compatible server.",
+            reads="responses, a language model on a server",
+            makes="scores",
+            flags=("responses",),
+            result="responses.parquet",
+        ),
+        Stage(
+            "pair",
+            "Make preference pairs of verified or scored responses.",
+            reads="verdicts or scores",
+            makes="preference pairs",
+            flags=("responses",),
+            result="pairs.parquet",
+        ),
+        Stage("pairs", folder="pair"),
+        Stage(
+            "mask",
+            "Add pairs of a chosen response against its own beginning.",
+            reads="pairs",
+            makes="pairs of a response against its own beginning, added",
+            flags=("pairs",),
+            result="pairs.parquet",
+        ),
+        Stage(
+            "inspect",
+            "Report before training what the objectives will see in the pairs.",
+            reads="pairs, a model",
+            makes="what the objectives will see: lengths, margins, saturation, rejected rows",
+            flags=("pairs", "model", "objective"),
+        ),
+        Stage(
+            "train",
+            "Train a model on preference pairs, for example with objective=dpo beta=0.1 learning_rate=1e-5.",
+            reads="pairs, a model",
+            makes="a trained model or adapter",
+            flags=("pairs", "model", "adapter"),
+        ),
+        Stage(
+            "evaluate",
+            "Pass@1 of a model on benchmarks: greedy, and over seeds, with intervals; chat benchmarks by a judge.",
+            reads="a model",
+            makes="Pass@1, and a judge's verdicts on chat benchmarks, with intervals",
+            flags=("model", "adapter", "benchmark"),
+        ),
+        Stage(
+            "analyze",
+            "What training changed: token rewards, score distances, drift, gradients, calibration.",
+            reads="pairs, trained models",
+            makes="what training changed: token rewards, score distances, drift, gradients, calibration",
+            flags=("pairs", "model", "policy"),
+        ),
+        Stage(
+            "report",
+            "One HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files.",
+            reads="a run folder",
+            makes="one HTML page, the [regret explorer](docs/report.md) in it; figures as PNG and PDF",
+            flags=("run_dir",),
+        ),
+    )
+}
+"""Every stage by the name of its section, in the order of their work."""

@@ -1,0 +1,302 @@
+"""What each stage of `core.stages` does: its inputs found, its unit of work run. One function a stage, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regretless.analysis import analyze as analysis
+from regretless.analysis import inspect as inspection
+from regretless.core.errors import ConfigError
+from regretless.core.files import MANIFEST
+from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
+from regretless.data.preferences import check_some_left, read_pairs, report_refusals, split_kinds
+from regretless.data.prompts import read_prompts
+from regretless.data.records import write_jsonl, write_records
+from regretless.labeling import judge as judging
+from regretless.labeling import verify as verification
+from regretless.modeling.load import ModelConfig
+from regretless.modeling.trained import PAIR_SCORES, Trained, read_trained, trained_model
+from regretless.pairing import mask as masking
+from regretless.pairing import pair as pairing
+from regretless.reporting import report as reporting
+from regretless.runs.evaluate import evaluate_models
+from regretless.runs.recipe import Recipe
+from regretless.sampling import sample as sampling
+from regretless.training import train as training
+from regretless.world import world as worlds
+
+MODEL = "model"
+"""Label of the model that is evaluated on its own."""
+DEFAULT_OBJECTIVES = ("repo_det", "dpo")
+"""What `inspect` looks at when nothing says which objectives will be trained: they work on any pairs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage's work: for which recipe, in which run folder, and where its result goes."""
+
+    recipe: Recipe
+    folder: RunFolder
+    on_files: bool = False
+    """Whether inputs are the files that the recipe names, and not what earlier stages left in the run folder."""
+    form: str = ".parquet"
+    """Suffix of the file that is wanted, for a stage that can write its result in several."""
+    output: Path | None = None
+    """The folder that the stage's only unit fills; unless given, units have their own places in the run folder."""
+
+    def do(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        work: Callable[[Path], dict[str, Any]],
+        inputs: Mapping[str, Path] | None = None,
+    ) -> Outcome:
+        """Run one unit of work (`RunFolder.do`), in the folder `name` unless the job has an output of its own."""
+        if self.output is None:
+            return self.folder.do(name, settings, work, inputs)
+        return self.folder.do(self.output.name, settings, work, inputs, label=name.partition("/")[0])
+
+    def path(self, *place: str) -> Path:
+        """A place in the run folder."""
+        return self.folder.path.joinpath(*place)
+
+    def responses(self, before: str) -> Path:
+        """What the last of the recipe's stages ahead of `before` made of the responses."""
+        labels = ("verify", "judge", "pair")
+        for name in reversed(labels[: labels.index(before)]):
+            if getattr(self.recipe, name) is not None:
+                return self.path(name, "responses.parquet")
+        if self.recipe.responses is not None:
+            return Path(substitute(self.recipe.responses, self.folder.path))
+        return self.path("sample", "responses.parquet")
+
+    def pairs(self, *, masked: bool = True) -> Path | str:
+        """The pairs that stages work on: a file, or the id of a hub data set that a command names."""
+        if self.on_files and self.recipe.pairs is not None:
+            named = self.recipe.pairs.dataset
+            return Path(named) if Path(named).exists() else named
+        return self.path("mask" if masked and self.recipe.mask is not None else "pair", "pairs.parquet")
+
+    @property
+    def model(self) -> ModelConfig:
+        """The policy before preference training."""
+        assert self.recipe.model is not None  # the recipe's own check
+        return self.recipe.model
+
+    def trained(self) -> dict[str, Trained]:
+        """What the recipe's training made, by method, `{run}` and all."""
+        if (train := self.recipe.train) is None:
+            return {}
+        return {
+            name: Trained(
+                trained_model(self.model, f"{RUN}/train/{name}", self.folder.path),
+                self.path("train", name),
+                name,
+                train.split_for(name)[0],
+            )
+            for name in train.objectives
+        }
+
+
+def _input(name: str, source: Path | str) -> dict[str, Path]:
+    """A file as an input of a unit of work; what is on the hub has no content to compare."""
+    return {name: source} if isinstance(source, Path) else {}
+
+
+def _hub(name: str, source: Path | str) -> dict[str, str]:
+    """The id of a hub data set as a setting of a unit of work."""
+    return {name: source} if isinstance(source, str) else {}
+
+
+def world(section: worlds.WorldConfig, job: Job) -> None:
+    """Problems, demonstrations and tokenizer of the embedded world."""
+    job.do("world", dump(section), lambda output: worlds.run(section, output))
+
+
+def pretrain(section: Mapping[str, Any], job: Job) -> None:
+    """Models trained before everything else, each from its own data."""
+    for name, config in section.items():
+        here = resolve(config, job.folder.path)
+        _train_one(job, f"pretrain/{name}", config, config.objectives[0], config.model, here.data)
+
+
+def prompts(section: Mapping[str, Any], job: Job) -> None:
+    """Prompts of several sources in one file."""
+
+    def work(output: Path) -> dict[str, Any]:
+        rows, refused = [], []
+        for name, source in section.items():
+            found, unusable = read_prompts(resolve(source, job.folder.path), f"prompts.{name}.")
+            refused += unusable
+            rows += [
+                {"prompt_id": f"{name}-{row.prompt_id}", "prompt": row.prompt, "answer": row.answer} for row in found
+            ]
+        report_refusals(refused, output / "refused.jsonl")
+        check_some_left(rows, refused, "prompts")
+        write_jsonl(output / "prompts.jsonl", rows)
+        return {"prompts": len(rows), "refused": len(refused)}
+
+    job.do("prompts", {name: dump(source) for name, source in section.items()}, work)
+
+
+def sample(section: sampling.SampleConfig, job: Job) -> None:
+    """Responses of the behavior models."""
+    here = resolve(section, job.folder.path)
+    job.do("sample", dump(section), lambda output: sampling.run(here, output))
+
+
+def verify(section: verification.VerifyConfig, job: Job) -> None:
+    """Verdicts on the responses."""
+    responses = job.responses("verify")
+    job.do(
+        "verify",
+        dump(section),
+        lambda output: verification.run(section, responses, output, f"responses{job.form}"),
+        {"responses": responses},
+    )
+
+
+def judge(section: judging.JudgeConfig, job: Job) -> None:
+    """Scores of the responses."""
+    responses, here = job.responses("judge"), resolve(section, job.folder.path)
+    inputs = {"responses": responses, **here.files()}
+    job.do("judge", dump(section), lambda output: judging.run(here, responses, output), inputs)
+
+
+def pair(section: pairing.PairConfig, job: Job) -> None:
+    """Preference pairs of the responses."""
+    responses = job.responses("pair")
+    job.do("pair", dump(section), lambda output: pairing.run(section, responses, output), {"responses": responses})
+
+
+def pairs(section: Any, job: Job) -> None:
+    """Preference pairs that exist already, in this package's form."""
+    here = resolve(section, job.folder.path)
+
+    def work(output: Path) -> dict[str, Any]:
+        read = read_pairs(
+            here.dataset,
+            split=here.split,
+            subset=here.subset,
+            prompt_key=here.prompt_key,
+            chosen_key=here.chosen_key,
+            rejected_key=here.rejected_key,
+        )
+        kept, refused = split_kinds(*read)
+        report_refusals(refused, output / "refused.jsonl")
+        check_some_left(kept, refused, here.dataset)
+        write_records(output / "pairs.parquet", kept[: here.limit])
+        return {"pairs": len(kept[: here.limit]), "refused": len(refused)}
+
+    job.do("pair", dump(section), work)
+
+
+def mask(section: masking.MaskConfig, job: Job) -> None:
+    """The pairs, and masked ones beside them."""
+    found, here = job.pairs(masked=False), resolve(section, job.folder.path)
+    job.do("mask", dump(section), lambda output: masking.run(here, Path(found), output), _input("pairs", found))
+
+
+def inspect(section: inspection.InspectConfig, job: Job) -> None:
+    """What the objectives will see in the pairs."""
+    found, train = job.pairs(), job.recipe.train
+    objectives: dict[str, Mapping[str, Any]] = {name: {} for name in section.objectives or DEFAULT_OBJECTIVES}
+    if train is not None and not section.objectives:
+        objectives = {name: train.split_for(name)[0] for name in train.objectives}
+    here, model = resolve(section, job.folder.path), resolve(job.model, job.folder.path)
+    job.do(
+        "inspect",
+        {**dump(section), "model": dump(job.model), "objectives": objectives, **_hub("pairs", found)},
+        lambda output: inspection.run(here, Path(found), model, output, objectives),
+        _input("pairs", found),
+    )
+
+
+def train(section: training.TrainConfig, job: Job) -> None:
+    """A trained model for each method."""
+    if job.output is not None and len(section.objectives) != 1:
+        raise ConfigError(
+            f"objective: one at a time here, got {', '.join(section.objectives)}; several train side by side in a "
+            "recipe"
+        )
+    for objective in section.objectives:
+        _train_one(job, f"train/{objective}", section, objective, job.model, job.pairs())
+
+
+def _train_one(
+    job: Job,
+    name: str,
+    config: training.TrainConfig,
+    objective: str,
+    model: ModelConfig,
+    data: Path | str,
+) -> None:
+    # Only what this method sees: a change of another one leaves it alone.
+    seen = {
+        "objective": objective,
+        "values": config.values_for(objective),
+        "lora": config.lora and dump(config.lora),
+        "eval_pairs": config.eval_pairs,
+        "model": dump(model),
+        **_hub("data", getattr(config, "data", data)),
+    }
+    here, start = resolve(config, job.folder.path), resolve(model, job.folder.path)
+    job.do(name, seen, lambda output: training.run(here, objective, start, data, output), _input("pairs", data))
+
+
+def evaluate(section: Any, job: Job) -> None:
+    """Base and trained models on the benchmarks."""
+    models = {name: trained.model for name, trained in job.trained().items()}
+    verify_config = job.recipe.verify or verification.VerifyConfig()
+    if job.on_files:
+        evaluate_models(job.folder, "", {MODEL: job.model}, section, verify_config)
+    else:
+        evaluate_models(job.folder, "evaluate", {BASE: job.model, **models}, section, verify_config)
+
+
+def analyze(section: analysis.AnalyzeConfig, job: Job) -> None:
+    """What training changed."""
+    found, run = job.pairs(), job.folder.path
+    named = {name: read_trained(job.model, Path(substitute(folder, run))) for name, folder in section.policies.items()}
+    trained = named or job.trained()
+    responses: dict[str, dict[str, Path]] = {}
+    # Not every recipe evaluates or holds pairs out.
+    inputs = _input("pairs", found) | {
+        f"train/{name}": path for name, one in trained.items() if (path := one.folder / PAIR_SCORES).is_file()
+    }
+    for benchmark in job.recipe.evaluate.benchmarks if job.recipe.evaluate else ():
+        for label in (BASE, *trained):
+            place = f"evaluate/{label}/{benchmark}"
+            if (path := job.path(place, "responses.parquet")).is_file():
+                responses.setdefault(benchmark, {})[label] = inputs[place] = path
+    settings = {
+        **dump(section),
+        "model": dump(job.model),
+        "policies": {name: dump(one.model) for name, one in trained.items()},
+        "objectives": {name: one.hyperparameters for name, one in trained.items()},
+        **_hub("pairs", found),
+    }
+    here = {
+        name: Trained(resolve(one.model, run), one.folder, one.objective, one.hyperparameters)
+        for name, one in trained.items()
+    }
+    model = resolve(job.model, run)
+    job.do(
+        "analyze",
+        settings,
+        lambda output: analysis.run(section, Path(found), model, here, output, responses),
+        inputs,
+    )
+
+
+def report(section: reporting.ReportConfig, job: Job) -> None:
+    """The page of the run."""
+    # Manifests change exactly when a stage ran again.
+    run = job.folder.path
+    files = [*run.rglob(MANIFEST), run / "evaluate" / "results.json", run / "recipe.yaml"]
+    inputs = {path.relative_to(run).as_posix(): path for path in files if path.is_file()}
+    inputs.pop(f"report/{MANIFEST}", None)
+    job.do("report", dump(section), lambda output: reporting.run(section, run, output), inputs)
