@@ -47,11 +47,11 @@ def test_progress_bar_when_its_label_holds_escapes_then_they_are_shown() -> None
     assert "\\x1b" in said and "\x1b" not in said and "\x9b" not in said
 
 
-def test_terminal_without_greek_letters_when_printed_to_then_they_are_replaced() -> None:
+def test_terminal_without_greek_letters_when_printed_to_then_they_are_escaped() -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     terminal(file=file).print("regret with η = 0.2")
     file.flush()
-    assert file.buffer.getvalue() == b"regret with ? = 0.2\n"  # type: ignore[attr-defined]
+    assert file.buffer.getvalue() == rb"regret with \u03b7 = 0.2" + b"\n"  # type: ignore[attr-defined]
 
 
 def test_modules_when_they_print_then_through_the_one_console() -> None:

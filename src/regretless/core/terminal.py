@@ -41,7 +41,7 @@ class _Terminal(Console):
         if text.isascii() or self.encoding.startswith("utf"):
             return printable(text)
         # Some terminals have no Greek letters (LANG=C).
-        return printable(text).encode(self.encoding, "replace").decode(self.encoding)
+        return printable(text).encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
