@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from regretless.cli import verbs
 from regretless.cli.app import app
+from regretless.core.stages import STAGES
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe, load_recipe, section_type
@@ -94,13 +95,11 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     def check_run(recipe: Path, overrides: Sequence[str], **_: object) -> None:
         load_recipe(recipe, overrides)
 
-    def check_stage(stage: str, request: verbs.Request) -> None:
-        kind = section_type(Recipe.model_fields[stage].annotation)
-        # What these two need beside their settings comes from flags.
-        if kind is not None and stage not in ("sample", "evaluate"):
+    def check_stage(request: verbs.Request) -> None:
+        kind = section_type(Recipe.model_fields[request.verb].annotation)
+        # What these need beside their settings comes from flags.
+        if kind is not None and request.verb not in ("sample", "evaluate"):
             request.section(kind)
-        if request.given.get("model") is not None:
-            request.model()
 
     monkeypatch.chdir(PROJECT)
     monkeypatch.setattr(verbs, "run", check_run)
@@ -185,6 +184,9 @@ def test_table_of_verbs_when_read_then_it_is_that_of_the_command_line() -> None:
     mentioned = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     mentioned |= set(re.findall(r"`regretless (\w+)`", section))
     assert mentioned == {command.callback.__name__ for command in app.registered_commands if command.callback}
+    for stage in STAGES.values():
+        row = f"| `{stage.name}` | {stage.reads} | {stage.makes} |"
+        assert not stage.about or row in section, f"README.md: the table should have\n{row}"
 
 
 def test_layout_when_read_then_every_part_of_the_package_is_in_it() -> None:

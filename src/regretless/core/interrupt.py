@@ -1,7 +1,8 @@
 """Ctrl-C on the command line: one press ends the process, and one line says what is kept.
 
 An exception is no way to do it: raised while the garbage collector runs, in a destructor or in the middle of an import
-it is swallowed, and the press is lost. Work survives `kill -9` at any moment (`store.py`), so the process just ends.
+it is swallowed, and the press is lost. Work survives `kill -9` at any moment (`core/files.py`), so the process just
+ends.
 """
 
 from __future__ import annotations

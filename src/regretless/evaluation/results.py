@@ -1,7 +1,7 @@
 """Verified or judged responses of models to benchmarks, as results with their uncertainty.
 
-Answering and verifying are the stages `sample` and `verify`, judging is in `chat/`; `evaluating.py` runs them for every
-model and benchmark.
+Answering and verifying are the stages `sample` and `verify`, judging is in `chat/`; `runs/evaluate.py` runs them for
+every model and benchmark.
 """
 
 from __future__ import annotations
