@@ -65,7 +65,13 @@ class Request:
 
     def _in_flags(self, problem: str) -> str:
         """A problem of the recipe under the name that the command line has for its setting."""
-        for key, name in (("pairs.dataset", "--pairs"), ("responses", "--responses"), (f"{self.verb}.", "")):
+        names = (
+            ("pairs.dataset", "--pairs"),
+            ("responses", "--responses"),
+            ("analyze.policies.", "--policy "),
+            (f"{self.verb}.", ""),
+        )
+        for key, name in names:
             if problem.startswith(key):
                 return name + problem.removeprefix(key)
         return problem

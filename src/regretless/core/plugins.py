@@ -87,6 +87,8 @@ class Registry(MutableMapping[str, T], Generic[T]):
 
     def check(self, name: str) -> str:
         """The name, for the validators of settings. Raises ValueError when there is no such part, or it is unusable."""
+        if name not in self:
+            raise ValueError(f"expected one of {', '.join(self)}")
         try:
             self.find(name)
         except ConfigError as error:

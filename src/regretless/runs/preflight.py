@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.errors import problems_of
 from regretless.core.files import MANIFEST
 from regretless.core.hub import Repository, may_be_repository, missing
@@ -243,6 +244,14 @@ def _benchmark(found: Findings, here: Surroundings, key: str, source: BenchmarkS
     _path_or_hub(found, here, _join(key, place), source.source.dataset, "dataset")
 
 
+def _analyze(found: Findings, here: Surroundings, key: str, config: AnalyzeConfig) -> None:
+    for name, folder in config.policies.items():
+        if RUN in folder:
+            _path(found, here, _join(key, f"policies.{name}"), folder)
+        elif not Path(folder).is_dir():
+            found.add(_join(key, f"policies.{name}"), f"no such folder: {folder}")
+
+
 def _sample(found: Findings, here: Surroundings, key: str, config: SampleConfig) -> None:
     if config.server is None:
         return
@@ -318,6 +327,7 @@ CHECKS: Mapping[type[Section], Callable[[Findings, Surroundings, str, Any], None
     JudgeConfig: _judge,
     ChatBenchmarkConfig: _chat,
     MaskConfig: _mask,
+    AnalyzeConfig: _analyze,
     FiguresConfig: _drawn,
 }
 """What is looked at in each kind of section."""
