@@ -18,7 +18,8 @@ import pytest
 from regretless.cli.app import main
 from regretless.core.errors import DataError, storage_error
 from regretless.data.records import Pair, read_rows, write_jsonl, write_records
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"

@@ -30,8 +30,9 @@ from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
 from regretless.data.records import COLUMN_TYPES, Refusal, read_responses, read_rows, write_jsonl, write_records
 from regretless.data.schema import PairColumns, ResponseColumns
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, smoke_architecture
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.local_judge import serving
+from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.log import FILE
 from regretless.world.tokenizer import build_tokenizer
 
