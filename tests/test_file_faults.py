@@ -116,7 +116,8 @@ def test_input_when_it_cannot_be_read_then_the_error_names_it(
         file = damaged(kind, tmp_path)
     command = [text.replace(str(inputs / "pairs.jsonl"), str(file)) for text in arguments(verb, inputs, tmp_path / "o")]
     code, error = said(command, capsys)
-    assert code == 3
+    # A path that leads nowhere is a mistake in the command, found before anything is read.
+    assert code == (2 if kind == "dangling" else 3)
     assert str(file) in " ".join(error) and len(error) <= 2, error
 
 
