@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -9,12 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from regretless.errors import ConfigError
+from regretless.pipeline import run_recipe
+from regretless.recipe import Recipe, parse_recipe
+from regretless.store import write_text
+from regretless.units import RunFolder, lock_beside
 
+from killed import AtWrite
+from regretless.cli import main
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.run_folder import RunFolder, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
+from run_contents import contents, differences
 
 OUTSIDE = ("../../../escape", "..", ".", "a/b", "/tmp/escape", ".hidden", "-f", "", "a\\b", "a\nb", "a\x00b", "x" * 101)
 WORLD = {"prompts": 3, "test": 2, "policies": {"a": {"demonstrations": 2}}}
@@ -150,3 +160,42 @@ def test_report_verb_when_the_folder_report_is_somebody_elses_then_it_is_left_al
         main(["report", str(tmp_path / "run")])
     assert ended.value.code == 2 and "not made by regretless" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "run" / "report").iterdir()] == ["thesis.txt"]
+
+
+def write_rows(folder: Path, killed: AtWrite | None) -> None:
+    """A unit of work, in a process that is killed where `killed` says."""
+    if killed is not None:
+        killed()
+    run = RunFolder(folder)
+
+    def work(output: Path) -> dict[str, Any]:
+        write_text(output / "rows.jsonl", "1\n2\n")
+        return {"rows": 2}
+
+    with run.locked():
+        run.do("unit", {"seed": 1}, work)
+
+
+def test_unit_when_killed_before_any_write_then_the_next_run_leaves_what_an_undisturbed_one_does(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+
+    def run(folder: Path, killed: AtWrite | None = None) -> int | None:
+        process = context.Process(target=write_rows, args=(folder, killed))
+        process.start()
+        process.join()
+        return process.exitcode
+
+    assert run(tmp_path / "whole") == 0
+    expected = contents(tmp_path / "whole")
+    assert expected.keys() == {"unit/manifest.json", "unit/rows.jsonl"}
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        killed = run(folder, AtWrite(folder, number))
+        assert run(folder) == 0
+        assert not differences(expected, contents(folder)), f"killed before write {number}"
+        if killed == 0:
+            break
+    assert number >= 8

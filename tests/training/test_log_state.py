@@ -8,16 +8,18 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from regretless.models import ModelConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from killed import AtWrite
 from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
+from regretless.training import stage
 from regretless.training import train as stage
 from regretless.training.trainer import PreferenceTrainer
 from run_contents import contents, differences
@@ -67,25 +69,6 @@ class AtStep:
             return found
 
         PreferenceTrainer.training_step = deadly  # type: ignore[method-assign]
-
-
-class AtWrite:
-    """A kill before a file below a folder is opened for writing, made, moved or deleted: the one of that number."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        self.folder, self.number = str(folder), number
-
-    def __call__(self) -> None:
-        count = itertools.count()
-
-        def watch(event: str, details: tuple[Any, ...]) -> None:
-            writes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree") or (
-                event == "open" and isinstance(details[1], str) and set(details[1]) & set("wax+")
-            )
-            if writes and str(details[0]).startswith(self.folder) and next(count) == self.number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(watch)
 
 
 def run(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | None = None) -> int | None:

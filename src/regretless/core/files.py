@@ -165,9 +165,9 @@ class StageFolder:
         (self.path / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, stage: str, settings: Any, summary: Mapping[str, Any], seconds: float) -> None:
-        """Write the manifest: from now on the stage is done."""
+        """Write the manifest: from now on the stage is done, and nothing tells of unfinished work any more."""
         write_json(
-            self.path / MANIFEST,
+            self.path / PENDING,
             {
                 "stage": stage,
                 "key": self.key,
@@ -178,7 +178,7 @@ class StageFolder:
                 "versions": versions(),
             },
         )
-        (self.path / PENDING).unlink(missing_ok=True)
+        (self.path / PENDING).replace(self.path / MANIFEST)  # in one step: a kill leaves the one or the other
 
     def _key_in(self, name: str) -> str | None:
         file = self.path / name
