@@ -11,16 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from regretless.errors import ConfigError
-from regretless.pipeline import run_recipe
-from regretless.recipe import Recipe, parse_recipe
-from regretless.store import write_text
-from regretless.units import RunFolder, lock_beside
 
 from killed import AtWrite
-from regretless.cli import main
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
+from regretless.core.files import write_text
 from regretless.core.run_folder import RunFolder, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
