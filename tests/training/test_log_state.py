@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from killed import AtWrite
 from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
-from regretless.training import train
+from regretless.training import train as training
 from regretless.training.trainer import PreferenceTrainer
 from run_contents import contents, differences
 
@@ -43,11 +43,11 @@ def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | 
     if killed is not None:
         killed()
     model = ModelConfig(name_or_path=str(folder.parent / "model"))
-    config = train.TrainConfig(**COMMON, **arguments, lora=train.LoraSettings(r=4, dropout=0.1))
+    config = training.TrainConfig(**COMMON, **arguments, lora=training.LoraSettings(r=4, dropout=0.1))
     run = RunFolder(folder)
     with run.locked():
         run.do(
-            "train", arguments, lambda output: train.run(config, "dpo", model, folder.parent / "pairs.jsonl", output)
+            "train", arguments, lambda output: training.run(config, "dpo", model, folder.parent / "pairs.jsonl", output)
         )
 
 
