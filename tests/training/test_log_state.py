@@ -46,9 +46,8 @@ def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | 
     config = training.TrainConfig(**COMMON, **arguments, lora=training.LoraSettings(r=4, dropout=0.1))
     run = RunFolder(folder)
     with run.locked():
-        run.do(
-            "train", arguments, lambda output: training.run(config, "dpo", model, folder.parent / "pairs.jsonl", output)
-        )
+        pairs = folder.parent / "pairs.jsonl"
+        run.do("train", arguments, lambda output: training.run(config, "dpo", model, pairs, output))
 
 
 class AtStep:
