@@ -103,8 +103,8 @@ class PairDataset(Dataset[TrainingPair]):
             if bounds[index] <= longest:
                 break
             item = self[index]
-            lengths = [len(item.pair.chosen_ids), len(item.pair.rejected_ids or ()), len(item.mismatched or ())]
-            longest = max(longest, len(item.pair.prompt_ids) + max(lengths))
+            responses = (item.pair.chosen_ids, item.pair.rejected_ids or (), *item.mismatched)
+            longest = max(longest, len(item.pair.prompt_ids) + max(map(len, responses)))
         return longest
 
     def __len__(self) -> int:
