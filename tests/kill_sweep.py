@@ -38,6 +38,8 @@ from rich.console import Console
 from rich.table import Table
 
 from regretless.smoke import local_judge
+from regretless.smoke.chat_files import write_chat_benchmarks
+from regretless.world.problems import Generator
 from run_contents import contents, differences
 
 RECIPE = Path(__file__).with_name("kill_sweep.yaml")
@@ -99,6 +101,9 @@ class Sweep:
         """`prepare` is called in every process ahead of the command: it can plant a fault."""
         self.recipe, self.folder, self.prepare = recipe, folder, prepare
         self.run, self.log = folder / "run", folder / "output.log"
+        rng = random.Random(7)
+        problems = Generator((1, 1), 1)
+        write_chat_benchmarks(folder / "chat", [problems.draw(rng) for _ in range(32)], rng)
         # Forked from a process that has imported everything.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.cli.verbs", __name__])
