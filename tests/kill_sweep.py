@@ -99,7 +99,9 @@ class Sweep:
 
     def __init__(self, recipe: Path, folder: Path, prepare: Callable[[], None] | None = None) -> None:
         """`prepare` is called in every process ahead of the command: it can plant a fault."""
-        self.recipe, self.folder, self.prepare = recipe, folder, prepare
+        self.recipe, self.folder, self.prepare = folder / "recipe.yaml", folder, prepare
+        folder.mkdir(parents=True, exist_ok=True)
+        self.recipe.write_text(recipe.read_text(encoding="utf-8").replace("{chat}", str(folder / "chat")), "utf-8")
         self.run, self.log = folder / "run", folder / "output.log"
         rng = random.Random(7)
         problems = Generator((1, 1), 1)
