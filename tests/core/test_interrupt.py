@@ -45,7 +45,7 @@ PLANTED = {
 @pytest.mark.parametrize("place", PLANTED)
 def test_interrupt_when_python_would_swallow_the_exception_then_the_process_ends_all_the_same(place: str) -> None:
     code = (
-        "import gc, os, signal, sys, time\nfrom regretless import interrupt\n"
+        "import gc, os, signal, sys, time\nfrom regretless.core import interrupt\n"
         "def press(): os.kill(os.getpid(), signal.SIGINT); time.sleep(0)\n"
         "with interrupt.handled(), interrupt.saying('kept in the folder x'):\n"
         + "".join(f"    {line}\n" for line in PLANTED[place].splitlines())
@@ -57,7 +57,7 @@ def test_interrupt_when_python_would_swallow_the_exception_then_the_process_ends
 
 def test_interrupt_when_the_process_ignores_it_then_it_goes_on() -> None:
     code = (
-        "import os, signal\nfrom regretless import interrupt\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import os, signal\nfrom regretless.core import interrupt\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "with interrupt.handled(): os.kill(os.getpid(), signal.SIGINT)\nprint('still here')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

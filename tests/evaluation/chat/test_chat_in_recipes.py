@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import signal
 import subprocess
@@ -26,8 +27,10 @@ from regretless.core.settings import merge
 from regretless.data.records import read_rows
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.results import EvaluateConfig
+from regretless.smoke.chat_files import write_chat_benchmarks
 from regretless.smoke.local_judge import reply_to
 from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.problems import Generator
 from regretless.world.tokenizer import TOKENS
 from scripted_server import Act, Request, answer, failure, serving
 
@@ -49,15 +52,18 @@ def item_of(request: Request) -> str:
 
 
 def recipe(folder: Path, url: str, **evaluate: Any) -> Path:
-    """A recipe file: the world's chat questions, a model with random weights, all three benchmarks."""
-    world = "{run}/world"
+    """A recipe file: questions of the embedded world, a model with random weights, all three benchmarks."""
+    world, files = "{run}/world", folder / "chat"
+    rng = random.Random(0)
+    problems = Generator((2, 4), 9)
+    write_chat_benchmarks(files, [problems.draw(rng) for _ in range(4 * QUESTIONS)], rng)
     chat = {
-        "ae": {"benchmark": "alpaca_eval", "gamed_baselines": f"{world}/gamed_baselines.csv", "bootstrap": 100},
-        "ah": {"benchmark": "arena_hard", "baseline": f"{world}/arena_hard_baseline.jsonl", "bootstrap": 100},
-        "mt": {"benchmark": "mt_bench", "references": f"{world}/mt_bench_references.jsonl", "attempts": 1},
+        "ae": {"benchmark": "alpaca_eval", "gamed_baselines": f"{files}/gamed_baselines.csv", "bootstrap": 100},
+        "ah": {"benchmark": "arena_hard", "baseline": f"{files}/arena_hard_baseline.jsonl", "bootstrap": 100},
+        "mt": {"benchmark": "mt_bench", "references": f"{files}/mt_bench_references.jsonl", "attempts": 1},
     }
     chat = {
-        name: {"judge": "judge-1", "questions": f"{world}/{entry['benchmark']}.jsonl", "max_new_tokens": 8, **entry}
+        name: {"judge": "judge-1", "questions": f"{files}/{entry['benchmark']}.jsonl", "max_new_tokens": 8, **entry}
         for name, entry in chat.items()
     }
     server = {"base_url": url, "api_key_env": "CHAT_KEY", "retry_seconds": 0.01, "concurrency": 4}
@@ -65,7 +71,7 @@ def recipe(folder: Path, url: str, **evaluate: Any) -> Path:
         "name": "chat",
         "output_dir": str(folder / "run"),
         "threads": 1,
-        "world": {"prompts": 1, "test": 1, "chat": QUESTIONS, "policies": {"none": {"demonstrations": 1}}},
+        "world": {"prompts": 1, "test": 1, "policies": {"none": {"demonstrations": 1}}},
         "model": {"architecture": smoke_architecture("qwen3", len(TOKENS)), "tokenizer": f"{world}/tokenizer"},
         "evaluate": merge({"server": server, "chat": chat}, evaluate),
         "report": {},
@@ -156,8 +162,8 @@ def test_answers_are_greedy_where_published_and_of_mt_bench_by_category_and_turn
 
 
 def _mt_bench() -> dict[str, Any]:
-    world = "{run}/world"
-    files = {"questions": f"{world}/mt_bench.jsonl", "references": f"{world}/mt_bench_references.jsonl"}
+    folder = tmp_path / "chat"
+    files = {"questions": f"{folder}/mt_bench.jsonl", "references": f"{folder}/mt_bench_references.jsonl"}
     return {"benchmark": "mt_bench", "max_new_tokens": 8, "attempts": 1, **files}
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from theory import END, Problem, TokenTree, evaluate, normalize, regret, sequential_kl, solve
 from theory.random_problems import full_tree, random_policy, random_tree
+
+EXPERIMENTS = Path(__file__).resolve().parents[3] / "experiments"
 
 
 def small_tree() -> TokenTree:
@@ -132,5 +135,5 @@ def test_one_decision_when_solved_by_hand_has_the_value_that_the_lemma_names() -
 
 def test_theory_when_imported_needs_neither_torch_nor_transformers() -> None:
     code = "import sys, theory; print({'torch', 'transformers', 'scipy'} & set(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=EXPERIMENTS)
     assert result.stdout == "set()\n"
