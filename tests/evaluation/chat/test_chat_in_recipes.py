@@ -138,7 +138,7 @@ def test_benchmarks_when_run_in_a_recipe_then_failures_are_shown_the_key_is_nowh
 
 def test_answers_are_greedy_where_published_and_of_mt_bench_by_category_and_turn(tmp_path: Path) -> None:
     with serving(by_lot) as server:
-        second_judge = {"mt-2": {**_mt_bench(), "judge": "judge-2"}}
+        second_judge = {"mt-2": {**_mt_bench(tmp_path), "judge": "judge-2"}}
         assert call("run", str(recipe(tmp_path, server.url, chat=second_judge))) == 0
         assert len(server.requests) == JUDGED + 2 * QUESTIONS
     samples = tmp_path / "run" / "evaluate" / "samples" / "base"
@@ -161,8 +161,8 @@ def test_answers_are_greedy_where_published_and_of_mt_bench_by_category_and_turn
     assert [row["prompt"][1]["content"] for row in second] == [row["response"] for row in first]  # type: ignore[index]
 
 
-def _mt_bench() -> dict[str, Any]:
-    folder = tmp_path / "chat"
+def _mt_bench(run: Path) -> dict[str, Any]:
+    folder = run / "chat"
     files = {"questions": f"{folder}/mt_bench.jsonl", "references": f"{folder}/mt_bench_references.jsonl"}
     return {"benchmark": "mt_bench", "max_new_tokens": 8, "attempts": 1, **files}
 
