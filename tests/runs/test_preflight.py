@@ -43,7 +43,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "report": {},
     },
     "judged": {
-        "world": {**WORLD, "chat": 8},
+        "world": WORLD,
         "model": MODEL,
         "responses": "{run}/world/test.jsonl",
         "judge": {"model": "j", "server": {"base_url": "http://127.0.0.1:9/v1"}},
@@ -51,14 +51,14 @@ RECIPES: dict[str, dict[str, Any]] = {
         "evaluate": {
             "server": {"base_url": "http://127.0.0.1:9/v1"},
             "chat": {
-                "alpaca": {"benchmark": "alpaca_eval", "questions": "{run}/world/alpaca_eval.jsonl", "judge": "j"},
+                "alpaca": {"benchmark": "alpaca_eval", "questions": "CHAT/alpaca_eval.jsonl", "judge": "j"},
                 "arena": {
                     "benchmark": "arena_hard",
-                    "questions": "{run}/world/arena_hard.jsonl",
-                    "baseline": "{run}/world/arena_hard_baseline.jsonl",
+                    "questions": "CHAT/arena_hard.jsonl",
+                    "baseline": "CHAT/arena_hard_baseline.jsonl",
                     "judge": "j",
                 },
-                "mt": {"benchmark": "mt_bench", "questions": "{run}/world/mt_bench.jsonl", "judge": "j"},
+                "mt": {"benchmark": "mt_bench", "questions": "CHAT/mt_bench.jsonl", "judge": "j"},
             },
         },
     },
@@ -318,7 +318,12 @@ CASES: list[Case] = [(recipe, override, said) for recipe, cases in TABLE.items()
 
 def recipe_file(folder: Path, name: str) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({"name": name, "output_dir": str(folder / "run"), **RECIPES[name]}))
+    chat = folder / "chat"
+    chat.mkdir(exist_ok=True)
+    for file in ("alpaca_eval", "arena_hard", "arena_hard_baseline", "mt_bench"):
+        (chat / f"{file}.jsonl").touch()
+    text = yaml.safe_dump({"name": name, "output_dir": str(folder / "run"), **RECIPES[name]})
+    path.write_text(text.replace("CHAT/", f"{chat}/"))
     return path
 
 

@@ -258,10 +258,12 @@ def replaced_in_methods(before: Mapping[str, Any], after: Mapping[str, Any], pla
     lines = []
     methods, objective = before.get("methods"), after.get("objective")
     if isinstance(methods, Mapping):
-        trained = [objective] if isinstance(objective, str) else objective or list(methods)
+        # Settings of a wrong kind are refused later.
+        named = [objective] if isinstance(objective, str) else objective
+        trained = named if isinstance(named, list | tuple) and named else list(methods)
         lost: dict[str, list[str]] = {}
         for name in trained:
-            own, left = (values.get("methods", {}).get(name) or {} for values in (before, after))
+            own, left = (_entry(values.get("methods"), name) for values in (before, after))
             for key, value in own.items():
                 if key not in left and key in after and after[key] != value:
                     lost.setdefault(key, []).append(f"{name} {value}")
@@ -274,6 +276,11 @@ def replaced_in_methods(before: Mapping[str, Any], after: Mapping[str, Any], pla
         if key != "methods" and isinstance(value, Mapping) and isinstance(now := after.get(key), Mapping):
             lines += replaced_in_methods(value, now, f"{place}{key}.")
     return lines
+
+
+def _entry(methods: Any, name: Any) -> Mapping[str, Any]:
+    entry = methods.get(name) if isinstance(methods, Mapping) and isinstance(name, str) else None
+    return entry if isinstance(entry, Mapping) else {}
 
 
 def _names_a_method(override: Mapping[str, Any]) -> bool:
