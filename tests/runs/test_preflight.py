@@ -318,7 +318,7 @@ CASES: list[Case] = [(recipe, override, said) for recipe, cases in TABLE.items()
 
 def recipe_file(folder: Path, name: str) -> Path:
     path = folder / f"{name}.yaml"
-    chat = folder / "chat"
+    chat = folder.with_name(f"{folder.name}-chat")
     chat.mkdir(exist_ok=True)
     for file in ("alpaca_eval", "arena_hard", "arena_hard_baseline", "mt_bench"):
         (chat / f"{file}.jsonl").touch()
