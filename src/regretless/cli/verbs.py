@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from regretless.cli.request import Request
+from regretless.cli.request import FILE_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json
 from regretless.core.run_folder import RunFolder, is_first_process, lock_beside
@@ -27,8 +27,6 @@ from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
-
-FILE_SUFFIXES = (".parquet", ".jsonl")
 
 disable_progress_bar()  # transformers' own, of loading and saving: the stages have theirs
 warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # between peft and transformers
