@@ -118,7 +118,8 @@ def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path:
     row = {"chosen": "7+2=9", "rejected": "7-2=5"}
     prompts = [f"Tom has {number} apples. Tom buys 2. How many?\n" for number in range(7, 15)]
     write_jsonl(tmp_path / "pairs.jsonl", [{"prompt": text, **row} for text in prompts])
-    architecture = "{model_type: qwen3, hidden_size: 32, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8}"
+    sizes = "hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, head_dim: 8"
+    architecture = f"{{model_type: qwen3, {sizes}, num_key_value_heads: 2}}"
     command = [
         *("train", "--pairs", str(tmp_path / "pairs.jsonl"), "--output", str(tmp_path / "out"), "objective=dpo"),
         *(f"model.architecture={architecture}", f"model.tokenizer={tmp_path / 'tokenizer'}", "lora=null"),

@@ -8,8 +8,9 @@ import re
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -34,6 +35,8 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"
 
 
+SideName = Literal["chosen", "rejected"]
+SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
 FinishReason = Literal["stop", "length"]
 LogpsKind = Literal["raw", "sampled"]
 
@@ -57,6 +60,8 @@ class Response:
     """`raw`: the model's own distribution; `sampled`: after temperature, top-p, top-k and penalties."""
     sampled_logps: list[float] | None = None
     """Log-probability of each token id (nats) in the distribution it was drawn from."""
+    token_numbers: dict[str, list[float]] | None = None
+    """Further numbers per token id by name, which pairs carry on to the objectives that name them in `needs`."""
     model: str | None = None
     revision: str | None = None
     dtype: str | None = None
@@ -85,55 +90,95 @@ class Response:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Side:
+    """One response of a pair: its text, and what is known about its tokens."""
+
+    text: Text
+    id: str | None = None
+    token_ids: list[int] | None = None
+    """Generated tokens, the end-of-sequence token included when it was generated."""
+    tokens: list[str] | None = None
+    """Token strings, where a data set gives no ids for its log-probabilities; the policy's tokenizer resolves them."""
+    logps: list[float] | None = None
+    """Log-probability of each token (nats) under the behavior policy."""
+    token_numbers: dict[str, list[float]] | None = None
+    """Further numbers per token by name, for objectives that name them in `needs`."""
+    model: str | None = None
+    """Name of the model that generated the response."""
+    complete: bool | None = None
+    """False when the response was cut (no end-of-sequence token belongs after it)."""
+    score: float | None = None
+    """Scalar quality from a judge; higher is better."""
+
+    @property
+    def pieces(self) -> list[int] | list[str] | None:
+        """What the log-probabilities belong to: token ids, or token strings where there are no ids."""
+        return self.tokens if self.token_ids is None else self.token_ids
+
+    def without_last(self, count: int) -> Side:
+        """The side without its last `count` tokens, and without its text's end: give it the text that is left."""
+        return replace(
+            self,
+            token_ids=self.token_ids and self.token_ids[:-count],
+            tokens=self.tokens and self.tokens[:-count],
+            logps=self.logps and self.logps[:-count],
+            token_numbers=self.token_numbers and {name: row[:-count] for name, row in self.token_numbers.items()},
+            complete=False,
+            score=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One preference: TRL's columns, and beside them the ids and behaviour log-probabilities of both sides."""
+    """One preference. Files hold its sides flat (`pair_row`): TRL's columns, and `chosen_logps`, `rejected_logps`, …"""
 
     prompt: Text
-    chosen: Text
-    rejected: Text | None = None
+    chosen: Side
+    rejected: Side | None = None
     """None only in data for supervised training."""
     pair_id: str | None = None
     prompt_id: str | None = None
-    chosen_id: str | None = None
-    rejected_id: str | None = None
     prompt_token_ids: list[int] | None = None
-    chosen_token_ids: list[int] | None = None
-    rejected_token_ids: list[int] | None = None
-    chosen_logps: list[float] | None = None
-    """Nats per chosen token under the policy that wrote it."""
-    rejected_logps: list[float] | None = None
     logps_kind: LogpsKind | None = None
     tokenizer: str | None = None
     """Fingerprint of the tokenizer that made the ids of both sides."""
-    chosen_tokens: list[str] | None = None
-    """Token strings, where a data set gives no ids for its log-probabilities; the policy's tokenizer resolves them."""
-    rejected_tokens: list[str] | None = None
-    chosen_model: str | None = None
-    """Name of the model that wrote the response."""
-    rejected_model: str | None = None
-    chosen_complete: bool | None = None
-    """False when the response was cut (no end-of-sequence token belongs behind it)."""
-    rejected_complete: bool | None = None
-    chosen_score: float | None = None
-    rejected_score: float | None = None
     chat_template_kwargs: str | None = None
-    """What the chat template is given beside the messages, as JSON; `tools` among it."""
+    """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
     origin: str | None = field(default=None, compare=False)
     """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+
+    @property
+    def sides(self) -> dict[SideName, Side]:
+        """The sides that there are, by name."""
+        return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
+
+
+def pair_row(pair: Pair) -> dict[str, Any]:
+    """A pair as the row of a file: a side's text under the side's name, all else of it as `chosen_…`, `rejected_…`."""
+    row: dict[str, Any] = {"prompt": pair.prompt, **dict.fromkeys(SIDES)}
+    row |= {name: getattr(pair, name) for name in _names(Pair) if name not in row}
+    for side in SIDES:
+        values = pair.sides.get(side)
+        for name in _names(Side):
+            row[side if name == "text" else f"{side}_{name}"] = None if values is None else getattr(values, name)
+    return row
 
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 COLUMN_TYPES: dict[str, pa.DataType] = {
-    **dict.fromkeys(("prompt_token_ids", "token_ids", "chosen_token_ids", "rejected_token_ids"), IDS),
-    **dict.fromkeys(("logps", "sampled_logps", "chosen_logps", "rejected_logps"), FLOATS),
-    **dict.fromkeys(("tokens", "chosen_tokens", "rejected_tokens"), pa.list_(pa.string())),
-    **dict.fromkeys(("score", "chosen_score", "rejected_score"), pa.float64()),
-    **dict.fromkeys(("chosen_complete", "rejected_complete"), pa.bool_()),
+    "prompt_token_ids": IDS,
+    "token_ids": IDS,
+    "tokens": pa.list_(pa.string()),
+    "logps": FLOATS,
+    "sampled_logps": FLOATS,
+    "score": pa.float64(),
+    "complete": pa.bool_(),
     "seed": pa.int64(),
 }
-TEXT_COLUMNS = ("prompt", "chosen", "rejected")
+"""Columns that are not text; those of a side stand under its name, as `chosen_logps`."""
+TEXT_COLUMNS = ("prompt", *SIDES)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """How JSON spells half a character."""
 
@@ -173,19 +218,29 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def _stored(record: Response | Pair) -> dict[str, Any]:
-    # Not dataclasses.asdict: it copies every token of every response.
-    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "origin"}
+    if isinstance(record, Pair):
+        return pair_row(record)
+    return {name: getattr(record, name) for name in _names(Response)}
 
 
-def column_type(name: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
+# Not dataclasses.asdict: it copies every token of every response.
+@cache
+def _names(kind: type[Response | Pair | Side]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "origin")
+
+
+def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
     """Type of a column of records. Raises DataError when a text column mixes strings and conversations."""
-    if name in TEXT_COLUMNS:
-        kinds = {isinstance(row.get(name), str) for row in rows if row.get(name) is not None}
+    if column in TEXT_COLUMNS:
+        kinds = {isinstance(row.get(column), str) for row in rows if row.get(column) is not None}
         if len(kinds) > 1:
             raise DataError(
-                f"column {name}: some rows are strings and some are message lists; make them all one or the other"
+                f"column {column}: some rows are strings and some are message lists; make them all one or the other"
             )
         return pa.string() if kinds == {True} else MESSAGES
+    name = column.removeprefix("chosen_").removeprefix("rejected_")
+    if name == "token_numbers":
+        return pa.struct([(number, FLOATS) for number in sorted({key for row in rows for key in row[column] or ()})])
     return COLUMN_TYPES.get(name, pa.string())
 
 

@@ -44,7 +44,9 @@ class Outcome(NamedTuple):
 def check(response: str, answer: str) -> Check:
     """Verdict on a response given a gold answer (bare, or a worked solution). Never raises.
 
-    Unknown: the gold answer is empty or cannot be parsed, or the comparison failed or took too long.
+    Unknown: the gold answer is empty or cannot be parsed, or the comparison failed or took longer than
+    `ALGEBRA_SECONDS`. That limit acts between two operations of Python: one power of huge integers has no end here. The
+    verify stage checks in processes that can be killed (`regretless.labeling.pool.Pool`).
     """
     return quick_check(response, answer) or check_by_algebra(response, answer)
 
