@@ -61,7 +61,7 @@ def selected(rng: np.random.Generator) -> str:
         numbers += [np.average(value, weights=weight * which) for which in (np.ones_like(good), good, ~good)]
         negative = np.average(value < -1e-12, weights=weight * good)
         rows.append([name, *(f"{number:+.3f}" for number in numbers), f"{100 * negative:.1f} %"])
-    header = ["behaviour policy μ", "exact KL̄", "all", "accepted", "rejected", "accepted below 0"]
+    header = ["behavior policy μ", "exact KL̄", "all", "accepted", "rejected", "accepted below 0"]
     return table(header, rows)
 
 

@@ -71,7 +71,7 @@ def main() -> None:
         **{
             f"regret, {name} continuation": (found := regrets(walks, behavior), found[0] < found[1])
             for name, behavior in {
-                "favourable": favourable,
+                "favorable": favourable,
                 "pessimistic": pessimistic,
                 "random": walks.problem.reference,
             }.items()

@@ -94,7 +94,7 @@ def main() -> None:
         [f"{world}, {behavior}" if world != "all" else "all", a, f"{b} ({share(b, a)})", c, f"{d} ({share(d, c)})"]
         for (world, behavior), (a, b, c, d) in sums.items()
     ]
-    print(table(["world, behaviour policy", "ε ≥ 0", "lemma fails", "E_μ[KL̄] ≥ ε", "lemma fails"], rows))
+    print(table(["world, behavior policy", "ε ≥ 0", "lemma fails", "E_μ[KL̄] ≥ ε", "lemma fails"], rows))
     if path:
         draw(path, found, rng)
 

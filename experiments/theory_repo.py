@@ -201,7 +201,7 @@ def main() -> None:
     path = figure_path(__doc__, "theory-repo.svg")
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    header = ["objective", "behaviour policy", "γ", "exact −regret", "mean score", "largest gap"]
+    header = ["objective", "behavior policy", "γ", "exact −regret", "mean score", "largest gap"]
     print(table(header, expectations(rng)), "\n")
     problem = random_problem(rng, random_tree(rng, prompts=PROMPTS, depth=4, branching=3), beta=1.0, discount=1.0)
     left: dict[str, dict[str, float]] = {}
