@@ -143,17 +143,15 @@ def _peak_mib(device: str, reset: bool = False) -> float:
 
 def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options: dict[str, Any], lora: Any) -> Any:
     from regretless import PreferenceConfig, PreferenceTrainer
-    from regretless.data.tokenization import TokenizedPair
+    from regretless.data.tokenization import TokenizedPair, TokenizedSide
 
     objective = {"objective": "dpo", **options}
     pairs = [
         TokenizedPair(
             pair_id=str(number),
             prompt_ids=tuple(pair["prompt_ids"]),
-            chosen_ids=tuple(pair["chosen_ids"]),
-            rejected_ids=tuple(pair["rejected_ids"]),
-            chosen_logps=(-0.5,) * len(pair["chosen_ids"]),
-            rejected_logps=(-0.5,) * len(pair["rejected_ids"]),
+            chosen=TokenizedSide(tuple(pair["chosen_ids"]), (-0.5,) * len(pair["chosen_ids"])),
+            rejected=TokenizedSide(tuple(pair["rejected_ids"]), (-0.5,) * len(pair["rejected_ids"])),
             source=f"pairs:{number + 1}",
             kind="original",
         )

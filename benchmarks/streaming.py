@@ -54,7 +54,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def write_pairs(path: Path, count: int) -> None:
     """`count` pairs, two of each prompt; prompts of 5 to 30 tokens, responses of 5 to 40, with log-probabilities."""
     numbers, fingerprint = np.random.default_rng(0), tokenizer_fingerprint(make_tokenizer())
-    kinds = [pa.string()] * 3 + [COLUMN_TYPES["chosen_token_ids"]] * 2 + [COLUMN_TYPES["chosen_logps"]] * 2
+    kinds = [pa.string()] * 3 + [COLUMN_TYPES["token_ids"]] * 2 + [COLUMN_TYPES["logps"]] * 2
     names = ["prompt", "chosen", "rejected", "chosen_token_ids", "rejected_token_ids", "chosen_logps", "rejected_logps"]
     schema = pa.schema([*zip(names, kinds, strict=True), ("tokenizer", pa.string())])
     with pq.ParquetWriter(path, schema) as writer:
@@ -117,7 +117,7 @@ class Run:
             packed = pack_rows(units, TOKENS_PER_ROW)
             rows, in_order = rows + len(packed), in_order + len(fill_rows(units, TOKENS_PER_ROW))
             for row in packed:
-                build_batch([step[index] for index in row], self.objective.needs, reference=self.reference.__getitem__)
+                build_batch([step[index] for index in row], self.objective, reference=self.reference.__getitem__)
         return {"epoch": seconds, "rows": rows, "rows_in_order": in_order}
 
     def middle(self) -> dict[str, float]:

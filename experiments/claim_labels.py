@@ -53,7 +53,12 @@ def labelled(name: str, labeller: Callable[[World], ModelConfig]) -> PairData:
         sides = zip(pairs, logps[::2], logps[1::2], strict=True)
         write_records(
             output / "pairs.parquet",
-            [replace(pair, chosen_logps=chosen, rejected_logps=rejected) for pair, chosen, rejected in sides],
+            [
+                replace(
+                    pair, chosen=replace(pair.chosen, logps=chosen), rejected=replace(pair.rejected, logps=rejected)
+                )
+                for pair, chosen, rejected in sides
+            ],
         )
         return {"pairs": len(pairs), "nats_per_token": float(np.mean([value for row in logps for value in row]))}
 
@@ -93,7 +98,7 @@ def label_rows(worlds: Sequence[World]) -> list[list[str]]:
 def mean_label(file: Path) -> float:
     """Mean behaviour log-probability (nats) over the tokens of both responses of all pairs."""
     pairs, _ = read_pairs(file)
-    return float(np.mean([value for pair in pairs for value in (*pair.chosen_logps, *pair.rejected_logps)]))
+    return float(np.mean([value for pair in pairs for side in pair.sides.values() for value in side.logps]))
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def pair_logps(model: ModelConfig, pairs: Path, count: int | None = None) -> lis
         rows[:count], load_tokenizer(model), max_length=None, max_prompt_length=None, need_logps=False
     )
     assert not refused, refused[0]
-    items = [(pair.prompt_ids, ids) for pair in tokenized for ids in (pair.chosen_ids, pair.rejected_ids)]
+    items = [(pair.prompt_ids, side.ids) for pair in tokenized for side in pair.sides]
     return score_responses(load_model(model), items)
 
 

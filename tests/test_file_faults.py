@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flat_pairs import pair_of
 from regretless.cli.app import main
 from regretless.core.errors import DataError, storage_error
-from regretless.data.records import Pair, read_rows, write_jsonl, write_records
+from regretless.data.records import read_rows, write_jsonl, write_records
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
@@ -80,7 +81,7 @@ def said(command: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, l
 
 def damaged(kind: str, folder: Path) -> Path:
     """A file of pairs that cannot be read as a whole."""
-    pairs = [Pair(**PAIR, pair_id=str(number)) for number in range(50)]  # type: ignore[arg-type]
+    pairs = [pair_of(**PAIR, pair_id=str(number)) for number in range(50)]  # type: ignore[arg-type]
     write_records(folder / "good.parquet", pairs)
     whole = (folder / "good.parquet").read_bytes()
     contents: dict[str, tuple[str, bytes]] = {

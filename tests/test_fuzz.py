@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regretless.cli.app import main
-from regretless.core import terminal as progress
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.text_gate import one_line
 from regretless.data.preferences import parse_pairs, read_pairs
@@ -222,15 +221,12 @@ def command(name: str, *arguments: object) -> tuple[int, str]:
     """Exit code of a command and what it said. Fails when the code is none of the documented ones or on an escape."""
     COUNTS[name] += 1
     said = io.StringIO()
-    before, progress.console.file = progress.console.file, said
     code = 0
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             main([name, *map(str, arguments)])
     except SystemExit as ended:
         code = int(ended.code or 0)
-    finally:
-        progress.console.file = before
     text = said.getvalue()
     assert code in DOCUMENTED, text
     assert "Traceback" not in text and "\x1b" not in text and "\x9b" not in text

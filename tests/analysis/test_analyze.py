@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from flat_pairs import pair_of
 from regretless.analysis.analyze import AnalyzeConfig, run
 from regretless.analysis.calibration import calibration
 from regretless.analysis.drift import evenly, logged
@@ -18,8 +20,8 @@ from regretless.analysis.gradients import gradient_places, tenths
 from regretless.analysis.lengths import response_lengths
 from regretless.core.estimates import mean_by_prompt
 from regretless.core.files import read_json, write_json
-from regretless.data.records import Pair, Response, write_jsonl, write_records
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.records import Response, write_jsonl, write_records
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.trained import Trained
 from regretless.objectives import OBJECTIVES, build
@@ -64,10 +66,8 @@ TOKENS = [
     TokenizedPair(
         pair_id=str(number),
         prompt_ids=(number,),
-        chosen_ids=tuple(range(chosen)),
-        rejected_ids=tuple(range(100, 100 + rejected)),
-        chosen_logps=(-0.5,) * chosen,
-        rejected_logps=(-0.6,) * rejected,
+        chosen=TokenizedSide(tuple(range(chosen)), (-0.5,) * chosen),
+        rejected=TokenizedSide(tuple(range(100, 100 + rejected)), (-0.6,) * rejected),
         source=f"pairs:{number}",
         kind="original",
     )
@@ -76,7 +76,7 @@ TOKENS = [
 REFERENCE = {
     (pair.prompt_ids, ids): np.linspace(-0.1, -0.9, len(ids), dtype=np.float32)
     for pair in TOKENS
-    for ids in (pair.chosen_ids, pair.rejected_ids or ())
+    for ids in (pair.chosen.ids, pair.rejected.ids)
 }
 
 
@@ -128,7 +128,7 @@ def test_gradient_of_repo_when_weights_count_steps_then_it_is_even_inside_a_step
 
 
 def test_gradient_when_pairs_lack_what_the_method_needs_then_they_are_counted() -> None:
-    bare = [TokenizedPair(**{**pair.__dict__, "chosen_logps": None}) for pair in TOKENS[:2]]
+    bare = [dataclasses.replace(pair, chosen=TokenizedSide(pair.chosen.ids)) for pair in TOKENS[:2]]
     found = gradient_places(build("repo"), [*bare, TOKENS[2]], REFERENCE, lambda _: False)
     assert (found["without_behavior_logps"], found["chosen"]["responses"]) == (2, 1)
     assert gradient_places(build("repo"), bare, REFERENCE, lambda _: False)["chosen"] is None
@@ -250,8 +250,8 @@ def plain(model: ModelConfig) -> dict[tuple[str, str], np.ndarray]:
 def test_analyze_when_models_are_known_then_distance_and_drift_are_those_of_plain_forward_passes(
     model: ModelConfig, tmp_path: Path
 ) -> None:
-    rows = [Pair(prompt=p, chosen=c, rejected=r, pair_id=str(n), prompt_id=p) for n, (p, c, r) in enumerate(ROWS)]
-    masked = Pair(prompt=ROWS[0][0], chosen=ROWS[0][1], rejected="7+2", kind="masked", rejected_complete=False)
+    rows = [pair_of(prompt=p, chosen=c, rejected=r, pair_id=str(n), prompt_id=p) for n, (p, c, r) in enumerate(ROWS)]
+    masked = pair_of(prompt=ROWS[0][0], chosen=ROWS[0][1], rejected="7+2", kind="masked", rejected_complete=False)
     write_records(tmp_path / "pairs.jsonl", [*rows, masked])
     others = {seed: model.model_copy(update={"init_seed": seed}) for seed in (1, 2)}
     # A trained model of 20 steps with a checkpoint at 10, one at its end, and one that was cut off.
@@ -303,7 +303,7 @@ def test_analyze_when_models_are_known_then_distance_and_drift_are_those_of_plai
 def test_analyze_when_a_bfloat16_model_was_trained_in_float32_then_the_type_makes_no_difference(
     model: ModelConfig, tmp_path: Path
 ) -> None:
-    rows = [Pair(prompt=p, chosen=c, rejected=r, pair_id=str(n), prompt_id=p) for n, (p, c, r) in enumerate(ROWS)]
+    rows = [pair_of(prompt=p, chosen=c, rejected=r, pair_id=str(n), prompt_id=p) for n, (p, c, r) in enumerate(ROWS)]
     write_records(tmp_path / "pairs.jsonl", rows)
     start = load_model(model).to(torch.bfloat16)
     for name, dtype in (("start", torch.bfloat16), ("trained", torch.float32)):

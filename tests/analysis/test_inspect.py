@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from flat_pairs import changed, pair_of
 from regretless.analysis.inspect import InspectConfig, run
 from regretless.core.errors import ConfigError
 from regretless.data.records import Pair, write_records
@@ -58,7 +58,7 @@ def pairs(policy: ModelConfig, plain: Any) -> list[Pair]:
 
     def pair(chosen: str, rejected: str, cut: int | None = None) -> Pair:
         (text, ids, logps), (other, other_ids, other_logps) = answers[chosen], answers[rejected]
-        return Pair(
+        return pair_of(
             prompt=QUESTION,
             chosen=text,
             rejected=other[:7] if cut else other,
@@ -99,8 +99,8 @@ def test_counts_when_responses_are_shared_then_distinct_tokens_are_counted_once(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path
 ) -> None:
     found, summary = inspect(tmp_path, [*pairs, pairs[0]], policy, sample=0)
-    lengths = {pair.chosen: len(pair.chosen_token_ids or []) for pair in pairs} | {
-        pair.rejected: len(pair.rejected_token_ids or []) for pair in pairs
+    lengths = {pair.chosen.text: len(pair.chosen.token_ids or []) for pair in pairs} | {
+        pair.rejected.text: len(pair.rejected.token_ids or []) for pair in pairs
     }
     c1, c2, w1, w2 = (lengths[text] for text in ("6 trees\nin all", "six", "7 trees, I think so", "five"))
     # Six pairs: c1 in four of them (once against its own first three tokens), c2 in two, w1 in three, w2 in two.
@@ -136,7 +136,7 @@ def test_margins_when_the_policy_is_the_reference_then_dpo_starts_at_zero_and_re
             own = plain(text)[1]
             return double_sum(own, (logps or []) if behavior else [0.0] * len(own))
 
-        return [score(p.chosen, p.chosen_logps) - score(p.rejected, p.rejected_logps) for p in pairs[:4]]
+        return [score(p.chosen.text, p.chosen.logps) - score(p.rejected.text, p.rejected.logps) for p in pairs[:4]]
 
     repo, det = margins(behavior=True), margins(behavior=False)
     assert objectives["repo β=1"]["margin"]["mean"] == pytest.approx(np.mean(repo), abs=1e-4)
@@ -168,18 +168,18 @@ def test_behavior_when_stored_then_its_gap_to_reference_and_to_its_author_is_a_q
 def test_rescore_when_authors_are_several_or_unknown_then_one_model_is_not_taken_for_all(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path
 ) -> None:
-    unknown = replace(pairs[0], chosen_model=None, rejected_model=None)
+    unknown = changed(pairs[0], chosen_model=None, rejected_model=None)
     found, _ = inspect(tmp_path, [unknown], policy, rescore=True)
     assert found["stored_minus_rescored"] == {"unknown model": {"responses": 2}}
     with pytest.raises(ConfigError, match=r"written by several models \(another, writer\); leave it out"):
-        inspect(tmp_path, [replace(pairs[0], chosen_model="another")], policy, rescore=True, behavior=policy)
+        inspect(tmp_path, [changed(pairs[0], chosen_model="another")], policy, rescore=True, behavior=policy)
 
 
 def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_says_so(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = [
-        replace(pair, chosen_logps=None, rejected_logps=None, chosen_score=3.0, rejected_score=3.0) for pair in pairs
+        changed(pair, chosen_logps=None, rejected_logps=None, chosen_score=3.0, rejected_score=3.0) for pair in pairs
     ]
     found, _ = inspect(tmp_path, bare, policy)
     repo = found["objectives"]["repo β=1"]
@@ -197,8 +197,8 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path
 ) -> None:
-    rows = [*pairs[:2], replace(pairs[0], rejected=""), replace(pairs[0], rejected=pairs[0].chosen)]
-    found, summary = inspect(tmp_path, rows, policy, sample=0, max_length=PROMPT + len(pairs[0].chosen_token_ids or []))
+    rows = [*pairs[:2], changed(pairs[0], rejected=""), changed(pairs[0], rejected=pairs[0].chosen.text)]
+    found, summary = inspect(tmp_path, rows, policy, sample=0, max_length=PROMPT + len(pairs[0].chosen.token_ids or []))
     assert summary["refused"] == found["data"]["refused"] == 3
     assert found["data"]["refused_because"] == {
         "rejected: empty completion": 1,
@@ -213,7 +213,7 @@ def test_sample_when_smaller_than_the_data_then_whole_prompts_are_scored(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path
 ) -> None:
     other = [{"role": "user", "content": "How many cars?"}]
-    rows = [replace(pair, prompt=prompt) for prompt in (QUESTION, other) for pair in pairs[:4]]
+    rows = [changed(pair, prompt=prompt) for prompt in (QUESTION, other) for pair in pairs[:4]]
     found, summary = inspect(tmp_path, rows, policy, sample=1)
     assert (summary["pairs"], summary["scored_pairs"]) == (8, 4)
     assert found["objectives"]["dpo β=0.1"]["pairs"] == 4

@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from flat_pairs import pair_of
 from regretless.analysis.token_rewards import TokenRewardsConfig, run, text_pieces
 from regretless.core.errors import DataError
 from regretless.data.records import Pair, write_records
@@ -42,7 +43,7 @@ def model(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathF
 
 def pair(number: int, **more: Any) -> Pair:
     values: dict[str, Any] = {"prompt": PROMPT, "chosen": CHOSEN, "rejected": REJECTED}
-    return Pair(**(values | {"pair_id": f"pair-{number}", "prompt_id": f"prompt-{number}"} | more))
+    return pair_of(**(values | {"pair_id": f"pair-{number}", "prompt_id": f"prompt-{number}"} | more))
 
 
 def with_logps(tokenizer: PreTrainedTokenizerFast, number: int) -> Pair:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 from pathlib import Path
 
 from rich.table import Table
 
-from regretless.core import terminal as progress
 from regretless.core.terminal import bar, terminal
 from regretless.data.records import Refusal
 
@@ -37,13 +37,10 @@ def _escapes(text: str) -> list[str]:
 
 
 def test_progress_bar_when_its_label_holds_escapes_then_they_are_shown() -> None:
-    before, progress.console.file = progress.console.file, io.StringIO()
-    try:
-        with bar(f"tokenize {NASTY}", 1) as advance:
-            advance(1)
-        said = progress.console.file.getvalue()
-    finally:
-        progress.console.file = before
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream), bar(f"tokenize {NASTY}", 1) as advance:
+        advance(1)
+    said = stream.getvalue()
     assert "\\x1b" in said and "\x1b" not in said and "\x9b" not in said
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
+from flat_pairs import pair_of
 from regretless.core.errors import DataError
 from regretless.data.preferences import check_some_left, parse_pairs, read_pairs
 from regretless.data.records import Pair, write_records
@@ -63,13 +64,13 @@ def test_columns_when_given_in_any_public_form_then_prompt_and_sides_come_apart(
     row: dict[str, Any], expected: tuple[Any, Any, Any]
 ) -> None:
     pair = only(row)
-    assert (pair.prompt, pair.chosen, pair.rejected) == expected
+    assert (pair.prompt, pair.chosen.text, pair.rejected.text) == expected
 
 
 def test_messages_when_turns_are_shared_then_they_all_belong_to_the_prompt() -> None:
     start = [*QUESTION, *assistant("4"), {"role": "user", "content": "sure?"}]
     pair = only({"chosen": [*start, *assistant("yes")], "rejected": [*start, *assistant("no")]})
-    assert (pair.prompt, pair.chosen, pair.rejected) == (start, assistant("yes"), assistant("no"))
+    assert (pair.prompt, pair.chosen.text, pair.rejected.text) == (start, assistant("yes"), assistant("no"))
 
 
 def test_released_jsonl_when_read_then_token_strings_and_log_probabilities_stay_together() -> None:
@@ -83,14 +84,14 @@ def test_released_jsonl_when_read_then_token_strings_and_log_probabilities_stay_
             "chosen_rating": 4.5,
         }
     )
-    assert (pair.chosen_tokens, pair.chosen_token_ids, pair.chosen_logps) == ([" ", "4"], None, [-0.5, -0.25])
-    assert (pair.rejected_tokens, pair.rejected_token_ids, pair.rejected_logps) == (None, [220, 20], [-1.5, -0.75])
-    assert (pair.kind, pair.chosen_model, pair.chosen_score) == ("original", "qwen", 4.5)
+    assert (pair.chosen.tokens, pair.chosen.token_ids, pair.chosen.logps) == ([" ", "4"], None, [-0.5, -0.25])
+    assert (pair.rejected.tokens, pair.rejected.token_ids, pair.rejected.logps) == (None, [220, 20], [-1.5, -0.75])
+    assert (pair.kind, pair.chosen.model, pair.chosen.score) == ("original", "qwen", 4.5)
 
 
 def test_released_mask_lengths_when_given_then_the_pair_is_masked_and_its_rejected_side_cut() -> None:
     pair = only({"prompt": "q", "chosen": "abc", "rejected": "ab", "chosen_mask_len": 0, "rejected_mask_len": 16})
-    assert (pair.kind, pair.chosen_complete, pair.rejected_complete) == ("masked", None, False)
+    assert (pair.kind, pair.chosen.complete, pair.rejected.complete) == ("masked", None, False)
 
 
 IDS = {"chosen_token_ids": [220, 19], "rejected_token_ids": [220, 20]}
@@ -169,7 +170,7 @@ def test_file_when_lines_are_broken_then_each_is_named_and_the_others_are_kept(t
 def test_keys_when_named_then_those_columns_are_read(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"system": "Add.", "q": "2+2", "yes": "4", "no": "5"}])
     pairs, _ = read_pairs(path, prompt_key="system, q", chosen_key="yes", rejected_key="no")
-    assert (pairs[0].prompt, pairs[0].chosen, pairs[0].rejected) == ("Add.\n2+2", "4", "5")
+    assert (pairs[0].prompt, pairs[0].chosen.text, pairs[0].rejected.text) == ("Add.\n2+2", "4", "5")
 
 
 def test_supervised_data_when_rejected_is_not_needed_then_completions_and_conversations_are_read() -> None:
@@ -180,7 +181,7 @@ def test_supervised_data_when_rejected_is_not_needed_then_completions_and_conver
     ]
     pairs, refused = parse_pairs(rows, need_rejected=False)
     assert refused == []
-    assert [(pair.prompt, pair.chosen, pair.rejected) for pair in pairs] == [
+    assert [(pair.prompt, pair.chosen.text, pair.rejected) for pair in pairs] == [
         ("q", "a", None),
         (QUESTION, assistant("4"), None),
         ("2+2?", " 4", None),
@@ -207,7 +208,7 @@ def test_supervised_data_when_a_single_response_is_called_bad_then_it_is_refused
 
 
 def test_pairs_when_written_as_parquet_then_they_are_read_back_equal(tmp_path: Path) -> None:
-    pair = Pair(
+    pair = pair_of(
         prompt=QUESTION,
         chosen=assistant("4"),
         rejected=assistant("5"),
@@ -235,7 +236,7 @@ def test_saved_data_set_folder_when_read_then_its_split_is_taken(tmp_path: Path)
     split = datasets.Dataset.from_list([{"prompt": "q", "chosen": "a", "rejected": "b"}])
     datasets.DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "set"))
     pairs, _ = read_pairs(tmp_path / "set", split="test")
-    assert [(pair.prompt, pair.chosen) for pair in pairs] == [("q", "a")]
+    assert [(pair.prompt, pair.chosen.text) for pair in pairs] == [("q", "a")]
 
 
 def test_source_when_nothing_is_there_then_the_error_names_it(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_source_when_nothing_is_there_then_the_error_names_it(tmp_path: Path) ->
 def test_public_preference_sets_when_read_then_only_pairs_without_a_preference_are_refused(shared: Path) -> None:
     pairs, refused = read_pairs(shared / "data/ultrafeedback/train_1000.jsonl")
     assert (len(pairs), [refusal.line for refusal in refused]) == (994, [307, 479, 656, 834, 911, 998])
-    assert (pairs[0].chosen_score, pairs[0].rejected_score) == (9.0, 8.0)
+    assert (pairs[0].chosen.score, pairs[0].rejected.score) == (9.0, 8.0)
     pairs, refused = read_pairs(shared / "data/preference_small/instruction_data_with_preference.json")
     assert (len(pairs), len(refused)) == (1094, 6)
     assert pairs[0].prompt.endswith("spelling given.\nfreind --> friend")
@@ -264,7 +265,7 @@ def test_messages_when_their_content_is_in_parts_then_the_texts_are_joined() -> 
         "rejected": assistant("5"),
     }
     pair = only(row)
-    assert (pair.prompt, pair.chosen, pair.rejected) == (QUESTION, assistant("4"), assistant("5"))
+    assert (pair.prompt, pair.chosen.text, pair.rejected.text) == (QUESTION, assistant("4"), assistant("5"))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_messages_when_their_content_is_in_parts_then_the_texts_are_joined() -> 
 def test_messages_when_they_hold_more_than_text_then_the_row_is_refused(message: dict[str, Any], reason: str) -> None:
     row = {"prompt": QUESTION, "chosen": [{"role": "assistant", **message}], "rejected": assistant("5")}
     pairs, refused = parse_pairs([row, {**row, "chosen": assistant("4")}])
-    assert [pair.chosen for pair in pairs] == [assistant("4")]
+    assert [pair.chosen.text for pair in pairs] == [assistant("4")]
     assert refused[0].reason.startswith(reason), refused[0].reason
 
 
@@ -342,4 +343,6 @@ def test_text_when_it_holds_half_a_character_then_it_is_replaced_in_files_and_in
     row = GOOD | {"chosen": " 4\ud800", "pair_id": "\udfff"}
     (in_memory,), _ = parse_pairs([row])
     (in_file,), _ = read_pairs(write_lines(tmp_path / "a.jsonl", [row]))
-    assert (in_memory.chosen, in_memory.pair_id) == (in_file.chosen, in_file.pair_id) == (" 4\ufffd", "\ufffd")
+    assert (
+        (in_memory.chosen.text, in_memory.pair_id) == (in_file.chosen.text, in_file.pair_id) == (" 4\ufffd", "\ufffd")
+    )

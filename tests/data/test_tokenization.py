@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
 from regretless.data.records import Pair
-from regretless.data.tokenization import TokenizedPair, encode_prompt, encode_response, missing_logps, tokenize_pairs
+from regretless.data.tokenization import TokenizedPair, encode_prompt, encode_response, missing_values, tokenize_pairs
 from regretless.modeling.load import tokenizer_fingerprint
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
@@ -50,7 +50,7 @@ def fingerprint(tokenizer: Any) -> str:
 def sampled(tokenizer: Any, chosen: str = "It is 4.", rejected: str = "It is 5.") -> Pair:
     """A pair as `sample` and `pair` make it: ids with the end token, their log-probabilities, and the text without."""
     ids = [[*tokenizer(text)["input_ids"], IM_END] for text in (chosen, rejected)]
-    return Pair(
+    return pair_of(
         prompt="2+2?",
         chosen=chosen,
         rejected=rejected,
@@ -126,24 +126,24 @@ def test_response_when_it_has_several_turns_then_all_are_written_by_the_template
 def test_stored_ids_when_the_tokenizer_is_the_same_then_they_are_taken_over_untouched(qwen: Any) -> None:
     pair = sampled(qwen)
     # "It" as two tokens: not what tokenizing the text gives, and what the behaviour model wrote all the same.
-    drifted = [*qwen("I")["input_ids"], *qwen("t")["input_ids"], *(pair.chosen_token_ids or [])[1:]]
-    pair = replace(pair, chosen_token_ids=drifted, chosen_logps=[-1.0] * len(drifted))
+    drifted = [*qwen("I")["input_ids"], *qwen("t")["input_ids"], *(pair.chosen.token_ids or [])[1:]]
+    pair = changed(pair, chosen_token_ids=drifted, chosen_logps=[-1.0] * len(drifted))
     found = one(pair, qwen)
-    assert found.chosen_ids == tuple(drifted)
-    assert found.chosen_logps == (-1.0,) * len(drifted)
-    assert found.rejected_ids == tuple(pair.rejected_token_ids or ())
+    assert found.chosen.ids == tuple(drifted)
+    assert found.chosen.logps == (-1.0,) * len(drifted)
+    assert found.rejected.ids == tuple(pair.rejected.token_ids or ())
     assert (found.source, found.logps_dropped) == ("pairs.parquet:7", None)
 
 
 def test_stored_ids_when_they_spell_another_text_then_the_row_is_refused_though_lengths_agree(qwen: Any) -> None:
-    pair = replace(sampled(qwen), chosen="It is 6.")
+    pair = changed(sampled(qwen), chosen="It is 6.")
     reason = "chosen: token ids do not spell the text with the policy's tokenizer"
     assert refusal(pair, qwen) == f"pairs.parquet:7: {reason}"
     # Without a fingerprint there is no claim that the ids are this tokenizer's: the text is tokenized.
-    found = one(replace(pair, tokenizer=None), qwen)
-    assert found.chosen_ids == (*qwen("It is 6.")["input_ids"], IM_END)
-    assert (found.chosen_logps, found.logps_dropped) == (None, reason)
-    assert found.rejected_logps is not None
+    found = one(changed(pair, tokenizer=None), qwen)
+    assert found.chosen.ids == (*qwen("It is 6.")["input_ids"], IM_END)
+    assert (found.chosen.logps, found.logps_dropped) == (None, reason)
+    assert found.rejected.logps is not None
 
 
 @pytest.mark.parametrize(
@@ -156,17 +156,17 @@ def test_stored_ids_when_the_server_kept_a_cut_character_back_then_they_are_take
     assert qwen.decode(ids).endswith("\ufffd")
     logps = [-0.5] * len(ids)
     # Servers that write as they generate leave out what could still have become another character.
-    cut = replace(
+    cut = changed(
         sampled(qwen), chosen="It is", chosen_token_ids=ids, chosen_logps=logps, chosen_complete=False, tokenizer=None
     )
     found = one(cut, qwen)
-    assert (found.chosen_ids, found.chosen_logps, found.logps_dropped) == (tuple(ids), tuple(logps), None)
-    assert one(replace(cut, chosen=qwen.decode(ids)), qwen).chosen_ids == tuple(ids)
-    assert "do not spell the text" in str(one(replace(cut, chosen="It"), qwen).logps_dropped)
+    assert (found.chosen.ids, found.chosen.logps, found.logps_dropped) == (tuple(ids), tuple(logps), None)
+    assert one(changed(cut, chosen=qwen.decode(ids)), qwen).chosen.ids == tuple(ids)
+    assert "do not spell the text" in str(one(changed(cut, chosen="It"), qwen).logps_dropped)
 
 
 def test_stored_ids_when_beyond_the_vocabulary_then_the_row_is_refused(qwen: Any) -> None:
-    pair = replace(sampled(qwen), rejected_token_ids=[*(sampled(qwen).rejected_token_ids or [])[:-1], 151667])
+    pair = changed(sampled(qwen), rejected_token_ids=[*(sampled(qwen).rejected.token_ids or [])[:-1], 151667])
     assert refusal(pair, qwen).endswith("rejected: token id 151667 is not in the policy's vocabulary (0 to 151645)")
 
 
@@ -175,15 +175,15 @@ def test_stored_ids_when_from_another_vocabulary_then_text_is_tokenized_and_the_
 ) -> None:
     pair = sampled(qwen)
     found = one(pair, mistral)
-    assert found.chosen_ids == (*encode_response(mistral, "2+2?", "It is 4.", complete=False), 2)
-    assert (found.chosen_logps, found.rejected_logps) == (None, None)
+    assert found.chosen.ids == (*encode_response(mistral, "2+2?", "It is 4.", complete=False), 2)
+    assert (found.chosen.logps, found.rejected.logps) == (None, None)
     reason = f"made with another tokenizer ({pair.tokenizer}) than the policy's ({tokenizer_fingerprint(mistral)})"
     assert found.logps_dropped == f"chosen: {reason}; rejected: {reason}"
-    assert missing_logps([found]) == {found.logps_dropped: 1}
+    assert missing_values([found]) == {found.logps_dropped: 1}
 
 
 def released(qwen: Any, tokens: list[str], text: str) -> Pair:
-    return replace(
+    return changed(
         sampled(qwen),
         tokenizer=None,
         chosen=text,
@@ -198,10 +198,10 @@ def test_token_strings_when_pieces_or_vocabulary_entries_then_they_resolve_to_th
     ids = qwen(text)["input_ids"]
     pieces = qwen.batch_decode([[number] for number in ids])
     assert pieces.count("\ufffd") > 1  # bytes of one character: only the text tells which
-    assert one(released(qwen, pieces, text), qwen).chosen_ids == tuple(ids)
-    assert one(released(qwen, qwen.convert_ids_to_tokens(ids), text), qwen).chosen_ids == tuple(ids)
+    assert one(released(qwen, pieces, text), qwen).chosen.ids == tuple(ids)
+    assert one(released(qwen, qwen.convert_ids_to_tokens(ids), text), qwen).chosen.ids == tuple(ids)
     split = ["I", "t", " is", " ", "4"]
-    assert qwen.convert_ids_to_tokens(one(released(qwen, split, "It is 4"), qwen).chosen_ids) == [
+    assert qwen.convert_ids_to_tokens(one(released(qwen, split, "It is 4"), qwen).chosen.ids) == [
         "I",
         "t",
         "Ġis",
@@ -224,14 +224,14 @@ def test_token_strings_when_they_drift_from_the_text_then_the_row_is_refused_or_
     pair = released(qwen, tokens, text)
     assert refusal(pair, qwen) == f"pairs.parquet:7: chosen: {reason}"
     found = one(pair, qwen, need_logps=False)
-    assert found.chosen_ids == tuple(encode_response(qwen, "2+2?", text))
-    assert (found.chosen_logps, found.logps_dropped) == (None, f"chosen: {reason}")
+    assert found.chosen.ids == tuple(encode_response(qwen, "2+2?", text))
+    assert (found.chosen.logps, found.logps_dropped) == (None, f"chosen: {reason}")
 
 
 def test_lengths_when_over_a_limit_then_the_row_is_refused_with_both_numbers(qwen: Any) -> None:
     pair = sampled(qwen, rejected="It is 5, I think.")
-    prompt, rejected = len(qwen("2+2?")["input_ids"]), len(pair.rejected_token_ids or [])
-    assert one(pair, qwen, max_length=prompt + rejected, max_prompt_length=prompt).rejected_ids is not None
+    prompt, rejected = len(qwen("2+2?")["input_ids"]), len(pair.rejected.token_ids or [])
+    assert one(pair, qwen, max_length=prompt + rejected, max_prompt_length=prompt).rejected.ids is not None
     assert refusal(pair, qwen, max_length=prompt + rejected - 1).endswith(
         f"rejected: {prompt} prompt and {rejected} response tokens, above max_length {prompt + rejected - 1}; raise "
         "it, or set truncation=keep_start"
@@ -245,11 +245,11 @@ def test_truncation_when_asked_for_then_ids_and_log_probabilities_lose_the_end_t
     pair = sampled(qwen, rejected="That is 5, I think.")
     prompt = len(qwen("2+2?")["input_ids"])
     found = one(pair, qwen, max_length=prompt + 3, truncation="keep_start")
-    assert found.chosen_ids == tuple((pair.chosen_token_ids or [])[:3])
-    assert found.chosen_logps == tuple((pair.chosen_logps or [])[:3])
-    assert found.rejected_ids == tuple((pair.rejected_token_ids or [])[:3])
-    text_only = replace(pair, tokenizer=None, chosen_token_ids=None, chosen_logps=None)
-    assert IM_END not in one(text_only, qwen, max_length=prompt + 3, truncation="keep_start").chosen_ids
+    assert found.chosen.ids == tuple((pair.chosen.token_ids or [])[:3])
+    assert found.chosen.logps == tuple((pair.chosen.logps or [])[:3])
+    assert found.rejected.ids == tuple((pair.rejected.token_ids or [])[:3])
+    text_only = changed(pair, tokenizer=None, chosen_token_ids=None, chosen_logps=None)
+    assert IM_END not in one(text_only, qwen, max_length=prompt + 3, truncation="keep_start").chosen.ids
     same_start = sampled(qwen)
     assert refusal(same_start, qwen, max_length=prompt + 2, truncation="keep_start").endswith(
         f"chosen and rejected are equal when cut to max_length {prompt + 2}"
@@ -257,24 +257,24 @@ def test_truncation_when_asked_for_then_ids_and_log_probabilities_lose_the_end_t
 
 
 def test_masked_pair_when_tokenized_then_only_its_chosen_side_ends(qwen: Any) -> None:
-    ids, logps = sampled(qwen).chosen_token_ids or [], sampled(qwen).chosen_logps or []
+    ids, logps = sampled(qwen).chosen.token_ids or [], sampled(qwen).chosen.logps or []
     cut = {"rejected": qwen.decode(ids[:2]), "rejected_token_ids": ids[:2], "rejected_logps": logps[:2]}
-    pair = replace(sampled(qwen), **cut, rejected_complete=False, kind="masked")
+    pair = changed(sampled(qwen), **cut, rejected_complete=False, kind="masked")
     found = one(pair, qwen)
-    assert (found.chosen_ids, found.rejected_ids, found.rejected_logps) == (
+    assert (found.chosen.ids, found.rejected.ids, found.rejected.logps) == (
         tuple(ids),
         tuple(ids[:2]),
         tuple(logps[:2]),
     )
-    from_text = replace(pair, chosen_token_ids=None, rejected_token_ids=None, chosen_logps=None, rejected_logps=None)
-    assert one(from_text, qwen).rejected_ids == tuple(ids[:2])
-    ended = replace(pair, rejected_token_ids=[*ids[:2], IM_END], rejected_logps=[-1.0] * 3)
+    from_text = changed(pair, chosen_token_ids=None, rejected_token_ids=None, chosen_logps=None, rejected_logps=None)
+    assert one(from_text, qwen).rejected.ids == tuple(ids[:2])
+    ended = changed(pair, rejected_token_ids=[*ids[:2], IM_END], rejected_logps=[-1.0] * 3)
     assert "rejected: marked as cut before its end, yet its tokens end with" in refusal(ended, qwen)
 
 
 def test_supervised_pair_when_tokenized_then_it_has_no_rejected_side(qwen: Any) -> None:
-    found = one(Pair(prompt="2+2?", chosen="4"), qwen)
-    assert (found.chosen_ids, found.rejected_ids, found.rejected_logps) == ((19, IM_END), None, None)
+    found = one(pair_of(prompt="2+2?", chosen="4"), qwen)
+    assert (found.chosen.ids, found.rejected) == ((19, IM_END), None)
 
 
 def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen: Any) -> None:
@@ -282,8 +282,8 @@ def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen
     strict.chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<|im_start|>"
     )
-    good = Pair(prompt=QUESTION, chosen="4", rejected="5")
-    bad = replace(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])
+    good = pair_of(prompt=QUESTION, chosen="4", rejected="5")
+    bad = changed(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])
     kept, refused = tokenize_pairs([good, bad], strict, max_length=None, max_prompt_length=None)
     assert len(kept) == 1
     assert [str(item) for item in refused] == ["pairs:2: prompt: the chat template refuses it: no system role"]
@@ -307,12 +307,12 @@ def test_published_generations_when_read_then_their_ids_and_log_probabilities_ar
     tokens = generation["details"]["tokens"]
     ids, logps = tuple(token["id"] for token in tokens), tuple(token["logprob"] for token in tokens)
     text = generation["generated_text"]
-    pair = Pair(prompt="Q", chosen=text, rejected="?", chosen_token_ids=list(ids), chosen_logps=list(logps))
+    pair = pair_of(prompt="Q", chosen=text, rejected="?", chosen_token_ids=list(ids), chosen_logps=list(logps))
     found = one(pair, loaded)
-    assert (found.chosen_ids, found.chosen_logps) == (ids, logps)
-    strings = replace(pair, chosen_token_ids=None, chosen_tokens=[token["text"] for token in tokens])
+    assert (found.chosen.ids, found.chosen.logps) == (ids, logps)
+    strings = changed(pair, chosen_token_ids=None, chosen_tokens=[token["text"] for token in tokens])
     if given_as_strings:
-        assert one(strings, loaded).chosen_ids == ids
+        assert one(strings, loaded).chosen.ids == ids
     else:
         assert "stands for several tokens of the policy's tokenizer" in refusal(strings, loaded)
 
@@ -325,7 +325,7 @@ def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with
         "{% if add_generation_prompt %}assistant: "
         "{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
     )
-    plain = Pair(
+    plain = pair_of(
         prompt=QUESTION,
         chosen=[{"role": "assistant", "content": "4"}],
         rejected=[{"role": "assistant", "content": "5"}],
@@ -333,7 +333,7 @@ def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with
     )
 
     def given(**arguments: Any) -> Pair:
-        return replace(plain, chat_template_kwargs=json.dumps(arguments))
+        return changed(plain, chat_template_kwargs=json.dumps(arguments))
 
     tools = [{"type": "function", "function": {"name": "add", "description": "sums"}}]
     pairs = [plain, given(tools=tools), given(enable_thinking=False), given(tools=tools, enable_thinking=False)]
@@ -348,7 +348,7 @@ def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with
     for pair, reason in (
         (given(enable_thinkin=False), "enable_thinkin: the chat template knows nothing of it"),
         (given(tokenize=True), "tokenize: the chat template knows nothing of it"),
-        (replace(given(tools=tools), prompt="2+2?"), "tools: for the chat template, and a prompt that is a text"),
+        (changed(given(tools=tools), prompt="2+2?"), "tools: for the chat template, and a prompt that is a text"),
     ):
         assert reason in refusal(pair, tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("tools", "helpers")
@@ -357,10 +357,10 @@ def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with
 
 def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_which(qwen: Any) -> None:
     pair = sampled(qwen, rejected="4")
-    ids = pair.chosen_token_ids
-    same = replace(pair, chosen="4", rejected="4 ", rejected_token_ids=ids, rejected_logps=pair.chosen_logps)
-    same = replace(same, chosen_token_ids=qwen("4")["input_ids"], rejected_token_ids=qwen("4")["input_ids"])
+    ids = pair.chosen.token_ids
+    same = changed(pair, chosen="4", rejected="4 ", rejected_token_ids=ids, rejected_logps=pair.chosen.logps)
+    same = changed(same, chosen_token_ids=qwen("4")["input_ids"], rejected_token_ids=qwen("4")["input_ids"])
     assert "have the same token ids, though their texts differ" in refusal(
-        replace(same, chosen_logps=[-0.1], rejected_logps=[-0.1]), qwen
+        changed(same, chosen_logps=[-0.1], rejected_logps=[-0.1]), qwen
     )
-    assert refusal(replace(same, rejected="4", chosen_logps=None, rejected_logps=None), qwen).endswith("are equal")
+    assert refusal(changed(same, rejected="4", chosen_logps=None, rejected_logps=None), qwen).endswith("are equal")

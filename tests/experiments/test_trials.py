@@ -96,15 +96,15 @@ def test_world_when_prepared_then_nothing_is_tested_that_was_validated_or_traine
 
 def test_labels_when_scored_by_the_writer_are_the_recorded_ones_and_by_others_are_not(world: World) -> None:
     pairs, _ = read_pairs(world.pairs)
-    recorded = np.concatenate([np.array([*pair.chosen_logps, *pair.rejected_logps]) for pair in pairs])
+    recorded = np.concatenate([np.array([*pair.chosen.logps, *pair.rejected.logps]) for pair in pairs])
     rescored = np.concatenate(trials.pair_logps(world.model(BEHAVIOR), world.pairs))
     assert np.abs(recorded - rescored).max() < 1e-4
     wrong = claim_labels.WRONG["wrong: of the base model"]
     relabelled, _ = read_pairs(world._pairs_of(Trial("repo", {}, wrong)))
-    assert [pair.chosen for pair in relabelled] == [pair.chosen for pair in pairs]
+    assert [pair.chosen.text for pair in relabelled] == [pair.chosen.text for pair in pairs]
     assert (
         trials.score_distance(
-            np.concatenate([np.array([*pair.chosen_logps, *pair.rejected_logps]) for pair in relabelled]), recorded
+            np.concatenate([np.array([*pair.chosen.logps, *pair.rejected.logps]) for pair in relabelled]), recorded
         )
         > 0.01
     )

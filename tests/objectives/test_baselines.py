@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ BETA = 0.1
 MARGIN = BETA * 3
 
 
-def _logps(**more: Tensor) -> Logps:
+def _logps(**more: Any) -> Logps:
     policy = torch.tensor([[-1.0, -1.0, 0.0, 0.0], [-2.0, -1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([[-2.0, -1.0, 0.0, 0.0], [-1.0, -1.0, -0.5, -0.5]], dtype=torch.float64)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
@@ -77,7 +78,7 @@ def test_rpo_in_both_reductions_adds_its_likelihood_term_with_the_weight_that_be
 def test_kto_with_a_given_reference_point_is_the_mean_over_both_sides_of_every_pair() -> None:
     objective = build("kto", beta=BETA, desirable_weight=2.0, undesirable_weight=3.0)
     pairs = torch.tensor([[0, 1], [1, 0]])
-    output = objective(_logps(), pairs, z_ref=0.5)
+    output = objective(_logps(z_ref=0.5), pairs)
 
     def sigmoid(x: float) -> float:
         return 1 / (1 + math.exp(-x))
@@ -94,9 +95,9 @@ def test_kto_with_a_given_reference_point_is_the_mean_over_both_sides_of_every_p
 def test_kto_reference_point_below_zero_counts_as_zero_and_carries_no_gradient() -> None:
     objective = build("kto", beta=BETA)
     z_ref = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    negative = objective(_logps(), PAIRS, z_ref=-4.0)
-    assert negative.pair_losses.tolist() == objective(_logps(), PAIRS, z_ref=0.0).pair_losses.tolist()
-    objective(_logps(), PAIRS, z_ref=z_ref).loss.backward()
+    negative = objective(_logps(z_ref=-4.0), PAIRS)
+    assert negative.pair_losses.tolist() == objective(_logps(z_ref=0.0), PAIRS).pair_losses.tolist()
+    objective(_logps(z_ref=z_ref), PAIRS).loss.backward()
     assert z_ref.grad is None
 
 
@@ -106,14 +107,16 @@ def test_kto_paired_takes_the_mean_log_ratio_over_both_sides_of_the_pairs() -> N
     paired = build("kto", beta=BETA, reference_point="paired")
     logps = _logps(reference_kl=torch.zeros(2, 4))
     z = max(0.0, (5 * 1 + 3 * -2) / 8)
-    assert paired(logps, pairs).loss.item() == pytest.approx(build("kto", beta=BETA)(logps, pairs, z_ref=z).loss.item())
+    expected = build("kto", beta=BETA)(replace(logps, z_ref=z), pairs).loss.item()
+    assert paired(logps, pairs).loss.item() == pytest.approx(expected)
     upward = torch.tensor([[0, 0], [0, 1]])
-    given = build("kto", beta=BETA)(logps, upward, z_ref=(3 * 1 - 2) / 4)
+    with_point = _logps(z_ref=(3 * 1 - 2) / 4)
+    given = build("kto", beta=BETA)(with_point, upward)
     estimated = paired(logps, upward)
     assert estimated.loss.item() == pytest.approx(given.loss.item())
-    gradients = [torch.autograd.grad(output.loss, logps.policy)[0] for output in (given, estimated)]
-    torch.testing.assert_close(gradients[0], gradients[1])
-    assert paired(logps, upward, z_ref=2.0).loss.item() != pytest.approx(estimated.loss.item())
+    (expected_gradient,) = torch.autograd.grad(given.loss, with_point.policy)
+    torch.testing.assert_close(torch.autograd.grad(estimated.loss, logps.policy)[0], expected_gradient)
+    assert paired(replace(logps, z_ref=2.0), upward).loss.item() != pytest.approx(estimated.loss.item())
 
 
 def test_kto_mismatched_without_a_reference_point_says_what_to_do() -> None:
@@ -123,7 +126,7 @@ def test_kto_mismatched_without_a_reference_point_says_what_to_do() -> None:
     with pytest.raises(DataError, match=r"kto needs `z_ref`: .*reference_point=paired"):
         objective(_logps(), PAIRS)
     with pytest.raises(ValueError, match="expected z_ref as one number"):
-        objective(_logps(), PAIRS, z_ref=torch.zeros(2))
+        objective(_logps(z_ref=torch.zeros(2)), PAIRS)
 
 
 @pytest.mark.parametrize(("variant", "weight"), [("tdpo2", 0.5), ("tdpo1", 1.0)])
@@ -160,7 +163,7 @@ def test_rewards_of_every_preference_method_are_detached_and_one_a_response(
 ) -> None:
     batch = make_batch([3, 2])
     for name in ("repo", "repo_det", "dpo", "ipo", "rpo", "kto", "tdpo"):
-        rewards = build(name)(Logps(**batch), PAIRS, z_ref=0.0).rewards
+        rewards = build(name)(Logps(**batch, z_ref=0.0), PAIRS).rewards
         assert rewards is not None
         assert rewards.shape == (2,)
         assert rewards.isfinite().all()

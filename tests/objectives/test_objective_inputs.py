@@ -25,7 +25,7 @@ def test_padding_of_any_value_adds_neither_value_nor_gradient(
     results = []
     for filler in (0.0, padding):
         batch = make_batch([5, 2, 3], padding=filler)
-        output = build(name)(Logps(**batch), PAIRS, z_ref=0.1)
+        output = build(name)(Logps(**batch, z_ref=0.1), PAIRS)
         gradients = torch.autograd.grad(output.loss, [batch["policy"], batch["reference_kl"]], allow_unused=True)
         results.append((output.pair_losses.tolist(), [grad.tolist() for grad in gradients if grad is not None]))
         for gradient in gradients:
@@ -43,8 +43,8 @@ def test_tokens_when_moved_to_the_right_of_the_row_score_the_same(
         key: torch.stack([row.roll(5 - length) for row, length in zip(value, lengths, strict=True)])
         for key, value in batch.items()
     }
-    expected = build(name)(Logps(**batch), PAIRS, z_ref=0.1).pair_losses
-    torch.testing.assert_close(build(name)(Logps(**right), PAIRS, z_ref=0.1).pair_losses, expected)
+    expected = build(name)(Logps(**batch, z_ref=0.1), PAIRS).pair_losses
+    torch.testing.assert_close(build(name)(Logps(**right, z_ref=0.1), PAIRS).pair_losses, expected)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -52,10 +52,10 @@ def test_rows_shared_by_pairs_give_the_gradient_of_separate_copies(
     name: str, make_batch: Callable[..., dict[str, Tensor]]
 ) -> None:
     batch = make_batch([5, 2, 3])
-    shared = build(name)(Logps(**batch), PAIRS, z_ref=0.1)
+    shared = build(name)(Logps(**batch, z_ref=0.1), PAIRS)
     (gradient,) = torch.autograd.grad(shared.loss, batch["policy"])
     copies = {key: value[PAIRS.flatten()] for key, value in batch.items()}
-    apart = build(name)(Logps(**copies), torch.arange(6).reshape(3, 2), z_ref=0.1)
+    apart = build(name)(Logps(**copies, z_ref=0.1), torch.arange(6).reshape(3, 2))
     (expected,) = torch.autograd.grad(apart.loss, batch["policy"])
     torch.testing.assert_close(shared.pair_losses, apart.pair_losses)
     torch.testing.assert_close(gradient, expected)
@@ -139,7 +139,7 @@ def test_needs_when_taken_at_their_word_are_enough(name: str, make_batch: Callab
     objective = build(name)
     batch = make_batch([5, 2, 3])
     given = {key: batch[key] for key in {"policy", "mask", *objective.needs} & batch.keys()}
-    output = objective(Logps(**given), PAIRS, z_ref=0.1 if "z_ref" in objective.needs else None)
+    output = objective(Logps(**given, z_ref=0.1 if "z_ref" in objective.needs else None), PAIRS)
     assert output.loss.isfinite()
 
 

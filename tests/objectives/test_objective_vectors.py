@@ -47,8 +47,9 @@ def test_objective_on_reference_vectors_gives_their_losses_scores_and_gradients(
             reference=_padded(case["ref"], nan),
             behavior=_padded(case["behavior"], nan),
             reference_kl=_padded(case["kl"], nan),
+            z_ref=z_ref,
         )
-        output = build(name, **hyperparameters, **extra)(logps, torch.tensor(case["pairs"]), z_ref=z_ref)
+        output = build(name, **hyperparameters, **extra)(logps, torch.tensor(case["pairs"]))
         output.loss.backward()
 
         exact: dict[str, Any] = {"rtol": 1e-9, "atol": 0.0}

@@ -167,9 +167,9 @@ def test_objective_in_float32_at_a_margin_of_ten_thousand_nats_saturates_without
     # One token a response: its log-ratio is the whole score, and β = 1 makes the margin exactly ±1e4.
     policy = torch.tensor([[0.0], [-1e4]] if sign > 0 else [[-1e4], [0.0]], requires_grad=True)
     zeros = torch.zeros(2, 1)
-    logps = Logps(policy, mask=torch.ones(2, 1), reference=zeros, behavior=zeros, reference_kl=zeros)
+    logps = Logps(policy, mask=torch.ones(2, 1), reference=zeros, behavior=zeros, reference_kl=zeros, z_ref=0.0)
     options = {"eta": 0.0} if name == "rpo" else {}
-    output = build(name, beta=1.0, **options)(logps, torch.tensor([[0, 1]]), z_ref=0.0)
+    output = build(name, beta=1.0, **options)(logps, torch.tensor([[0, 1]]))
     (gradient,) = torch.autograd.grad(output.loss, policy)
     assert gradient.isfinite().all()
     if name == "kto":

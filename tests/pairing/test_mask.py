@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair, write_records
@@ -31,7 +31,7 @@ def pair(folder: str) -> Pair:
     """A pair of two sampled responses of 34 and 2 tokens, ends included."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [[*tokenizer(text)["input_ids"], IM_END] for text in (SOLUTION, "5")]
-    return Pair(
+    return pair_of(
         prompt=[{"role": "user", "content": "How many?"}],
         chosen=[{"role": "assistant", "content": SOLUTION}],
         rejected=[{"role": "assistant", "content": "5"}],
@@ -53,7 +53,7 @@ def pair(folder: str) -> Pair:
 
 # Released data has token strings, which need no tokenizer to be cut.
 LETTERS = "abcdefghijklmnopqrstuvwxyzabcdefghijkl"
-RELEASED = Pair(
+RELEASED = pair_of(
     prompt="q", chosen=LETTERS, rejected="x", chosen_tokens=list(LETTERS), chosen_logps=[-0.5] * len(LETTERS)
 )
 
@@ -61,7 +61,7 @@ RELEASED = Pair(
 def many(count: int, pair: Pair = RELEASED) -> list[Pair]:
     """Two pairs of each of `count` chosen responses, of 38 tokens."""
     return [
-        replace(pair, prompt_id=f"q{number}", chosen_id=f"c{number}", rejected_id=f"r{number}{side}")
+        changed(pair, prompt_id=f"q{number}", chosen_id=f"c{number}", rejected_id=f"r{number}{side}")
         for number in range(count)
         for side in "ab"
     ]
@@ -75,14 +75,14 @@ def test_masked_pair_when_made_then_the_last_tokens_are_gone_with_their_log_prob
     pairs, refused = read_pairs(tmp_path / "pairs.parquet")
     assert refused == []
     assert pairs[0] == pair
-    masked, ids = pairs[1], pair.chosen_token_ids or []
-    assert masked.rejected_token_ids == ids[:-8]
-    assert masked.rejected_logps == (pair.chosen_logps or [])[:-8]
+    masked, ids = pairs[1], pair.chosen.token_ids or []
+    assert masked.rejected.token_ids == ids[:-8]
+    assert masked.rejected.logps == (pair.chosen.logps or [])[:-8]
     # The end token is one of the eight.
-    assert masked.rejected == [{"role": "assistant", "content": SOLUTION.removesuffix(" answer is \\boxed{6}.")}]
-    assert (masked.chosen, masked.chosen_token_ids, masked.chosen_complete) == (pair.chosen, ids, True)
-    assert (masked.rejected_complete, masked.kind, masked.rejected_model) == (False, "masked", "writer")
-    assert (masked.pair_id, masked.chosen_id, masked.rejected_id) == ("c>-8", "c", "c-8")
+    assert masked.rejected.text == [{"role": "assistant", "content": SOLUTION.removesuffix(" answer is \\boxed{6}.")}]
+    assert (masked.chosen.text, masked.chosen.token_ids, masked.chosen.complete) == (pair.chosen.text, ids, True)
+    assert (masked.rejected.complete, masked.kind, masked.rejected.model) == (False, "masked", "writer")
+    assert (masked.pair_id, masked.chosen.id, masked.rejected.id) == ("c>-8", "c", "c-8")
     assert summary == {
         "pairs": 2,
         "masked": 1,
@@ -95,18 +95,18 @@ def test_masked_pair_when_made_then_the_last_tokens_are_gone_with_their_log_prob
         pairs, AutoTokenizer.from_pretrained(folder), max_length=None, max_prompt_length=None
     )
     assert refused == []
-    assert tokenized[1].rejected_ids == tuple(ids[:-8])
+    assert tokenized[1].rejected.ids == tuple(ids[:-8])
 
 
 def test_masked_pairs_when_all_are_asked_for_then_each_distinct_chosen_response_gives_one() -> None:
     masked, counts = mask_pairs(many(40), MaskConfig())
-    assert [item.chosen_id for item in masked] == [f"c{number}" for number in range(40)]
+    assert [item.chosen.id for item in masked] == [f"c{number}" for number in range(40)]
     # Of 38 tokens, 48, 64 and 80 are too many to remove.
-    left = Counter(len(item.rejected_tokens or []) for item in masked)
+    left = Counter(len(item.rejected.tokens or []) for item in masked)
     assert left.keys() == {38 - 16, 38 - 32}
     assert counts["removed_tokens"] == {"16": left[22], "32": left[6]}
-    assert masked[0].rejected == LETTERS[: len(masked[0].rejected_tokens or [])]
-    assert masked[0].rejected_logps == [-0.5] * len(masked[0].rejected_tokens or [])
+    assert masked[0].rejected.text == LETTERS[: len(masked[0].rejected.tokens or [])]
+    assert masked[0].rejected.logps == [-0.5] * len(masked[0].rejected.tokens or [])
 
 
 def test_count_when_smaller_then_it_takes_part_of_what_a_larger_one_takes() -> None:
@@ -126,10 +126,10 @@ def test_count_when_smaller_then_it_takes_part_of_what_a_larger_one_takes() -> N
 def test_responses_when_they_cannot_be_masked_then_they_are_counted_by_reason() -> None:
     rows = [
         *many(2),
-        replace(RELEASED, chosen_id="short", chosen_tokens=list(LETTERS[:16])),
-        replace(RELEASED, chosen_id="text", chosen_tokens=None),
-        replace(RELEASED, chosen_id="masked before", kind="masked"),
-        replace(RELEASED, chosen_id="blank", chosen_tokens=[" "] * 20),
+        changed(RELEASED, chosen_id="short", chosen_tokens=list(LETTERS[:16])),
+        changed(RELEASED, chosen_id="text", chosen_tokens=None),
+        changed(RELEASED, chosen_id="masked before", kind="masked"),
+        changed(RELEASED, chosen_id="blank", chosen_tokens=[" "] * 20),
     ]
     masked, counts = mask_pairs(rows, MaskConfig())
     assert len(masked) == 2
@@ -146,9 +146,9 @@ def test_tokenizer_when_missing_or_of_another_vocabulary_then_the_error_says_whi
         mask_pairs([pair], MaskConfig())
     with pytest.raises(ConfigError, match=r"mask.tokenizer: expected the tokenizer that made the ids"):
         mask_pairs([pair], MaskConfig(tokenizer=str(shared / "data/tokenizers/mistral-v1")))
-    drifted = replace(pair, chosen=[{"role": "assistant", "content": "Something else."}], origin="p.jsonl:3")
+    drifted = changed(pair, chosen=[{"role": "assistant", "content": "Something else."}], origin="p.jsonl:3")
     with pytest.raises(DataError, match=r"at most 0, .*ids_do_not_spell_the_text 1"):
         mask_pairs([drifted], MaskConfig(tokenizer=folder))
-    foreign = replace(pair, chosen_id="other", tokenizer="0" * 32)
-    masked, counts = mask_pairs([drifted, foreign, replace(pair, chosen_id="good")], MaskConfig(tokenizer=folder))
+    foreign = changed(pair, chosen_id="other", tokenizer="0" * 32)
+    masked, counts = mask_pairs([drifted, foreign, changed(pair, chosen_id="good")], MaskConfig(tokenizer=folder))
     assert (len(masked), counts["left_out"]) == (1, {"another_tokenizer": 1, "ids_do_not_spell_the_text": 1})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flat_pairs import pair_of
 from regretless.core.errors import DataError
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair, Response, Verdict, read_responses, write_records
@@ -31,7 +32,7 @@ def response(name: str, verdict: str | None = None, *, prompt: str = "q1", **val
 
 
 def texts(pairs: list[Pair]) -> list[tuple[str, str]]:
-    return [(pair.chosen[0]["content"], pair.rejected[0]["content"]) for pair in pairs]  # type: ignore[index]
+    return [(pair.chosen.text[0]["content"], pair.rejected.text[0]["content"]) for pair in pairs]  # type: ignore[index]
 
 
 CORRECT = [response(name, "correct") for name in ("c1", "c2", "c3")]
@@ -95,7 +96,7 @@ def test_equal_texts_when_repeated_then_they_count_once_and_contradictions_are_u
     assert texts(pairs) == [("c1", "w1")]
     assert counts["responses_left_out"] == {"duplicate": 2, "verdict_unknown": 1}
     # Of equal texts, one with log-probabilities is kept.
-    assert (pairs[0].chosen_id, pairs[0].chosen_logps) == ("q1-again", [-1.0])
+    assert (pairs[0].chosen.id, pairs[0].chosen.logps) == ("q1-again", [-1.0])
 
 
 def test_most_likely_when_asked_for_then_the_highest_means_a_token_are_combined() -> None:
@@ -166,7 +167,7 @@ def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_pa
     summary = run(PairConfig(), tmp_path / "responses.parquet", tmp_path)
     pairs, _ = read_pairs(tmp_path / "pairs.parquet")
     assert pairs == [
-        Pair(
+        pair_of(
             prompt=PROMPT,
             chosen=[{"role": "assistant", "content": "c1"}],
             rejected=[{"role": "assistant", "content": "w1"}],
@@ -191,12 +192,12 @@ def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_pa
     assert summary["pairs_without_logps"] == 0
     run(PairConfig(logps="sampled"), tmp_path / "responses.parquet", tmp_path)
     pairs, _ = read_pairs(tmp_path / "pairs.parquet")
-    assert (pairs[0].chosen_logps, pairs[0].rejected_logps, pairs[0].logps_kind) == ([-0.25, -0.125], [-1.0], "sampled")
+    assert (pairs[0].chosen.logps, pairs[0].rejected.logps, pairs[0].logps_kind) == ([-0.25, -0.125], [-1.0], "sampled")
 
 
 def test_labels_when_two_vocabularies_meet_then_the_pair_keeps_texts_alone() -> None:
     pairs, counts = make_pairs([labelled(CORRECT[0]), labelled(WRONG[0], tokenizer="g")], PairConfig())
-    assert (pairs[0].chosen_token_ids, pairs[0].rejected_logps, pairs[0].tokenizer) == (None, None, None)
+    assert (pairs[0].chosen.token_ids, pairs[0].rejected.logps, pairs[0].tokenizer) == (None, None, None)
     assert counts["pairs_without_logps"] == 1
 
 
@@ -277,6 +278,7 @@ def test_published_samples_when_paired_then_the_seven_prompts_with_both_kinds_gi
     assert summary["prompts_dropped"] == {"only_correct": 41, "only_wrong": 2}
     pairs, _ = read_pairs(tmp_path / "pairs.parquet")
     verdicts = {(row["prompt"], row["response"]): row["verdict"] for row in rows}
-    assert {(verdicts[pair.prompt, pair.chosen], verdicts[pair.prompt, pair.rejected]) for pair in pairs} == {  # type: ignore[index]
+    sides = [(pair.prompt, side.text) for pair in pairs for side in (pair.chosen, pair.rejected)]  # type: ignore[union-attr]
+    assert set(zip(map(verdicts.get, sides[::2]), map(verdicts.get, sides[1::2]), strict=True)) == {
         ("correct", "wrong")
     }

@@ -14,7 +14,7 @@ from regretless.analysis.lengths import response_lengths
 from regretless.analysis.score_distance import score_distances
 from regretless.analysis.subset import SIDES, Sample, Scores
 from regretless.core.files import write_json
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.objectives import build
 
 
@@ -26,10 +26,8 @@ def write_comparisons(run: Path, objectives: Sequence[str]) -> None:
             TokenizedPair(
                 pair_id=str(n),
                 prompt_ids=(n // 2,),
-                chosen_ids=tuple(range(5 + n)),
-                rejected_ids=tuple(range(9, 20 + n)),
-                chosen_logps=(-0.5,) * (5 + n),
-                rejected_logps=(-0.5,) * (11 + n),
+                chosen=TokenizedSide(tuple(range(5 + n)), (-0.5,) * (5 + n)),
+                rejected=TokenizedSide(tuple(range(9, 20 + n)), (-0.5,) * (11 + n)),
                 source=f"pairs:{n}",
                 kind="original",
             )

@@ -214,8 +214,8 @@ def test_hosted_model_without_ids_keeps_token_strings_down_to_the_pairs(
     pairs, _ = read_pairs(tmp_path / "pair/pairs.parquet")
     assert pairs
     for item in pairs:
-        assert item.chosen_tokens and len(item.chosen_tokens) == len(item.chosen_logps or [])
-        assert item.chosen == [{"role": "assistant", "content": "".join(item.chosen_tokens)}]
+        assert item.chosen.tokens and len(item.chosen.tokens) == len(item.chosen.logps or [])
+        assert item.chosen.text == [{"role": "assistant", "content": "".join(item.chosen.tokens)}]
 
 
 def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.trainer import PreferenceTrainer
 
@@ -72,10 +72,8 @@ def pairs() -> list[TokenizedPair]:
             TokenizedPair(
                 pair_id=f"pair-{number}",
                 prompt_ids=prompt,
-                chosen_ids=chosen[0],
-                rejected_ids=rejected[0],
-                chosen_logps=chosen[1],
-                rejected_logps=rejected[1],
+                chosen=TokenizedSide(chosen[0], chosen[1]),
+                rejected=TokenizedSide(rejected[0], rejected[1]),
                 source=f"pairs.jsonl:{number + 1}",
                 kind=kind,  # type: ignore[arg-type]
             )

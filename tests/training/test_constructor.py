@@ -96,7 +96,7 @@ def forms() -> Mapping[str, Any]:
 def test_rows_when_they_come_in_another_form_then_the_pairs_are_the_same(form: str, build: Any) -> None:
     def pairs(data: Any) -> list[Any]:
         table = build(data).train_dataset.table
-        return [(pair.prompt_ids, pair.chosen_ids, pair.rejected_ids) for pair in table]
+        return [(pair.prompt_ids, pair.chosen.ids, pair.rejected.ids) for pair in table]
 
     assert pairs(forms()[form]) == pairs(ROWS)
 

@@ -142,7 +142,7 @@ def test_two_processes_when_few_steps_are_asked_for_then_both_have_the_reference
         sum(len(np.load(file)) for file in (tmp_path / name / "out.cache").rglob("part-*.npy"))
         for name in ("one", "two")
     ]
-    whole = len({(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids)})
+    whole = len({(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen.ids, pair.rejected.ids)})
     assert 0 < items[0] <= items[1] < whole
 
 

@@ -17,9 +17,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import TrainerCallback
 
+from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
-from regretless.data.records import Pair, read_rows, write_records
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.records import read_rows, write_records
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows
 from regretless.training import reading
@@ -44,10 +45,10 @@ def file(tmp_path: Path) -> Path:
 
     prompts = [f"{first} {second}" for first in WORDS[:2] for second in WORDS]
     rows = [
-        Pair(prompt=prompts[number % 10], chosen=words(3 + number % 4), rejected=words(7), pair_id=f"p{number}")
+        pair_of(prompt=prompts[number % 10], chosen=words(3 + number % 4), rejected=words(7), pair_id=f"p{number}")
         for number in range(30)
     ]
-    rows.insert(4, dataclasses.replace(rows[4], chosen="w9", rejected="w9"))
+    rows.insert(4, changed(rows[4], chosen="w9", rejected="w9"))
     write_records(tmp_path / "pairs.parquet", rows)
     return tmp_path / "pairs.parquet"
 
@@ -99,15 +100,17 @@ def test_file_when_resumed_in_mid_epoch_then_weights_are_those_of_rows_in_memory
 
 def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[TokenizedPair], tmp_path: Path) -> None:
     single = np.float32(-0.1).item()
+    unlabelled = dataclasses.replace(pairs[0], chosen=TokenizedSide(pairs[0].chosen.ids), source="naïve:1")
+    assert pairs[2].rejected is not None
+    ids = pairs[2].rejected.ids
+    numbers = {"entropy": (0.5,) * len(ids), "rank": (3.0,) * len(ids)}
     odd = [
-        dataclasses.replace(pairs[0], chosen_logps=None, source="naïve:1", logps_dropped="chosen: “other” vocabulary"),
-        dataclasses.replace(pairs[1], rejected_ids=None, rejected_logps=None, chosen_logps=None),
-        dataclasses.replace(pairs[2], rejected_logps=(single,) * len(pairs[2].rejected_ids or ())),
+        dataclasses.replace(unlabelled, logps_dropped="chosen: “other” vocabulary"),
+        dataclasses.replace(pairs[1], chosen=TokenizedSide(pairs[1].chosen.ids), rejected=None),
+        dataclasses.replace(pairs[2], rejected=TokenizedSide(ids, (single,) * len(ids), numbers)),
     ]
     exact = [
-        dataclasses.replace(
-            pair, **{side: values and tuple(np.float32(values).tolist()) for side, values in sides(pair).items()}
-        )
+        dataclasses.replace(pair, chosen=rounded(pair.chosen), rejected=pair.rejected and rounded(pair.rejected))
         for pair in [*odd, *pairs]
     ]
     table = PairTable.write(iter(exact), tmp_path / "table")
@@ -117,8 +120,9 @@ def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[Tokeni
         table[len(exact)]
 
 
-def sides(pair: TokenizedPair) -> dict[str, tuple[float, ...] | None]:
-    return {"chosen_logps": pair.chosen_logps, "rejected_logps": pair.rejected_logps}
+def rounded(side: TokenizedSide) -> TokenizedSide:
+    """A side with log-probabilities as a file holds them, in single precision."""
+    return dataclasses.replace(side, logps=side.logps and tuple(np.float32(side.logps).tolist()))
 
 
 def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again(
@@ -193,7 +197,7 @@ def test_steps_when_groups_fill_them_in_some_order_then_none_is_cut_and_else_as_
 
 
 def test_processes_when_lengths_differ_then_they_get_about_equally_many_tokens(pairs: list[TokenizedPair]) -> None:
-    long = dataclasses.replace(pairs[0], chosen_ids=(9,) * 200)
+    long = dataclasses.replace(pairs[0], chosen=TokenizedSide((9,) * 200))
     data = PairDataset([long, *pairs[1:20]], mismatched=False)
     parts = [next(iter(StepSampler(data, 10, seed=3, grouped=True, rank=rank, processes=2))) for rank in range(2)]
     tokens = [int(data.tokens[part].sum()) for part in parts]
@@ -203,7 +207,7 @@ def test_processes_when_lengths_differ_then_they_get_about_equally_many_tokens(p
 
 
 def test_rows_when_packed_by_length_then_they_are_fuller_and_prompts_stay_whole(pairs: list[TokenizedPair]) -> None:
-    units = [[(p.prompt_ids, p.chosen_ids), (p.prompt_ids, p.rejected_ids or ())] for p in pairs]
+    units = [[(p.prompt_ids, p.chosen.ids), (p.prompt_ids, p.rejected.ids or ())] for p in pairs]
     rows = pack_rows(units, 56)
     assert sorted(index for row in rows for index in row) == list(range(len(units)))
     assert all(token_count([item for index in row for item in units[index]]) <= 56 for row in rows)
@@ -304,7 +308,7 @@ def test_reference_when_few_steps_are_asked_for_then_what_they_read_is_computed_
 def test_reference_of_evaluation_pairs_when_nothing_reads_them_then_it_is_computed_unless_it_would_be_gone(
     pairs: list[TokenizedPair], make_trainer: Make, scored: list[Any]
 ) -> None:
-    held_out = {(p.prompt_ids, ids) for p in pairs[30:] for ids in (p.chosen_ids, p.rejected_ids)}
+    held_out = {(p.prompt_ids, ids) for p in pairs[30:] for ids in (p.chosen.ids, p.rejected.ids)}
     for lora in (True, False):
         scored.clear()
         trainer = make_trainer(objective="dpo", data=pairs[:20], eval_dataset=pairs[30:], lora=lora, max_steps=1)

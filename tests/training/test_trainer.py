@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.trained import last_complete_checkpoint
 from regretless.objectives import OBJECTIVES, Logps, build
 from regretless.training.data import PairDataset
@@ -59,7 +59,7 @@ def plain_loss(
     responses = [
         (p.prompt_ids, ids, logps)
         for p in pairs
-        for ids, logps in ((p.chosen_ids, p.chosen_logps), (p.rejected_ids, p.rejected_logps))
+        for ids, logps in ((p.chosen.ids, p.chosen.logps), (p.rejected.ids, p.rejected.logps))
     ]
     longest = max(len(ids) for _, ids, _ in responses)
     rows: dict[str, list[Tensor]] = {
@@ -96,7 +96,7 @@ def plain_loss(
                 for item in items
             ]
         z_ref = torch.stack(ratios).mean().clamp(min=0)
-    return build(name, **hyperparameters)(Logps(**stacked), indices, z_ref=z_ref).loss
+    return build(name, **hyperparameters)(Logps(**stacked, z_ref=z_ref), indices).loss
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), METHODS)
@@ -133,7 +133,7 @@ def test_training_step_when_compared_with_plain_computation_then_loss_and_lora_g
 def test_zero_point_of_kto_when_estimated_then_chosen_and_rejected_answers_to_other_prompts_count_alike(
     pairs: list[TokenizedPair],
 ) -> None:
-    written = {(pair.prompt_ids, pair.chosen_ids, pair.rejected_ids) for pair in pairs}
+    written = {(pair.prompt_ids, pair.chosen.ids, pair.rejected.ids) for pair in pairs}
     for item in PairDataset(pairs, mismatched=True):
         (prompt,) = {prompt for prompt, *answers in written if tuple(answers) == item.mismatched}
         assert prompt != item.pair.prompt_ids
@@ -267,8 +267,8 @@ def test_reference_cache_when_weights_or_data_change_then_only_what_changed_is_r
         make_trainer(**options).prepare_reference()
         return sum(scored)
 
-    distinct = len({(p.prompt_ids, ids) for p in pairs for ids in (p.chosen_ids, p.rejected_ids)})
-    assert prepare(data=pairs[:4]) == len({ids for p in pairs[:4] for ids in (p.chosen_ids, p.rejected_ids)})
+    distinct = len({(p.prompt_ids, ids) for p in pairs for ids in (p.chosen.ids, p.rejected.ids)})
+    assert prepare(data=pairs[:4]) == len({ids for p in pairs[:4] for ids in (p.chosen.ids, p.rejected.ids)})
     first = sum(scored)
     assert prepare() == distinct - first
     assert prepare() == 0
@@ -281,7 +281,9 @@ def test_loss_when_a_log_probability_is_not_a_number_then_training_stops_before_
     make_trainer: Make, pairs: list[TokenizedPair]
 ) -> None:
     poisoned = list(pairs)
-    poisoned[6] = dataclasses.replace(pairs[6], chosen_logps=(float("nan"),) * len(pairs[6].chosen_ids))
+    poisoned[6] = dataclasses.replace(
+        pairs[6], chosen=TokenizedSide(pairs[6].chosen.ids, (float("nan"),) * len(pairs[6].chosen.ids))
+    )
     trainer = make_trainer(data=poisoned, num_train_epochs=1)
     with pytest.raises(NonFiniteLossError, match=r"step \d+: loss is nan .*pairs\.jsonl:7"):
         trainer.train()
@@ -291,13 +293,16 @@ def test_loss_when_a_log_probability_is_not_a_number_then_training_stops_before_
 def test_repo_when_data_has_no_log_probabilities_then_it_says_so_and_repo_det_trains(
     make_trainer: Make, pairs: list[TokenizedPair]
 ) -> None:
-    bare = [dataclasses.replace(pair, chosen_logps=None, rejected_logps=None) for pair in pairs]
+    bare = [
+        dataclasses.replace(pair, chosen=TokenizedSide(pair.chosen.ids), rejected=TokenizedSide(pair.rejected.ids))
+        for pair in pairs
+    ]
     rows = [
         {"prompt": "w5 w6", "chosen": "w8 w9 w10", "rejected": "w11 w12"},
         {"prompt": "w5 w6", "chosen": "w13 w9 w10", "rejected": "w11 w12"},
     ]
     with pytest.raises(
-        DataError, match=r"repo needs the behaviour policy's .*2 of 2 pairs have none: the data has none.*repo_det"
+        DataError, match=r"repo needs the behavior policy's .*2 of 2 pairs have none: the data has none.*repo_det"
     ):
         make_trainer(data=rows, objective="repo")
     for data in (rows, bare):
@@ -349,7 +354,7 @@ def test_evaluation_when_run_during_training_then_metrics_match_a_direct_computa
                 theirs = chosen_logps(logits_of(model, pair.prompt_ids, ids), ids).sum()
         return 0.1 * float(mine - theirs)
 
-    margins = [reward(p, p.chosen_ids) - reward(p, p.rejected_ids) for p in pairs[20:]]
+    margins = [reward(p, p.chosen.ids) - reward(p, p.rejected.ids) for p in pairs[20:]]
     assert logged[-1]["eval_rewards/margins"] == pytest.approx(sum(margins) / len(margins), rel=1e-3, abs=1e-5)
     assert logged[-1]["eval_rewards/accuracies"] == pytest.approx(sum(m > 0 for m in margins) / len(margins))
     train_entry = next(entry for entry in trainer.state.log_history if "loss" in entry)

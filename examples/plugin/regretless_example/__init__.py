@@ -22,7 +22,7 @@ class Hinge(Objective):
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         rewards = self.beta * logps.log_ratio()
         return Output(torch.relu(1 - margins(rewards, pairs)), rewards=rewards.detach())
 

@@ -11,7 +11,7 @@ import numpy as np
 from regretless.analysis.first_step import Reference, spread
 from regretless.core.errors import ConfigError
 from regretless.data.codec import Ids
-from regretless.data.records import Pair
+from regretless.data.records import SIDES, Pair, SideName
 from regretless.data.tokenization import TokenizedPair, encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.scoring import score_responses
@@ -25,7 +25,7 @@ UNKNOWN = "unknown model"
 class Labelled:
     """A distinct response with behaviour log-probabilities."""
 
-    side: str
+    side: SideName
     prompt_ids: Ids
     ids: Ids
     logps: tuple[float, ...]
@@ -34,22 +34,20 @@ class Labelled:
 
     @property
     def model(self) -> str | None:
-        """Name of the model that wrote it."""
-        return self.row.chosen_model if self.side == "chosen" else self.row.rejected_model
+        """Name of the model that generated it."""
+        return self.row.sides[self.side].model
 
 
 def labelled(pairs: Sequence[tuple[TokenizedPair, Pair]]) -> list[Labelled]:
     """Distinct responses, side by side, that have behaviour log-probabilities."""
     found: dict[tuple[Any, ...], Labelled] = {}
     for pair, row in pairs:
-        sides = [("chosen", pair.chosen_ids, pair.chosen_logps)]
         # A masked response is the beginning of one that is there already.
-        if pair.kind == "original" and pair.rejected_ids is not None:
-            sides.append(("rejected", pair.rejected_ids, pair.rejected_logps))
-        for side, ids, logps in sides:
-            if logps is not None:
-                response = Labelled(side, pair.prompt_ids, ids, logps, row)
-                found.setdefault((side, pair.prompt_ids, ids, logps), response)
+        sides = pair.sides if pair.kind == "original" else (pair.chosen,)
+        for name, side in zip(SIDES, sides, strict=False):
+            if side.logps is not None:
+                response = Labelled(name, pair.prompt_ids, side.ids, side.logps, row)
+                found.setdefault((name, pair.prompt_ids, side.ids, side.logps), response)
     return list(found.values())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from regretless.data.codec import Ids
 from regretless.data.tokenization import TokenizedPair
 from regretless.objectives import Logps, Objective
+from regretless.objectives.inputs import of_data, padded, step_numbers
 
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
@@ -35,7 +36,7 @@ def at_start(
     for start in range(0, len(able), CHUNK):
         chunk = able[start : start + CHUNK]
         rows = torch.arange(2 * len(chunk)).view(-1, 2)
-        output = objective(at_reference(objective, chunk, reference, ends_step), rows, z_ref=0.0)
+        output = objective(at_reference(objective, chunk, reference, ends_step), rows)
         losses.append(output.pair_losses.flatten())
         if output.rewards is not None:
             chosen, rejected = output.rewards[rows].unbind(dim=1)
@@ -61,12 +62,9 @@ def spread(values: Any) -> dict[str, float] | None:
 
 
 def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
-    """The pairs that have the behaviour log-probabilities which the objective needs, if any."""
-    return [
-        pair
-        for pair in pairs
-        if "behavior" not in objective.needs or (pair.chosen_logps is not None and pair.rejected_logps is not None)
-    ]
+    """The pairs that have what the objective needs of the data for each token, if anything."""
+    names = of_data(objective)
+    return [pair for pair in pairs if all(side.has(name) for side in pair.sides for name in names)]
 
 
 def at_reference(
@@ -76,27 +74,20 @@ def at_reference(
 
     Rows 2i and 2i + 1 are the chosen and rejected response of pair i.
     """
-    responses = [
-        (pair.prompt_ids, ids, logps)
-        for pair in pairs
-        for ids, logps in ((pair.chosen_ids, pair.chosen_logps), (pair.rejected_ids or (), pair.rejected_logps))
-    ]
-    shape = len(responses), max(len(ids) for _, ids, _ in responses)
-    policy, behavior = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
-    mask, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.long)
-    for row, (prompt, ids, logps) in enumerate(responses):
-        mask[row, : len(ids)] = True
-        policy[row, : len(ids)] = torch.from_numpy(reference[prompt, ids].astype(np.float64))
-        if "behavior" in objective.needs:
-            behavior[row, : len(ids)] = torch.tensor(logps, dtype=torch.float64)
-        if "steps" in objective.needs:
-            closed = torch.tensor([ends_step(token) for token in ids[:-1]], dtype=torch.long)
-            steps[row, 1 : len(ids)] = closed.cumsum(0)
+    responses = [(pair.prompt_ids, side) for pair in pairs for side in pair.sides]
+    ids = [side.ids for _, side in responses]
+    policy = padded([torch.from_numpy(reference[prompt, side.ids].astype(np.float64)) for prompt, side in responses])
+    numbers = {
+        name: padded([torch.tensor(side.values(name), dtype=torch.float64) for _, side in responses])
+        for name in of_data(objective)
+    }
     return Logps(
         policy,
-        mask=mask,
+        mask=padded([torch.ones(len(row), dtype=torch.bool) for row in ids]),
         reference=policy,
-        behavior=behavior if "behavior" in objective.needs else None,
-        reference_kl=torch.zeros(shape, dtype=torch.float64),
-        steps=steps if "steps" in objective.needs else None,
+        behavior=numbers.pop("behavior", None),
+        reference_kl=torch.zeros_like(policy),
+        steps=step_numbers(ids, ends_step) if "steps" in objective.needs else None,
+        token_numbers=numbers,
+        z_ref=0.0,
     )

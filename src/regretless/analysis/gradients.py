@@ -54,7 +54,7 @@ def _sizes(
     policy = logps.policy.clone().requires_grad_()
     logps = dataclasses.replace(logps, policy=policy)
     rows = torch.arange(2 * len(pairs)).view(-1, 2)
-    output = objective(logps, rows, z_ref=0.0)
+    output = objective(logps, rows)
     (gradient,) = torch.autograd.grad(output.pair_losses.sum(), policy)
     sizes, lengths = gradient.abs().numpy(), logps.lengths.tolist()
     return [sizes[row, :length] for row, length in enumerate(lengths)]

@@ -20,7 +20,7 @@ from regretless.core.terminal import console
 from regretless.data.codec import Ids, codec_of
 from regretless.data.preferences import check_some_left, read_pairs, report_refusals
 from regretless.data.records import Pair, Refusal
-from regretless.data.tokenization import TokenizedPair, missing_logps, tokenize_pairs
+from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.modeling.layout import token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -134,9 +134,9 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "prompts": len({pair.prompt_ids for pair in pairs}),
         "responses": 2 * len(pairs),
         "distinct_responses": len(set(_responses(pairs))),
-        "repeated_pairs": len(pairs) - len({(pair.prompt_ids, pair.chosen_ids, pair.rejected_ids) for pair in pairs}),
-        "equal_scores": sum(row.chosen_score is not None and row.chosen_score == row.rejected_score for _, row in rows),
-        "without_behavior_logps": missing_logps(pairs),
+        "repeated_pairs": len(pairs) - len({(pair.prompt_ids, *_ids(pair)) for pair in pairs}),
+        "equal_scores": sum(_equal_scores(row) for _, row in rows),
+        "without_behavior_logps": missing_values(pairs),
         "refused": len(refused),
         "refused_because": dict(reasons.most_common()),
     }
@@ -153,14 +153,23 @@ def _tokens(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
 def _lengths(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     return {
         "prompt": spread([len(prompt) for prompt in {pair.prompt_ids for pair in pairs}]),
-        "chosen": spread([len(pair.chosen_ids) for pair in pairs]),
-        "rejected": spread([len(pair.rejected_ids or ()) for pair in pairs]),
+        "chosen": spread([len(pair.chosen.ids) for pair in pairs]),
+        "rejected": spread([len(side.ids) for pair in pairs for side in pair.sides[1:]]),
     }
 
 
 def _responses(pairs: Sequence[TokenizedPair]) -> list[tuple[Ids, Ids]]:
     """(prompt, response) of both sides of all pairs."""
-    return [(pair.prompt_ids, ids) for pair in pairs for ids in (pair.chosen_ids, pair.rejected_ids or ())]
+    return [(pair.prompt_ids, ids) for pair in pairs for ids in _ids(pair)]
+
+
+def _ids(pair: TokenizedPair) -> list[Ids]:
+    return [side.ids for side in pair.sides]
+
+
+def _equal_scores(pair: Pair) -> bool:
+    scores = [side.score for side in pair.sides.values()]
+    return None not in scores and len(set(scores)) == 1
 
 
 def _notes(found: Mapping[str, Any]) -> list[str]:

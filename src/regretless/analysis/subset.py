@@ -49,7 +49,7 @@ class Sample:
 
     def items(self, side: str) -> list[Item]:
         """Distinct (prompt, response) of one side, in the order of the pairs."""
-        responses = [(pair.prompt_ids, pair.chosen_ids if side == "chosen" else _rejected(pair)) for pair in self.pairs]
+        responses = [(pair.prompt_ids, pair.sides[SIDES.index(side)].ids) for pair in self.pairs]
         return list(dict.fromkeys(responses))
 
     def score(self, model: ModelConfig, label: str) -> Scores:
@@ -62,8 +62,3 @@ class Sample:
         """Σ `totals` / Σ `counts` over the distinct responses of the sides (`mean_by_prompt`)."""
         items = list(dict.fromkeys(item for side in sides for item in self.items(side)))
         return dict(mean_by_prompt([*map(totals, items)], [*map(counts, items)], [prompt for prompt, _ in items]))
-
-
-def _rejected(pair: TokenizedPair) -> Ids:
-    assert pair.rejected_ids is not None  # read_pairs was asked for pairs with both sides
-    return pair.rejected_ids

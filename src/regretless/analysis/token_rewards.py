@@ -18,7 +18,7 @@ from regretless.core.files import write_json
 from regretless.core.settings import Section
 from regretless.data.codec import Ids, Tokenizer
 from regretless.data.preferences import check_some_left, read_pairs
-from regretless.data.records import Pair, Refusal
+from regretless.data.records import SIDES, Pair, Refusal
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -70,7 +70,7 @@ def run(
     read, refused = read_pairs(pairs)
     chosen = _choose(config, read, tokenizer, refused)
     check_some_left(chosen, refused, pairs)
-    items = [(tokens.prompt_ids, ids) for _, tokens in chosen for ids, _ in _sides(tokens).values()]
+    items = [(tokens.prompt_ids, side.ids) for _, tokens in chosen for side in tokens.sides]
     reference_logps = _score(reference, items, "reference")
     policy_logps = {name: _score(model, items, name) for name, model in policies.items()}
 
@@ -78,10 +78,10 @@ def run(
     place = 0
     for pair, tokens in chosen:
         responses = []
-        for side, (ids, behavior) in _sides(tokens).items():
-            scored = {name: logps[place] for name, logps in policy_logps.items()}
-            values = _values(config.beta, reference_logps[place], behavior, scored)
-            responses.append({"side": side, **_texts(tokenizer, ids), **values})
+        for name, side in zip(SIDES, tokens.sides, strict=True):
+            scored = {policy: logps[place] for policy, logps in policy_logps.items()}
+            values = _values(config.beta, reference_logps[place], side.logps, scored)
+            responses.append({"side": name, **_texts(tokenizer, side.ids), **values})
             place += 1
         entries.append({"pair_id": tokens.pair_id, "kind": tokens.kind, "prompt": pair.prompt, "responses": responses})
     content = {
@@ -120,14 +120,6 @@ def _usable(
         tokenized, reasons = tokenize_pairs([pair], tokenizer, max_length=None, max_prompt_length=None)
         refused += reasons
         yield from ((pair, tokens) for tokens in tokenized)
-
-
-def _sides(tokens: TokenizedPair) -> dict[str, tuple[Ids, tuple[float, ...] | None]]:
-    assert tokens.rejected_ids is not None  # read_pairs was asked for pairs with both sides
-    return {
-        "chosen": (tokens.chosen_ids, tokens.chosen_logps),
-        "rejected": (tokens.rejected_ids, tokens.rejected_logps),
-    }
 
 
 def _score(config: ModelConfig, items: Sequence[tuple[Ids, Ids]], name: str) -> list[NDArray[np.float32]]:

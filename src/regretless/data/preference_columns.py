@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from regretless.core.text_gate import clean_text
-from regretless.data.records import Message, Text
-from regretless.data.schema import SCORES, PairColumns, ScoreColumns, Unusable, check_lengths, found, message_text
+from regretless.data.records import PER_TOKEN, SIDES, Message, Side, SideName, Text
+from regretless.data.schema import (
+    Columns,
+    Schema,
+    ScoreColumns,
+    SideColumns,
+    Unusable,
+    check_lengths,
+    check_numbers,
+    found,
+    given_numbers,
+    message_text,
+)
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question")
 """Where a prompt is looked for when no key is given; `instruction` takes a non-empty `input` along."""
@@ -21,7 +32,15 @@ COMPLETION_COLUMNS = ("chosen", "completion", "response")
 MARKS = ("label", "kto_tag")
 """Columns that say of a single response whether it is a good one (TRL's and LLaMA-Factory's data for KTO)."""
 EQUAL = "chosen and rejected are equal: the pair says nothing"
-Side = Literal["chosen", "rejected"]
+
+
+def _columns_of(side: SideName, columns: type[Columns]) -> dict[str, str]:
+    """The column that each field of a side is read from."""
+    return {name: f"score_{side}" if name == "score_of" else f"{side}_{name}" for name in columns.model_fields}
+
+
+SIDE_SCHEMAS = {side: Schema(SideColumns, _columns_of(side, SideColumns)) for side in SIDES}
+SCORE_SCHEMAS = {side: Schema(ScoreColumns, _columns_of(side, ScoreColumns)) for side in SIDES}
 
 
 @dataclass(frozen=True)
@@ -39,17 +58,12 @@ def response_text(response: Text) -> str:
     return response if isinstance(response, str) else "\n".join(message["content"] for message in response)
 
 
-def read_kind(columns: PairColumns) -> Literal["original", "masked"]:
-    """Whether the rejected side is the beginning of the chosen one."""
-    return columns.kind or ("masked" if columns.rejected_mask_len else "original")
-
-
-def check_complete(sides: Mapping[Side, Mapping[str, Any]], kind: str) -> None:
+def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
     """Raise Unusable when a side is cut that should not be."""
-    for side, values in sides.items():
-        if values["complete"] is False and not (kind == "masked" and side == "rejected"):
+    for name, side in sides.items():
+        if side.complete is False and not (kind == "masked" and name == "rejected"):
             raise Unusable(
-                f"{side}: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be"
+                f"{name}: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be"
             )
 
 
@@ -207,37 +221,43 @@ def _split_prompt(
 # ---- tokens, log-probabilities, scores ------------------------------------------------------------------------------
 
 
-def read_side(columns: PairColumns, side: Side, own_id: str, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Columns of one side beyond its text, `own_id` being its id where the row has none.
+def read_side(row: Mapping[str, Any], name: SideName, text: Text, own_id: str, known: dict[str, Side]) -> Side:
+    """One side of a row, `own_id` being its id where the row has none.
 
     `known` holds the responses read so far. Raises Unusable.
     """
-    ids, tokens, logps, name = _tokens(columns, side)
-    problem = check_lengths(name, ids if ids is not None else tokens, logps)
+    columns = SIDE_SCHEMAS[name].check(row)
+    ids, tokens, logps, column = _tokens(columns, name)
+    pieces = ids if ids is not None else tokens
+    problem = check_lengths(column, pieces, logps) or check_numbers(
+        f"{name}_token_numbers", pieces, columns.token_numbers
+    )
     if problem:
         raise Unusable(problem)
-    cut = bool(getattr(columns, f"{side}_mask_len"))
-    values = {
-        "id": name_or(getattr(columns, f"{side}_id"), own_id),
-        "token_ids": ids,
+    side = Side(
+        text=text,
+        id=name_or(columns.id, own_id),
+        token_ids=ids,
         # Ids name tokens exactly; strings are for data that has nothing else.
-        "tokens": tokens if ids is None else None,
-        "logps": logps,
-        "model": getattr(columns, f"{side}_model"),
-        "complete": False if cut else getattr(columns, f"{side}_complete"),
-    }
+        tokens=tokens if ids is None else None,
+        logps=logps,
+        token_numbers=given_numbers(columns.token_numbers),
+        model=columns.model,
+        complete=False if columns.mask_len else columns.complete,
+        score=_score(columns, row.get("metadata"), name),
+    )
     # A response stands in several pairs: its tokens, most of what is in memory, are kept once.
-    same = known.setdefault(str(values["id"]), values)
-    return values | {name: same[name] for name in ("token_ids", "tokens", "logps") if same[name] == values[name]}
+    same = known.setdefault(str(side.id), side)
+    shared = {field: getattr(same, field) for field in PER_TOKEN if getattr(same, field) == getattr(side, field)}
+    return replace(side, **shared)
 
 
-def _tokens(columns: PairColumns, side: Side) -> tuple[list[int] | None, list[str] | None, list[float] | None, str]:
+def _tokens(columns: SideColumns, side: SideName) -> tuple[list[int] | None, list[str] | None, list[float] | None, str]:
     """Ids, token strings and log-probabilities of a side, and the column of the last."""
-    logps = getattr(columns, f"{side}_logps")
-    released = getattr(columns, f"{side}_logprob_with_token")
-    if released is not None and logps is None:
+    released = columns.logprob_with_token
+    if released is not None and columns.logps is None:
         return released.token_ids, released.tokens, released.logprobs, f"{side}_logprob_with_token"
-    return getattr(columns, f"{side}_token_ids"), getattr(columns, f"{side}_tokens"), logps, f"{side}_logps"
+    return columns.token_ids, columns.tokens, columns.logps, f"{side}_logps"
 
 
 def name_or(name: str | int | None, other: str) -> str:
@@ -245,16 +265,11 @@ def name_or(name: str | int | None, other: str) -> str:
     return other if name in (None, "") else str(name)
 
 
-def read_score(row: Mapping[str, Any], columns: ScoreColumns, side: Side) -> float | None:
+def _score(columns: ScoreColumns, metadata: Any, side: SideName) -> float | None:
     """Score of a side, from its columns or from those in `metadata`. Raises Unusable."""
-    metadata = row.get("metadata")
     try:
-        inner = SCORES.check(metadata) if isinstance(metadata, dict) else ScoreColumns()
+        inner = SCORE_SCHEMAS[side].check(metadata) if isinstance(metadata, dict) else ScoreColumns()
     except Unusable as reason:
         raise Unusable(f"metadata.{reason}") from None
-    for given in (columns, inner):
-        for name in (f"{side}_score", f"score_{side}", f"{side}_rating"):
-            value: float | None = getattr(given, name)
-            if value is not None:
-                return value
-    return None
+    values = (value for given in (columns, inner) for value in (given.score, given.score_of, given.rating))
+    return next((value for value in values if value is not None), None)

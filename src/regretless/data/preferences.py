@@ -14,16 +14,24 @@ from regretless.core.text_gate import clean_row
 from regretless.data.preference_columns import (
     EQUAL,
     Keys,
-    Side,
     check_complete,
     name_or,
-    read_kind,
-    read_score,
     read_side,
     read_template_arguments,
     read_texts,
 )
-from regretless.data.records import Pair, Refusal, Text, of_one_kind, other_kind, read_rows, text_key, write_refusals
+from regretless.data.records import (
+    Pair,
+    Refusal,
+    Side,
+    SideName,
+    Text,
+    of_one_kind,
+    other_kind,
+    read_rows,
+    text_key,
+    write_refusals,
+)
 from regretless.data.schema import PAIR, Unusable
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
@@ -79,7 +87,7 @@ def pair_chunks(
 def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[list[Pair], list[Refusal]]:
     kept: list[Pair] = []
     refused: list[Refusal] = []
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, Side] = {}
     for number, row in rows:
         if isinstance(row, Refusal):
             refused.append(row)
@@ -93,14 +101,14 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
 
 def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
     """Pairs that one table can hold, all of them texts or all of them conversations; the others are refused too."""
-    kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen, str)))
+    kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen.text, str)))
     more = [_refusal(pair, other_kind(pair.prompt)) for pair in others]
     return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
 
 
 def _refusal(pair: Pair, reason: str) -> Refusal:
     source, _, line = (pair.origin or "pairs:0").rpartition(":")
-    return Refusal(source, int(line), reason, {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected})
+    return Refusal(source, int(line), reason, {"prompt": pair.prompt, **{n: s.text for n, s in pair.sides.items()}})
 
 
 def check_some_left(
@@ -173,30 +181,26 @@ def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> An
         ) from error
 
 
-def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[str, Any]]) -> Pair:
+def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]) -> Pair:
     if isinstance(row, ValueError):
         raise Unusable(str(row))
     if not isinstance(row, Mapping):
         raise Unusable(f"expected an object with columns, got {type(row).__name__}")
     prompt, chosen, rejected = read_texts(row, keys)
     columns = PAIR.check(row)
-    kind = read_kind(columns)
+    kind = columns.kind or ("masked" if columns.rejected_mask_len else "original")
     arguments = read_template_arguments(row)
     prompt_id = name_or(columns.prompt_id, text_key(prompt if arguments is None else f"{text_key(prompt)} {arguments}"))
-    texts: dict[Side, Text] = {"chosen": chosen} if rejected is None else {"chosen": chosen, "rejected": rejected}
-    sides = {
-        side: read_side(columns, side, f"{prompt_id}-{text_key(text)}", known)
-        | {"score": read_score(row, columns, side)}
-        for side, text in texts.items()
-    }
+    texts: dict[SideName, Text] = {"chosen": chosen} if rejected is None else {"chosen": chosen, "rejected": rejected}
+    sides = {name: read_side(row, name, text, f"{prompt_id}-{text_key(text)}", known) for name, text in texts.items()}
     if rejected is not None:
         check_complete(sides, kind)
-        if chosen == rejected and sides["rejected"]["complete"] is not False:
+        if chosen == rejected and sides["rejected"].complete is not False:
             raise Unusable(EQUAL)
     return Pair(
         prompt=prompt,
-        chosen=chosen,
-        rejected=rejected,
+        chosen=sides["chosen"],
+        rejected=sides.get("rejected"),
         pair_id=name_or(columns.pair_id, f"row-{number}"),
         prompt_id=prompt_id,
         prompt_token_ids=columns.prompt_token_ids,
@@ -205,5 +209,4 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, dict[
         chat_template_kwargs=arguments,
         kind=kind,
         origin=origin,
-        **{f"{side}_{name}": value for side, values in sides.items() for name, value in values.items()},
     )

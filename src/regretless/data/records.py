@@ -20,7 +20,15 @@ import pyarrow.parquet as pq
 from regretless.core.errors import DataError
 from regretless.core.files import atomic_path
 from regretless.core.text_gate import MAX_DEPTH, MOST_DIGITS, clean_text, clean_value, is_too_deep, json_value, one_line
-from regretless.data.schema import RESPONSE, ResponseColumns, Unusable, check_lengths, found
+from regretless.data.schema import (
+    RESPONSE,
+    ResponseColumns,
+    Unusable,
+    check_lengths,
+    check_numbers,
+    found,
+    given_numbers,
+)
 
 Message = dict[str, str]
 Text = str | list[Message]
@@ -37,6 +45,8 @@ class Verdict(StrEnum):
 
 SideName = Literal["chosen", "rejected"]
 SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
+PER_TOKEN = ("token_ids", "tokens", "logps", "token_numbers")
+"""Fields of a response, and of a side, that hold something for each token."""
 FinishReason = Literal["stop", "length"]
 LogpsKind = Literal["raw", "sampled"]
 
@@ -206,7 +216,7 @@ def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> N
     if path.suffix == ".jsonl":
         write_jsonl(path, rows)
         return
-    names = list(rows[0]) if rows else []
+    names = [name for name in (rows[0] if rows else ()) if not _is_absent(name, rows)]
     table = pa.table({name: pa.array([row[name] for row in rows], column_type(name, rows)) for name in names})
     write_parquet(path, table)
 
@@ -215,6 +225,11 @@ def write_parquet(path: Path, table: pa.Table) -> None:
     """Write a table atomically, with checksums by which a reader notices a damaged file."""
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
         pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
+
+
+def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no row has numbers in a column of `token_numbers`, which then has no type either."""
+    return column.endswith("token_numbers") and not any(row[column] for row in rows)
 
 
 def _stored(record: Response | Pair) -> dict[str, Any]:
@@ -240,7 +255,8 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
         return pa.string() if kinds == {True} else MESSAGES
     name = column.removeprefix("chosen_").removeprefix("rejected_")
     if name == "token_numbers":
-        return pa.struct([(number, FLOATS) for number in sorted({key for row in rows for key in row[column] or ()})])
+        keys = sorted({key for row in rows for key in row.get(column) or ()})
+        return pa.struct([(key, FLOATS) for key in keys]) if keys else pa.null()
     return COLUMN_TYPES.get(name, pa.string())
 
 
@@ -469,6 +485,7 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
         "prompt": prompt
         if isinstance(prompt, str)
         else [{key: item[key] for key in ("role", "content")} for item in prompt],
+        "token_numbers": given_numbers(columns.token_numbers),
         "answer": None if columns.answer is None else str(columns.answer),
         "verdict": None if columns.verdict is None else Verdict(columns.verdict),
         "origin": f"{path}:{number}",
@@ -482,7 +499,10 @@ def check_response(row: Mapping[str, Any]) -> ResponseColumns:
     if missing:
         raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}")
     columns = RESPONSE.check(row)
-    problem = check_lengths("logps", columns.tokens if columns.token_ids is None else columns.token_ids, columns.logps)
+    pieces = columns.tokens if columns.token_ids is None else columns.token_ids
+    problem = check_lengths("logps", pieces, columns.logps) or check_numbers(
+        "token_numbers", pieces, columns.token_numbers
+    )
     if problem is not None:
         raise Unusable(problem)
     return columns

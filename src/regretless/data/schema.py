@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -36,6 +36,10 @@ Score = Annotated[
         le=MOST_SCORE,
         description=f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}",
     ),
+]
+TokenNumbers = Annotated[
+    dict[str, list[Annotated[float, Field(allow_inf_nan=False)]] | None],
+    Field(description="an object with one list of finite numbers, one per token, for each name"),
 ]
 String = Annotated[str, Field(description="text")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -87,6 +91,7 @@ class ResponseColumns(Columns):
     logps: Logps | None = None
     logps_kind: Kind | None = None
     sampled_logps: Logps | None = None
+    token_numbers: TokenNumbers | None = None
     model: String | None = None
     revision: String | None = None
     dtype: String | None = None
@@ -115,17 +120,6 @@ class AnswerColumns(Columns):
     answer: Gold | None = None
 
 
-class ScoreColumns(Columns):
-    """Where preference data has its scores."""
-
-    chosen_score: Score | None = None
-    score_chosen: Score | None = None
-    chosen_rating: Score | None = None
-    rejected_score: Score | None = None
-    score_rejected: Score | None = None
-    rejected_rating: Score | None = None
-
-
 class ReleasedColumns(Columns):
     """Log-probabilities as the RePO authors' release has them."""
 
@@ -137,31 +131,38 @@ class ReleasedColumns(Columns):
 Released = Annotated[ReleasedColumns, Field(description="an object with tokens and logprobs")]
 
 
-class PairColumns(ScoreColumns):
-    """Columns of a pair (`records.Pair`) other than its texts, and their names in the RePO authors' release."""
+class PairColumns(Columns):
+    """Columns of a pair (`records.Pair`) other than its sides."""
 
     pair_id: Name | None = None
     prompt_id: Name | None = None
-    chosen_id: Name | None = None
-    rejected_id: Name | None = None
     prompt_token_ids: SomeIds | None = None
-    chosen_token_ids: SomeIds | None = None
-    rejected_token_ids: SomeIds | None = None
-    chosen_logps: Logps | None = None
-    rejected_logps: Logps | None = None
     logps_kind: Kind | None = None
     tokenizer: String | None = None
-    chosen_tokens: Tokens | None = None
-    rejected_tokens: Tokens | None = None
-    chosen_logprob_with_token: Released | None = None
-    rejected_logprob_with_token: Released | None = None
-    chosen_model: String | None = None
-    rejected_model: String | None = None
-    chosen_complete: Flag | None = None
-    rejected_complete: Flag | None = None
-    chosen_mask_len: Count | None = None
-    rejected_mask_len: Count | None = None
     kind: Annotated[Literal["original", "masked"], Field(description="original or masked")] | None = None
+    rejected_mask_len: Count | None = None
+
+
+class ScoreColumns(Columns):
+    """Where preference data has the score of a side."""
+
+    score: Score | None = None
+    rating: Score | None = None
+    score_of: Score | None = None
+
+
+class SideColumns(ScoreColumns):
+    """Columns of one side (`records.Side`) other than its text, and their names in the RePO authors' release."""
+
+    id: Name | None = None
+    token_ids: SomeIds | None = None
+    tokens: Tokens | None = None
+    logps: Logps | None = None
+    token_numbers: TokenNumbers | None = None
+    logprob_with_token: Released | None = None
+    model: String | None = None
+    complete: Flag | None = None
+    mask_len: Count | None = None
 
 
 UNREAD = ("tool_calls", "function_call", "reasoning_content")
@@ -192,8 +193,10 @@ C = TypeVar("C", bound=Columns)
 class Schema(Generic[C]):
     """Checks rows against their columns' types."""
 
-    def __init__(self, columns: type[C]) -> None:
+    def __init__(self, columns: type[C], names: Mapping[str, str] | None = None) -> None:
+        """`names`: the column of a row that each field is read from, where they are called otherwise."""
         self.columns = columns
+        self.names = {field: field for field in columns.model_fields} if names is None else names
         self._expected = dict(_expectations(columns))
 
     def check(self, row: Mapping[str, Any]) -> C:
@@ -201,28 +204,34 @@ class Schema(Generic[C]):
 
         Tuples, numpy arrays and numpy numbers of rows in memory are taken as lists and numbers.
         """
+        known = {field: row[name] for field, name in self.names.items() if name in row}
         try:
-            return self.columns.model_validate(row)
+            return self.columns.model_validate(known)
         except ValidationError:
-            known = {name: row[name] for name in self.columns.model_fields if name in row}
-        known = _plain(known)
+            known = _plain(known)
         try:
             return self.columns.model_validate(known)
         except ValidationError as error:
             raise Unusable(self._reason(known, error.errors(include_url=False)[0]["loc"])) from None
 
-    def _reason(self, row: Mapping[str, Any], place: tuple[int | str, ...]) -> str:
-        """The column at a place in a row, what is expected there and what was found."""
+    def _reason(self, fields: Mapping[str, Any], place: tuple[int | str, ...]) -> str:
+        """The column at a place in a row's fields, what is expected there and what was found."""
         names: list[str] = []
-        value: Any = row
+        value: Any = fields
         for part in place:
             if isinstance(value, Mapping) and part in value:
                 names.append(str(part))
                 value = value[part]
             elif isinstance(value, list) and isinstance(part, int):
-                return _of_item(".".join(names), part, value[part], self._expected[".".join(names)])
-        name = ".".join(names)
-        return f"{name}: expected {self._expected[name]}, got {found(value)}"
+                return _of_item(self._column(names), part, value[part], self._expectation(names))
+        return f"{self._column(names)}: expected {self._expectation(names)}, got {found(value)}"
+
+    def _column(self, names: Sequence[str]) -> str:
+        return ".".join([self.names[names[0]], *names[1:]])
+
+    def _expectation(self, names: Sequence[str]) -> str:
+        """What is expected at a place, or of the object that it lies in."""
+        return self._expected.get(".".join(names)) or self._expected[names[0]]
 
 
 def _of_item(name: str, position: int, value: Any, expected: str) -> str:
@@ -262,19 +271,25 @@ def found(value: Any) -> str:
 
 
 PROMPT, ANSWER, RESPONSE = Schema(PromptColumns), Schema(AnswerColumns), Schema(ResponseColumns)
-PAIR, SCORES = Schema(PairColumns), Schema(ScoreColumns)
+PAIR = Schema(PairColumns)
 _LOGPS: TypeAdapter[list[float]] = TypeAdapter(Annotated[list[Logp], Field(strict=True)])
 
 
-def check_lengths(name: str, tokens: Sized | None, logps: Sized | None) -> str | None:
-    """What is wrong with the number of log-probabilities in the column `name` (one per token), or None."""
-    if logps is None:
+def check_lengths(name: str, tokens: Sized | None, values: Sized | None) -> str | None:
+    """What is wrong with the count of values in the column `name` (one per token), or None."""
+    if values is None:
         return None
     if tokens is None:
         return f"{name}: given without token ids, so there is no telling which tokens they belong to"
-    if len(logps) != len(tokens):
-        return f"{name}: expected one value per token, got {len(logps)} values for {len(tokens)} tokens"
+    if len(values) != len(tokens):
+        return f"{name}: expected one value per token, got {len(values)} values for {len(tokens)} tokens"
     return None
+
+
+def check_numbers(name: str, tokens: Sized | None, numbers: Mapping[str, Sized | None] | None) -> str | None:
+    """What is wrong with the count of each list in the column `name` (`token_numbers`), or None."""
+    problems = (check_lengths(f"{name}.{key}", tokens, values) for key, values in (numbers or {}).items())
+    return next(filter(None, problems), None)
 
 
 def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) -> str | None:
@@ -289,6 +304,11 @@ def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) ->
         assert isinstance(position, int)
         return _of_item(name, position, logps[position], LOGPS)
     return None
+
+
+def given_numbers(numbers: Mapping[str, list[float] | None] | None) -> dict[str, list[float]] | None:
+    """The lists that a row has; a table gives every row the names of all, with null for those that it lacks."""
+    return {name: values for name, values in (numbers or {}).items() if values is not None} or None
 
 
 def read_gold(row: Mapping[str, Any], column: str) -> str | float | None:

@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Ids, Tokenizer, codec_of
-from regretless.data.records import Pair, Refusal, Text
+from regretless.data.records import Pair, Refusal, Side, SideName, Text, pair_row
 
 Truncation = Literal["refuse", "keep_start"]
 
 
 @dataclass(frozen=True)
+class TokenizedSide:
+    """One response as the trainer takes it: token ids, and what is known about each of them."""
+
+    ids: Ids
+    logps: tuple[float, ...] | None = None
+    """Log-probability of each id (nats) under the behavior policy."""
+    token_numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Further numbers per id, by name."""
+
+    def has(self, name: str) -> bool:
+        """Whether a per-token input of objectives is known: `behavior`, or a name in `token_numbers`."""
+        return self.logps is not None if name == "behavior" else name in self.token_numbers
+
+    def values(self, name: str) -> tuple[float, ...]:
+        """A per-token input of objectives. Raises KeyError when it is not known."""
+        if name == "behavior" and self.logps is not None:
+            return self.logps
+        return self.token_numbers[name]
+
+    def cut(self, length: int) -> TokenizedSide:
+        """The first `length` tokens."""
+        numbers = {name: values[:length] for name, values in self.token_numbers.items()}
+        return TokenizedSide(self.ids[:length], self.logps and self.logps[:length], numbers)
+
+
+@dataclass(frozen=True)
 class TokenizedPair:
-    """A pair as the trainer takes it: token ids, and log-probabilities (nats) of the behaviour policy where known."""
+    """A pair as the trainer takes it."""
 
     pair_id: str
     prompt_ids: Ids
-    chosen_ids: Ids
-    rejected_ids: Ids | None
+    chosen: TokenizedSide
+    rejected: TokenizedSide | None
     """None in data for supervised training."""
-    chosen_logps: tuple[float, ...] | None
-    """One value per chosen token."""
-    rejected_logps: tuple[float, ...] | None
     source: str
     """`file:line` of the row, for messages."""
     kind: Literal["original", "masked"]
     logps_dropped: str | None = None
     """Why log-probabilities that the row has were not used."""
+
+    @property
+    def sides(self) -> tuple[TokenizedSide, ...]:
+        """The chosen side, and the rejected one where there is one."""
+        return (self.chosen,) if self.rejected is None else (self.chosen, self.rejected)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = None) -> list[int]:
@@ -96,15 +124,15 @@ def tokenize_pairs(
             kept.append(encoder.tokenize(pair, origin))
         except DataError as reason:
             source, _, line = origin.rpartition(":")
-            refused.append(Refusal(source, int(line), str(reason), asdict(pair)))
+            refused.append(Refusal(source, int(line), str(reason), pair_row(pair)))
     return kept, refused
 
 
-def missing_logps(pairs: Sequence[TokenizedPair]) -> dict[str, int]:
-    """Why pairs have no behaviour log-probabilities, and how many pairs for each reason."""
+def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> dict[str, int]:
+    """Why pairs lack a per-token input (`TokenizedSide.has`), and how many pairs for each reason."""
     counts: dict[str, int] = {}
     for pair in pairs:
-        if pair.chosen_logps is None or (pair.rejected_ids is not None and pair.rejected_logps is None):
+        if not all(side.has(name) for side in pair.sides):
             reason = pair.logps_dropped or "the data has none"
             counts[reason] = counts.get(reason, 0) + 1
     return counts
@@ -124,9 +152,9 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _Side:
-    name: str
+    name: SideName
     stored: _Stored
-    logps: tuple[float, ...] | None
+    known: Side
 
 
 @dataclass(frozen=True)
@@ -153,7 +181,7 @@ class _PairEncoder:
         self.prompts: dict[Hashable, Ids | str] = {}
         self.texts: dict[tuple[bool, str], list[int]] = {}
         self.resolved: dict[_Stored, _Resolved | str] = {}
-        self.logps: dict[tuple[float, ...], tuple[float, ...]] = {}
+        self.numbers: dict[tuple[float, ...], tuple[float, ...]] = {}
 
     def prepare(self, pairs: Sequence[Pair]) -> None:
         """Tokenize all prompts, and all responses whose text will be needed."""
@@ -189,19 +217,21 @@ class _PairEncoder:
         if isinstance(prompt, str):
             raise DataError(prompt)
         self._check_prompt(prompt)
-        fitted = [(side, *self._fitted(prompt, side)) for side in self._sides(pair)]
-        ids = [item[1] for item in fitted]
-        if len(ids) == 2 and ids[0] == ids[1]:
-            raise DataError(self._equal(len(prompt) + len(ids[0]), fitted[0][0].stored, fitted[1][0].stored))
-        logps = [item[2] for item in fitted]
-        dropped = [f"{side.name}: {reason}" for side, _, _, reason in fitted if side.logps is not None and reason]
+        stored = self._sides(pair)
+        fitted = [self._fitted(prompt, side) for side in stored]
+        sides = [side for side, _ in fitted]
+        if len(sides) == 2 and sides[0].ids == sides[1].ids:
+            raise DataError(self._equal(len(prompt) + len(sides[0].ids), stored[0].stored, stored[1].stored))
+        dropped = [
+            f"{side.name}: {reason}"
+            for side, (_, reason) in zip(stored, fitted, strict=True)
+            if side.known.logps is not None and reason
+        ]
         return TokenizedPair(
             pair_id=pair.pair_id or origin,
             prompt_ids=prompt,
-            chosen_ids=ids[0],
-            rejected_ids=ids[1] if len(ids) == 2 else None,
-            chosen_logps=logps[0],
-            rejected_logps=logps[1] if len(ids) == 2 else None,
+            chosen=sides[0],
+            rejected=sides[1] if len(sides) == 2 else None,
             source=origin,
             kind=pair.kind,
             logps_dropped="; ".join(dropped) or None,
@@ -217,26 +247,20 @@ class _PairEncoder:
 
     def _sides(self, pair: Pair) -> list[_Side]:
         """The one or two responses of a pair. Raises DataError when one cannot be written behind its prompt."""
-        stored = [("chosen", pair.chosen, pair.chosen_token_ids, pair.chosen_tokens, pair.chosen_logps)]
-        if pair.rejected is not None:
-            stored.append(
-                ("rejected", pair.rejected, pair.rejected_token_ids, pair.rejected_tokens, pair.rejected_logps)
-            )
-        complete = {"chosen": pair.chosen_complete, "rejected": pair.rejected_complete}
         return [
             _Side(
                 name,
                 _Stored(
                     behind_text=isinstance(pair.prompt, str),
-                    text=self.codec.response_text(pair.prompt, text, pair.chat_template_kwargs),
-                    ids=None if ids is None else tuple(ids),
-                    tokens=None if tokens is None else tuple(tokens),
-                    complete=complete[name],
+                    text=self.codec.response_text(pair.prompt, side.text, pair.chat_template_kwargs),
+                    ids=None if side.token_ids is None else tuple(side.token_ids),
+                    tokens=None if side.tokens is None else tuple(side.tokens),
+                    complete=side.complete,
                     tokenizer=pair.tokenizer,
                 ),
-                None if logps is None else tuple(logps),
+                side,
             )
-            for name, text, ids, tokens, logps in stored
+            for name, side in pair.sides.items()
         ]
 
     def _check_prompt(self, prompt: Ids) -> None:
@@ -246,8 +270,8 @@ class _PairEncoder:
             if limit is not None and len(prompt) + room > limit:
                 raise DataError(f"prompt: {len(prompt)} tokens, too long for {name} {limit}; raise it or drop the row")
 
-    def _fitted(self, prompt: Ids, side: _Side) -> tuple[Ids, tuple[float, ...] | None, str | None]:
-        """Ids of a response within max_length, their log-probabilities, and why stored ones were dropped."""
+    def _fitted(self, prompt: Ids, side: _Side) -> tuple[TokenizedSide, str | None]:
+        """A response within max_length, and why the numbers stored for its tokens were dropped."""
         if side.stored not in self.resolved:
             try:
                 self.resolved[side.stored] = self._resolve(side.stored)
@@ -256,19 +280,33 @@ class _PairEncoder:
         found = self.resolved[side.stored]
         if isinstance(found, str):
             raise DataError(f"{side.name}: {found}")
-        ids = found.ids
-        logps = None if side.logps is None or found.dropped else self.logps.setdefault(side.logps, side.logps)
-        if logps is not None and len(logps) != len(ids):
-            raise DataError(f"{side.name}_logps: expected one value per token, got {len(logps)} for {len(ids)} tokens")
-        if self.max_length is not None and len(prompt) + len(ids) > self.max_length:
+        tokens = self._side(found, side)
+        if self.max_length is not None and len(prompt) + len(tokens.ids) > self.max_length:
             if self.truncation == "refuse":
                 raise DataError(
-                    f"{side.name}: {len(prompt)} prompt and {len(ids)} response tokens, above max_length "
+                    f"{side.name}: {len(prompt)} prompt and {len(tokens.ids)} response tokens, above max_length "
                     f"{self.max_length}; raise it, or set truncation=keep_start"
                 )
-            room = self.max_length - len(prompt)
-            ids, logps = ids[:room], None if logps is None else logps[:room]
-        return ids, logps, found.dropped
+            tokens = tokens.cut(self.max_length - len(prompt))
+        return tokens, found.dropped
+
+    def _side(self, found: _Resolved, side: _Side) -> TokenizedSide:
+        """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""
+        if found.dropped:
+            return TokenizedSide(found.ids)
+        stored = {"logps": side.known.logps, **(side.known.token_numbers or {})}
+        numbers = {name: self._shared(values) for name, values in stored.items() if values is not None}
+        for name, values in numbers.items():
+            if len(values) != len(found.ids):
+                raise DataError(
+                    f"{side.name}_{name}: expected one value per token, got {len(values)} for {len(found.ids)} tokens"
+                )
+        return TokenizedSide(found.ids, numbers.pop("logps", None), numbers)
+
+    def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Numbers as a tuple, the same one for equal numbers: a response stands in several pairs."""
+        row = tuple(values)
+        return self.numbers.setdefault(row, row)
 
     def _resolve(self, stored: _Stored) -> _Resolved:
         """Ids of one response. Raises DataError when its stored tokens do not fit it and are needed."""

@@ -14,7 +14,8 @@ from torch import Tensor
 from regretless.core.errors import DataError
 from regretless.core.settings import Section
 
-Need = Literal["reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"]
+INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"})
+"""What an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
 
 REMEDIES: Mapping[str, str] = {
     "reference": "token log-probabilities under the frozen reference model; pass Logps(reference=...)",
@@ -22,7 +23,8 @@ REMEDIES: Mapping[str, str] = {
     "re-score the responses with the model that wrote them, or use the objective repo_det, which needs none",
     "reference_kl": "KL(reference || policy) over the full vocabulary at every token; pass Logps(reference_kl=...)",
     "steps": "the step index of every token; pass Logps(steps=...) or set granularity=token",
-    "z_ref": "the mean log-ratio of mismatched prompt/response pairs; pass z_ref=... or set reference_point=paired",
+    "z_ref": "the mean log-ratio of mismatched prompt/response pairs; pass Logps(z_ref=...) or set "
+    "reference_point=paired",
 }
 """For each input that a caller may leave out: what it is, and what to do without it."""
 
@@ -61,12 +63,16 @@ class Logps:
     """KL(π_ref ‖ π_θ) over the full vocabulary at each position, with gradient."""
     steps: Tensor | None = None
     """Integer step of each token, counted from 0 within the response; read only on the mask."""
+    token_numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    """Further numbers of each token by name, as the data has them (`Side.token_numbers`)."""
+    z_ref: Tensor | float | None = None
+    """Scalar: the mean log-ratio over the responses that the objective's `zero_point` names."""
 
     def __post_init__(self) -> None:
         if self.policy.dim() != 2:
             raise ValueError(f"Logps.policy: expected shape (responses, tokens), got {tuple(self.policy.shape)}")
-        for name in ("mask", "reference", "behavior", "reference_kl", "steps"):
-            value = getattr(self, name)
+        tensors = {name: getattr(self, name) for name in ("mask", "reference", "behavior", "reference_kl", "steps")}
+        for name, value in {**tensors, **self.token_numbers}.items():
             if value is not None and value.shape != self.policy.shape:
                 raise ValueError(
                     f"Logps.{name}: expected {tuple(self.policy.shape)} as policy, got {tuple(value.shape)}"
@@ -87,6 +93,8 @@ class Logps:
             if value is not None:
                 value = value if trained else value.detach()
                 object.__setattr__(self, name, value.to(dtype).masked_fill(~mask, 0.0))
+        numbers = {name: row.detach().to(dtype).masked_fill(~mask, 0.0) for name, row in self.token_numbers.items()}
+        object.__setattr__(self, "token_numbers", numbers)
 
     @property
     def lengths(self) -> Tensor:
@@ -133,9 +141,9 @@ class Hyperparameter(NamedTuple):
 class Objective(Section):
     """A loss over pairs of responses: its fields are its hyperparameters, calling it computes the loss.
 
-    Calling takes `logps`, the pairs (P, 2) long (row of the chosen, row of the rejected; rows may repeat), and for
-    methods that need it the reference point `z_ref` (scalar nats). Methods without a rejected side also take (P, 1),
-    and never read the second column.
+    Calling takes `logps` and the pairs (P, 2) long (row of the chosen, row of the rejected; rows may repeat). Methods
+    without a rejected side also take (P, 1), and never read the second column. A method of your own has a `name`, its
+    hyperparameters as fields, `needs` where they differ, and `compute`.
 
     Raises DataError when an input named in `needs` is missing, ValueError for malformed pairs.
     """
@@ -143,22 +151,34 @@ class Objective(Section):
     name: ClassVar[str]
 
     @property
-    def needs(self) -> frozenset[Need]:
-        """Inputs beyond `policy` and `mask` that this objective cannot do without."""
+    def needs(self) -> frozenset[str]:
+        """Inputs beyond `policy` and `mask` that this objective cannot do without: of `INPUTS`, or `token_numbers`."""
         return frozenset({"reference", "rejected"})
 
-    def __call__(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None = None) -> Output:
-        given = {"rejected", *(name for name in REMEDIES if getattr(logps, name, None) is not None)}
-        if z_ref is not None:
-            given.add("z_ref")
+    @property
+    def token_numbers(self) -> frozenset[str]:
+        """The needs that the data has to hold as `token_numbers`."""
+        return self.needs - INPUTS
+
+    @property
+    def zero_point(self) -> Literal["mismatched", "paired"] | None:
+        """The responses of a step whose mean log-ratio the trainer passes as `Logps.z_ref`, if any.
+
+        `mismatched`: prompts with responses to other prompts; `paired`: the responses of the step's own pairs.
+        """
+        return None
+
+    def __call__(self, logps: Logps, pairs: Tensor) -> Output:
+        given = {"rejected", *logps.token_numbers}
+        given |= {name for name in REMEDIES if getattr(logps, name, None) is not None}
         missing = sorted(self.needs - given)
         if missing:
-            raise DataError("; ".join(f"{self.name} needs `{name}`: {REMEDIES[name]}" for name in missing))
-        return self._compute(logps, self._checked(pairs, logps), z_ref)
+            raise DataError("; ".join(f"{self.name} needs `{name}`: {_remedy(name)}" for name in missing))
+        return self.compute(logps, self._checked(pairs, logps))
 
     @abstractmethod
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
-        """The method itself, on checked inputs."""
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        """The method itself: losses of pairs (P, 2) of rows of `logps`, both checked."""
 
     def _checked(self, pairs: Tensor, logps: Logps) -> Tensor:
         pairs = torch.as_tensor(pairs, device=logps.policy.device)
@@ -183,6 +203,10 @@ class Objective(Section):
             name: Hyperparameter(_type_text(schema[name]), info.default, info.description or "")
             for name, info in cls.model_fields.items()
         }
+
+
+def _remedy(name: str) -> str:
+    return REMEDIES.get(name, f"a number per token; the data has to hold it as token_numbers.{name}")
 
 
 def margins(values: Tensor, pairs: Tensor) -> Tensor:

@@ -18,6 +18,6 @@ class DPO(Objective):
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         rewards = self.beta * logps.log_ratio()
         return Output(-F.logsigmoid(margins(rewards, pairs)), rewards=rewards.detach())

@@ -19,7 +19,7 @@ class IPO(Objective):
     reduction: Literal["sum", "mean"] = "sum"
     """Log-ratio over the tokens of a response: summed (the paper), or averaged."""
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         ratios = logps.log_ratio()
         if self.reduction == "mean":
             ratios = ratios / logps.lengths

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from regretless.objectives.base import Logps, Need, NonNegative, Objective, Output, Positive
+from regretless.objectives.base import Logps, NonNegative, Objective, Output, Positive
 
 
 class KTO(Objective):
@@ -29,15 +29,20 @@ class KTO(Objective):
     """Where z comes from: the caller's estimate over mismatched prompts and responses, or the mean ρ of these pairs."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        needs: set[Need] = {"reference", "rejected"}
+    def needs(self) -> frozenset[str]:
+        needs: set[str] = {"reference", "rejected"}
         if self.reference_point == "mismatched":
             needs.add("z_ref")
         return frozenset(needs)
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    @property
+    def zero_point(self) -> Literal["mismatched", "paired"]:
+        return self.reference_point
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         ratios = logps.log_ratio()
         chosen, rejected = ratios[pairs].unbind(dim=1)
+        z_ref = logps.z_ref
         if z_ref is None:
             # One entry per side of every pair: a response in three pairs counts three times, as it does in the loss.
             z_ref = ratios[pairs].mean()

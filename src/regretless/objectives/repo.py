@@ -13,7 +13,6 @@ from regretless.objectives.base import (
     REMEDIES,
     Fraction,
     Logps,
-    Need,
     NonNegative,
     Objective,
     Output,
@@ -50,8 +49,8 @@ class RePO(Objective):
     """Discount γ of the l-th unit ahead, γ^l, in place of the average over the window; none means the average."""
 
     @property
-    def needs(self) -> frozenset[Need]:
-        needs: set[Need] = {"rejected"}
+    def needs(self) -> frozenset[str]:
+        needs: set[str] = {"rejected"}
         if self.reference_weight:
             needs.add("reference")
         if self.uses_behavior:
@@ -95,7 +94,7 @@ class RePO(Objective):
             tokens = tokens / units.unsqueeze(1)
         return self.beta * tokens
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         scores = self.token_scores(logps).sum(dim=1)
         chosen, rejected = scores[pairs].unbind(dim=1)
         weight = REJECTED_WEIGHT[self.formulation] if self.rejected_weight is None else self.rejected_weight

@@ -28,7 +28,7 @@ class RPO(Objective):
     reduction: Literal["mean", "sum"] = "mean"
     """Likelihood term over the tokens: averaged, times η; or summed, times η β (the formula as printed)."""
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         rewards = self.beta * logps.log_ratio()
         weight = ETA[self.reduction] if self.eta is None else self.eta
         if self.reduction == "sum":

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from regretless.objectives.base import Logps, Need, Objective, Output
+from regretless.objectives.base import Logps, Objective, Output
 
 
 class SFT(Objective):
@@ -18,8 +18,8 @@ class SFT(Objective):
     """Over the tokens of a response: averaged, so that every response weighs the same, or summed."""
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[str]:
         return frozenset()
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         return Output(logps.nll(self.reduction)[pairs[:, 0]])

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from regretless.objectives.base import Logps, Need, NonNegative, Objective, Output, Positive, margins
+from regretless.objectives.base import Logps, NonNegative, Objective, Output, Positive, margins
 
 
 class TDPO(Objective):
@@ -26,10 +26,10 @@ class TDPO(Objective):
     """Which of the paper's two losses."""
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[str]:
         return frozenset({"reference", "reference_kl", "rejected"})
 
-    def _compute(self, logps: Logps, pairs: Tensor, z_ref: Tensor | float | None) -> Output:
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
         assert logps.reference_kl is not None
         ratios, divergences = logps.log_ratio(), logps.reference_kl.sum(dim=1)
         chosen_kl, rejected_kl = divergences[pairs].unbind(dim=1)

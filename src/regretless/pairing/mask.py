@@ -107,15 +107,15 @@ def _sources(
     seen: set[str] = set()
     usable, foreign = 0, None
     for pair in pairs:
-        key = f"{pair.prompt_id}/{pair.chosen_id}"
+        key = f"{pair.prompt_id}/{pair.chosen.id}"
         if pair.kind == "masked" or key in seen:
             continue
         seen.add(key)
-        tokens = pair.chosen_token_ids or pair.chosen_tokens or ()
+        tokens = pair.chosen.pieces or ()
         fitting = [length for length in config.lengths if length < len(tokens)]
         if not tokens:
             left_out["without_token_ids"] += 1
-        elif not isinstance(pair.chosen, str) and len(pair.chosen) > 1:
+        elif not isinstance(pair.chosen.text, str) and len(pair.chosen.text) > 1:
             left_out["several_messages"] += 1
         elif not fitting:
             left_out["too_short"] += 1
@@ -138,7 +138,7 @@ def _sources(
 
 def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
     """Why the text that is left of a response cannot be written, or None. Raises ConfigError without a tokenizer."""
-    if pair.chosen_token_ids is None:
+    if pair.chosen.token_ids is None:
         return None
     if codec is None:
         raise ConfigError(
@@ -147,31 +147,24 @@ def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
         )
     if pair.tokenizer not in (None, codec.fingerprint):
         return "another_tokenizer"
-    spells = codec.spells(tuple(pair.chosen_token_ids), response_text(pair.chosen))
+    spells = codec.spells(tuple(pair.chosen.token_ids), response_text(pair.chosen.text))
     return None if spells else "ids_do_not_spell_the_text"
 
 
 def _text_left(source: _Source, codec: Codec | None) -> str:
-    pair = source.pair
-    if pair.chosen_token_ids is None or codec is None:
-        return "".join((pair.chosen_tokens or [])[: -source.length])
-    return codec.decode([tuple(pair.chosen_token_ids[: -source.length])])[0]
+    side = source.pair.chosen.without_last(source.length)
+    if side.token_ids is None or codec is None:
+        return "".join(side.tokens or [])
+    return codec.decode([tuple(side.token_ids)])[0]
 
 
 def _masked(source: _Source, codec: Codec | None) -> Pair:
-    pair, length = source.pair, source.length
-    text = _text_left(source, codec)
-    rejected: Text = text if isinstance(pair.chosen, str) else [{**pair.chosen[0], "content": text}]
+    pair, chosen, length = source.pair, source.pair.chosen, source.length
+    left = _text_left(source, codec)
+    text: Text = left if isinstance(chosen.text, str) else [{**chosen.text[0], "content": left}]
     return replace(
         pair,
-        rejected=rejected,
-        pair_id=f"{pair.chosen_id}>-{length}",
-        rejected_id=f"{pair.chosen_id}-{length}",
-        rejected_token_ids=pair.chosen_token_ids and pair.chosen_token_ids[:-length],
-        rejected_logps=pair.chosen_logps and pair.chosen_logps[:-length],
-        rejected_tokens=pair.chosen_tokens and pair.chosen_tokens[:-length],
-        rejected_model=pair.chosen_model,
-        rejected_complete=False,
-        rejected_score=None,
+        rejected=replace(chosen.without_last(length), text=text, id=f"{chosen.id}-{length}"),
+        pair_id=f"{chosen.id}>-{length}",
         kind="masked",
     )

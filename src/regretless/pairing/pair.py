@@ -17,10 +17,12 @@ from regretless.core.errors import DataError
 from regretless.core.settings import Section
 from regretless.data.preferences import check_some_left, report_refusals
 from regretless.data.records import (
+    PER_TOKEN,
     LogpsKind,
     Pair,
     Refusal,
     Response,
+    Side,
     Text,
     Verdict,
     read_responses,
@@ -97,8 +99,8 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
     return pairs, {
         "pairs": len(pairs),
         "prompts_paired": len({pair.prompt_id for pair in pairs}),
-        "distinct_responses": len({name for pair in pairs for name in (pair.chosen_id, pair.rejected_id)}),
-        "pairs_without_logps": sum(pair.chosen_logps is None or pair.rejected_logps is None for pair in pairs),
+        "distinct_responses": len({side.id for pair in pairs for side in pair.sides.values()}),
+        "pairs_without_logps": sum(any(side.logps is None for side in pair.sides.values()) for pair in pairs),
         "prompts_dropped": dict(sorted(dropped.items())),
         "responses_left_out": dict(sorted(left_out.items())),
     }
@@ -178,29 +180,30 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
     # A pair has one tokenizer: ids of two cannot both be the policy's.
     comparable = chosen.tokenizer == rejected.tokenizer
     same_prompt_ids = comparable and chosen.prompt_token_ids == rejected.prompt_token_ids
-    labels: dict[str, Any] = {}
-    for side, response in (("chosen", chosen), ("rejected", rejected)):
-        labels |= {
-            f"{side}_id": response.response_id,
-            f"{side}_token_ids": response.token_ids if comparable else None,
-            f"{side}_tokens": response.tokens if comparable else None,
-            f"{side}_logps": response.logps if comparable else None,
-            f"{side}_model": response.model,
-            f"{side}_complete": None if response.finish_reason is None else True,
-            f"{side}_score": response.score,
-        }
     has_logps = comparable and (chosen.logps is not None or rejected.logps is not None)
     return Pair(
         prompt=chosen.prompt,
-        chosen=_completion(chosen),
-        rejected=_completion(rejected),
+        chosen=_side(chosen, comparable),
+        rejected=_side(rejected, comparable),
         pair_id=f"{chosen.response_id}>{rejected.response_id}",
         prompt_id=chosen.prompt_id,
         prompt_token_ids=chosen.prompt_token_ids if same_prompt_ids else None,
         logps_kind=config.logps if has_logps else None,
         tokenizer=chosen.tokenizer if comparable else None,
-        **labels,
     )
+
+
+def _side(response: Response, with_tokens: bool) -> Side:
+    side = Side(
+        text=_completion(response),
+        id=response.response_id,
+        model=response.model,
+        complete=None if response.finish_reason is None else True,
+        score=response.score,
+    )
+    if not with_tokens:
+        return side
+    return replace(side, **{name: getattr(response, name) for name in PER_TOKEN})
 
 
 def _completion(response: Response) -> Text:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
-import yaml
 
 from regretless.core.files import MANIFEST, read_json
 from regretless.core.run_folder import BASE, UNUSED
+from regretless.core.settings import read_yaml
 from regretless.core.stages import STAGES
 from regretless.data.records import Text, Verdict, read_rows
 
@@ -159,18 +159,17 @@ class RunData:
 def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
     """Read a run folder. `examples`: problems of each kind (solved, broken) and benchmark to show, drawn with `seed`.
 
-    Raises DataError when a file is there but broken.
+    Raises DataError, for the recipe ConfigError, when a file is there but broken.
     """
     recipe = run_dir / "recipe.yaml"
-    text = recipe.read_text(encoding="utf-8") if recipe.is_file() else None
-    stages = _stages(run_dir, _named(yaml.safe_load(text or "{}")))
+    stages = _stages(run_dir, _named(read_yaml(recipe) if recipe.is_file() else {}))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
     evaluated = _evaluated(run_dir / "evaluate", order)
     results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
     return RunData(
         name=run_dir.resolve().name,
-        recipe=text,
+        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
         stages=stages,
         results=_in_order([_take(Result, row) for row in results["rows"]], order, lambda row: row.label),
         seed_results=_in_order([_take(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
@@ -209,10 +208,12 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _named(recipe: Mapping[str, Any]) -> list[str]:
-    """Folders of the trainings that a recipe names, in its order."""
-    objective = (recipe.get("train") or {}).get("objective", [])
-    objectives = [objective] if isinstance(objective, str) else objective
-    return [*(f"pretrain/{name}" for name in recipe.get("pretrain") or {}), *(f"train/{name}" for name in objectives)]
+    """Folders of the trainings that a recipe names, in its order; a section that is none names nothing."""
+    train, pretrain = (recipe.get(name) for name in ("train", "pretrain"))
+    objective = train.get("objective") if isinstance(train, Mapping) else None
+    objectives = [objective] if isinstance(objective, str) else objective if isinstance(objective, list) else []
+    models = pretrain if isinstance(pretrain, Mapping) else {}
+    return [*(f"pretrain/{name}" for name in models), *(f"train/{name}" for name in objectives)]
 
 
 def _stages(run_dir: Path, named: Sequence[str]) -> list[Stage]:

@@ -102,6 +102,8 @@ class Completion:
     """What the model read."""
     tokens: list[str] | None = None
     """Token strings, where there are no ids."""
+    token_numbers: dict[str, list[float]] | None = None
+    """Further numbers per token by name, for objectives that name them in `needs`."""
 
 
 class Engine(Protocol[P]):

@@ -178,6 +178,7 @@ class SampleWork:
             logps=completion.logps,
             logps_kind=completion.logps_kind,
             sampled_logps=completion.sampled_logps,
+            token_numbers=completion.token_numbers,
             sampling=json.dumps(self.params.model_dump(exclude={"engine", "seed"}, exclude_none=True)),
             seed=self.params.seed,
             finish_reason=completion.finish_reason,
@@ -187,7 +188,9 @@ class SampleWork:
 
     def _merge(self) -> None:
         """Write all parts as one table, in the order of prompt, model, sample."""
-        table = pa.concat_tables([pq.read_table(file) for file in sorted(self.parts.glob("*.parquet"))])
+        table = pa.concat_tables(
+            [pq.read_table(file) for file in sorted(self.parts.glob("*.parquet"))], promote_options="default"
+        )
         place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
         models, samples = range(len(self.models)), range(self.params.n)
         wanted = (_response_id(*key) for key in itertools.product(self.prompts, models, samples))

@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,11 +32,8 @@ class TrainingPair:
 
     def items(self, *, rejected: bool) -> list[tuple[Tokens, Tokens]]:
         """The (prompt, response) token pairs that a step computes for this pair."""
-        responses = [self.pair.chosen_ids]
-        if rejected:
-            assert self.pair.rejected_ids is not None
-            responses.append(self.pair.rejected_ids)
-        return [(self.pair.prompt_ids, response) for response in responses]
+        sides = self.pair.sides if rejected else (self.pair.chosen,)
+        return [(self.pair.prompt_ids, side.ids) for side in sides]
 
     def mismatched_items(self) -> list[tuple[Tokens, Tokens]]:
         """The prompt with each response to another prompt."""
@@ -56,9 +52,9 @@ class PairDataset(Dataset[TrainingPair]):
     ) -> None:
         """`numbers`: those of the table's pairs that count, in order; all of them unless given.
 
-        `mismatched`: give every pair the chosen and the rejected response of a pair with the next prompt (KTO's zero
-        point: an estimate over all responses, good and bad). They are fixed per data set, not drawn per batch, so that
-        their reference log-probabilities can be computed once and the estimate works for any batch size. Raises
+        `mismatched`: give every pair the chosen and the rejected response of a pair with the next prompt (for an
+        objective whose `zero_point` is an estimate over them). They are fixed per data set, not drawn per batch, so
+        that their reference log-probabilities can be computed once and the estimate works for any batch size. Raises
         DataError when that is wanted and all prompts are equal.
         """
         self.table = pairs if isinstance(pairs, PairTable) else PairTable.temporary(pairs)
@@ -73,8 +69,8 @@ class PairDataset(Dataset[TrainingPair]):
         groups = self.groups
         if len(groups) < 2:
             raise DataError(
-                "kto with reference_point=mismatched pairs prompts with answers to other prompts, and these data have "
-                "one prompt only; use reference_point=paired"
+                "the zero point is taken over prompts with answers to other prompts, and these data have one prompt "
+                "only; use reference_point=paired"
             )
         sizes = np.diff(groups.bounds)
         rank = np.arange(len(self)) - np.repeat(groups.bounds[:-1], sizes)
@@ -91,21 +87,15 @@ class PairDataset(Dataset[TrainingPair]):
         chosen = xxhash.xxh3_128_hexdigest(self.numbers.tobytes())
         return f"{self.table.key}-{chosen[:16]}" + ("-both-mismatched" if self._mismatched is not None else "")
 
-    @cached_property
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt with a response."""
-        bounds = self.tokens.astype(np.int64)
+        prompts, responses = (
+            lengths[self.numbers] for lengths in (self.table.prompt_tokens, self.table.response_tokens)
+        )
         if self._mismatched is not None:
-            bounds += self.tokens[self._mismatched]
-        longest = 0
-        # Few are read: a pair of no more tokens than the longest sequence so far has none that is longer.
-        for index in np.argsort(-bounds, kind="stable").tolist():
-            if bounds[index] <= longest:
-                break
-            item = self[index]
-            responses = (item.pair.chosen_ids, item.pair.rejected_ids or (), *item.mismatched)
-            longest = max(longest, len(item.pair.prompt_ids) + max(map(len, responses)))
-        return longest
+            responses = np.maximum(responses, responses[self._mismatched])
+        return int((prompts + responses).max(initial=0))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -115,8 +105,7 @@ class PairDataset(Dataset[TrainingPair]):
         if self._mismatched is None:
             return TrainingPair(pair)
         other = self.table[int(self.numbers[self._mismatched[index]])]
-        assert other.rejected_ids is not None  # a method with a zero point judges rejected responses
-        return TrainingPair(pair, (other.chosen_ids, other.rejected_ids))
+        return TrainingPair(pair, tuple(side.ids for side in other.sides))
 
 
 class Groups:

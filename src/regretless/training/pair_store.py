@@ -8,6 +8,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,15 +19,15 @@ from numpy.typing import NDArray
 from regretless.core.files import atomic_path
 from regretless.core.text_gate import clean_text
 from regretless.data.codec import Ids
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 
 RECORDS, INDEX = "records.bin", "index.npz"
-CHOSEN_LOGPS, REJECTED_LOGPS = 1, 2
-"""Flags of a record: which sides' log-probabilities it holds."""
+FORMAT = 2
+"""Of the two files; a table of another format is not read."""
 
 
 class PairTable:
-    """Tokenized pairs by number. In memory are where each begins, its size and its prompt's hash: 20 bytes a pair."""
+    """Tokenized pairs by number. In memory are where each begins, its lengths and its prompt's hash: 28 bytes each."""
 
     def __init__(self, records: BinaryIO, index: dict[str, NDArray[Any]], key: str | None = None) -> None:
         """`records`: open file of the packed pairs; `index`: the arrays beside it; `key`: what it is kept under."""
@@ -34,6 +35,10 @@ class PairTable:
         self._starts: NDArray[np.int64] = index["starts"]
         self.tokens: NDArray[np.int32] = index["tokens"]
         """(pairs,) tokens of prompt and responses together."""
+        self.prompt_tokens: NDArray[np.int32] = index["prompt_tokens"]
+        """(pairs,) tokens of the prompt."""
+        self.response_tokens: NDArray[np.int32] = index["response_tokens"]
+        """(pairs,) tokens of the longer response."""
         self.prompts: NDArray[np.uint64] = index["prompts"]
         """(pairs,) hash of the prompt's tokens."""
 
@@ -80,17 +85,23 @@ class PairTable:
 
 
 def _pack_all(pairs: Iterable[TokenizedPair], handle: BinaryIO) -> dict[str, NDArray[Any]]:
-    starts, tokens, prompts = array("q", [0]), array("i"), array("Q")
+    starts, prompts = array("q", [0]), array("Q")
+    tokens, prompt_tokens, response_tokens = array("i"), array("i"), array("i")
     for pair in pairs:
         data = _pack(pair)
         handle.write(data)
         starts.append(starts[-1] + len(data))
-        tokens.append(len(pair.prompt_ids) + len(pair.chosen_ids) + len(pair.rejected_ids or ()))
+        lengths = [len(side.ids) for side in pair.sides]
+        tokens.append(len(pair.prompt_ids) + sum(lengths))
+        prompt_tokens.append(len(pair.prompt_ids))
+        response_tokens.append(max(lengths))
         prompts.append(prompt_hash(pair.prompt_ids))
     return {
-        "starts": np.frombuffer(starts, np.int64),
-        "tokens": np.frombuffer(tokens, np.int32) if tokens else np.empty(0, np.int32),
-        "prompts": np.frombuffer(prompts, np.uint64) if prompts else np.empty(0, np.uint64),
+        "starts": np.array(starts, np.int64),
+        "tokens": np.array(tokens, np.int32),
+        "prompt_tokens": np.array(prompt_tokens, np.int32),
+        "response_tokens": np.array(response_tokens, np.int32),
+        "prompts": np.array(prompts, np.uint64),
     }
 
 
@@ -100,38 +111,46 @@ def prompt_hash(prompt: Ids) -> int:
 
 
 def _pack(pair: TokenizedPair) -> bytes:
-    """Lengths and flags, the ids, the log-probabilities, and the texts as JSON."""
-    rejected = -1 if pair.rejected_ids is None else len(pair.rejected_ids)
-    flags = (pair.chosen_logps is not None) * CHOSEN_LOGPS + (pair.rejected_logps is not None) * REJECTED_LOGPS
-    head = np.array([len(pair.prompt_ids), len(pair.chosen_ids), rejected, flags], np.int32)
-    ids = np.array([*pair.prompt_ids, *pair.chosen_ids, *(pair.rejected_ids or ())], np.int32)
-    logps = np.array([*(pair.chosen_logps or ()), *(pair.rejected_logps or ())], np.float32)
-    texts = json.dumps([pair.pair_id, pair.source, pair.kind, pair.logps_dropped], ensure_ascii=False)
-    return head.tobytes() + ids.tobytes() + logps.tobytes() + clean_text(texts).encode()
+    """Lengths, the ids, the numbers of each token, and the rest as JSON with the names of those numbers."""
+    sides = pair.sides
+    numbers = [_numbers(side) for side in sides]
+    head = np.array([len(pair.prompt_ids), len(sides), *(len(side.ids) for side in sides)], np.int32)
+    ids = np.array([*pair.prompt_ids, *chain.from_iterable(side.ids for side in sides)], np.int32)
+    values = np.array(list(chain.from_iterable(row for rows in numbers for row in rows.values())), np.float32)
+    names = [list(rows) for rows in numbers]
+    rest = json.dumps([pair.pair_id, pair.source, pair.kind, pair.logps_dropped, names], ensure_ascii=False)
+    text = clean_text(rest).encode()
+    return head.tobytes() + ids.tobytes() + values.tobytes() + text + np.int32(len(text)).tobytes()
+
+
+def _numbers(side: TokenizedSide) -> dict[str, tuple[float, ...]]:
+    """All numbers that a side has per token, by name."""
+    return {**({} if side.logps is None else {"logps": side.logps}), **side.token_numbers}
 
 
 def _unpack(data: bytes) -> TokenizedPair:
-    prompt, chosen, rejected, flags = np.frombuffer(data, np.int32, 4).tolist()
-    place = 16
+    place = 0
 
-    def take(count: int, kind: type[np.int32] | type[np.float32]) -> tuple[Any, ...]:
+    def take(count: int, kind: type[np.int32] | type[np.float32] = np.int32) -> tuple[Any, ...]:
         nonlocal place
         values = np.frombuffer(data, kind, count, place).tolist()
         place += 4 * count
         return tuple(values)
 
-    prompt_ids, chosen_ids = take(prompt, np.int32), take(chosen, np.int32)
-    rejected_ids = None if rejected < 0 else take(rejected, np.int32)
-    chosen_logps = take(chosen, np.float32) if flags & CHOSEN_LOGPS else None
-    rejected_logps = take(rejected, np.float32) if flags & REJECTED_LOGPS else None
-    pair_id, source, kind, dropped = json.loads(data[place:])
+    size = int(np.frombuffer(data[-4:], np.int32)[0])
+    pair_id, source, kind, dropped, names = json.loads(data[-4 - size : -4])
+    prompt, count = take(2)
+    lengths = take(count)
+    prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
+    sides = []
+    for response, own in zip(ids, names, strict=True):
+        numbers = {name: take(len(response), np.float32) for name in own}
+        sides.append(TokenizedSide(response, numbers.pop("logps", None), numbers))
     return TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,
-        chosen_ids=chosen_ids,
-        rejected_ids=rejected_ids,
-        chosen_logps=chosen_logps,
-        rejected_logps=rejected_logps,
+        chosen=sides[0],
+        rejected=sides[1] if len(sides) == 2 else None,
         source=source,
         kind=kind,
         logps_dropped=dropped,

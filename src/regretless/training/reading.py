@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict
 from itertools import chain, islice
@@ -18,10 +19,11 @@ from regretless.core.files import atomic_path, fingerprint, path_fingerprint, ve
 from regretless.core.terminal import bar
 from regretless.data.preferences import CHUNK, REPORTED, check_some_left, open_source, pair_chunks, say_refusals
 from regretless.data.records import Pair, Refusal, json_line, row_count
-from regretless.data.tokenization import TokenizedPair, missing_logps, tokenize_pairs
+from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.objectives import Objective
+from regretless.objectives.inputs import of_data
 from regretless.training.arguments import PreferenceConfig
-from regretless.training.pair_store import PairTable
+from regretless.training.pair_store import FORMAT, PairTable
 
 REFUSED = "refused.jsonl"
 """Beside a table that is complete: the rows that are not in it."""
@@ -49,7 +51,7 @@ def pair_table(
         table = reading.make(PairTable.temporary, opened, source)
         reading.report()
         return table
-    key = fingerprint([content, source, reading.settings(), versions()])
+    key = fingerprint([FORMAT, content, source, reading.settings(), versions()])
     folder = Path(args.pairs_cache_dir or args.cache_dir / "pairs") / key
     complete = folder / REFUSED
     with args.main_process_first(local=args.save_on_each_node, desc="reading of the pairs"):
@@ -103,7 +105,7 @@ class _Reading:
         self, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
     ) -> None:
         self.tokenizer, self.args, self.objective, self.name = tokenizer, args, objective, name
-        self.need_rejected, self.need_logps = "rejected" in objective.needs, "behavior" in objective.needs
+        self.need_rejected, self.names = "rejected" in objective.needs, of_data(objective)
         mine = "" if args.should_save else f"-{args.process_index}"
         self.refused = args.cache_dir / f"refused-{name}{mine}.jsonl"
 
@@ -115,7 +117,7 @@ class _Reading:
             self.tokenizer.chat_template,
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
-            [self.need_rejected, self.need_logps],
+            [self.need_rejected, bool(self.names)],
         ]
 
     def make(
@@ -149,7 +151,7 @@ class _Reading:
     def pairs(self, rows: Path | Iterable[Any], source: str, refusals: TextIO) -> Iterator[TokenizedPair]:
         """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
         kept, first_refused, refused_count, done = 0, list[Refusal](), 0, 0
-        lacking: dict[str, int] = {}
+        lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
                 if chunk and isinstance(chunk[0], TokenizedPair):
@@ -161,29 +163,40 @@ class _Reading:
                         max_length=self.args.max_length,
                         max_prompt_length=self.args.max_prompt_length,
                         truncation=self.args.truncation,
-                        need_logps=self.need_logps,
+                        need_logps=bool(self.names),
                         first=done + 1,
                     )
                     refused = sorted(refused + untokenized, key=lambda refusal: refusal.line)
                 refusals.writelines(json_line(asdict(refusal)) for refusal in refused)
                 first_refused += refused[: REPORTED - len(first_refused)]
                 refused_count += len(refused)
-                if self.need_logps:
-                    for reason, count in missing_logps(tokenized).items():
-                        lacking[reason] = lacking.get(reason, 0) + count
+                for name in self.names:
+                    lacking[name].update(missing_values(tokenized, name))
                 kept += len(tokenized)
                 done += len(chunk)
                 advance(len(tokenized) + len(refused))
                 yield from tokenized
         check_some_left(range(kept), first_refused, self.name, refused_count)
-        if lacking:
-            listed = "; ".join(f"{reason} ({count})" for reason, count in lacking.items())
-            raise DataError(
-                f"{self.name}: {self.objective.name} needs the behaviour policy's token log-probabilities, and "
-                f"{sum(lacking.values())} of {kept} pairs have none: {listed}. Expected chosen_token_ids, "
-                "chosen_logps, rejected_token_ids and rejected_logps made with the policy's tokenizer. Sample with "
-                "`regretless sample`, which records them, or train with repo_det, which needs none"
-            )
+        for name, counts in lacking.items():
+            if counts:
+                listed = "; ".join(f"{reason} ({count})" for reason, count in counts.items())
+                raise DataError(
+                    f"{self.name}: {self.objective.name} needs {_wanted(name)}, and {counts.total()} of {kept} pairs "
+                    f"have none: {listed}. {_remedy(name)}"
+                )
+
+
+def _wanted(name: str) -> str:
+    return "the behavior policy's token log-probabilities" if name == "behavior" else f"token_numbers.{name}"
+
+
+def _remedy(name: str) -> str:
+    if name != "behavior":
+        return f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
+    return (
+        "Expected chosen_token_ids, chosen_logps, rejected_token_ids and rejected_logps made with the policy's "
+        "tokenizer. Sample with `regretless sample`, which records them, or train with repo_det, which needs none"
+    )
 
 
 def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Iterator[tuple[list[Any], list[Refusal]]]:

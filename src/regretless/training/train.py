@@ -222,7 +222,7 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
     method = build(objective, **hyperparameters)
     table = pair_table(pairs, tokenizer, args, method, "pairs")
     train, held_out = (
-        PairDataset(table, mismatched="z_ref" in method.needs, numbers=numbers) if len(numbers) else None
+        PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
         for numbers in _hold_out(table, config.eval_pairs, args.seed)
     )
     assert train is not None

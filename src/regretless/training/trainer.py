@@ -131,7 +131,7 @@ class PreferenceTrainer(Trainer):
             if rows is None or isinstance(rows, PairDataset):
                 return rows
             table = pair_table(rows, processing_class, args, self.objective, name)
-            return PairDataset(table, mismatched="z_ref" in self.objective.needs)
+            return PairDataset(table, mismatched=self.objective.zero_point == "mismatched")
 
         if isinstance(eval_dataset, Mapping):
             reject("eval_dataset", _unusable_names(eval_dataset))
@@ -401,8 +401,8 @@ class PreferenceTrainer(Trainer):
             if "reference_kl" in self.objective.needs:
                 reference = self.reference.distribution(self.accelerator.unwrap_model(model), inputs.layout)
             scores = response_scores(model, inputs.layout, reference)
-        logps = inputs.logps(scores)
-        output = self.objective(logps, inputs.pairs, z_ref=z_ref)
+        logps = inputs.logps(scores, z_ref)
+        output = self.objective(logps, inputs.pairs)
         if counts:
             metrics = pair_metrics(logps, inputs.pairs, output, with_rejected=self._needs_rejected)
             self._means["train" if model.training else "eval"].add(metrics)
@@ -413,22 +413,21 @@ class PreferenceTrainer(Trainer):
         lookup = None if self._reference_logps is None else self._reference_logps.__getitem__
         return [
             build_batch(
-                [pairs[index] for index in row], self.objective.needs, reference=lookup, ends_step=self._ends_step
+                [pairs[index] for index in row], self.objective, reference=lookup, ends_step=self._ends_step
             ).to(self.args.device)
             for row in rows
         ]
 
     def _zero_point(self, pairs: Sequence[TrainingPair], *, counts: bool) -> Tensor | None:
-        """KTO's z, without gradient: mean log-ratio (nats, at least 0) over all of the step's pairs, on all processes.
+        """Mean log-ratio (nats, without gradient) over the responses that the objective's `zero_point` names.
 
-        Of mismatched prompts and responses, or of the pairs' own; None for a method without a reference point. What a
-        process without pairs gives does not count.
+        Over all of the step's pairs on all processes; what a process without pairs gives does not count. None for an
+        objective without a zero point.
         """
-        point = getattr(self.objective, "reference_point", None)
-        if point is None:
+        if self.objective.zero_point is None:
             return None
         assert self._reference_logps is not None
-        if point == "mismatched":
+        if self.objective.zero_point == "mismatched":
             items = [item for pair in pairs for item in pair.mismatched_items()]
         else:
             items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
@@ -439,7 +438,7 @@ class PreferenceTrainer(Trainer):
         ratios = [float((mine - self._reference_logps[item]).sum()) for mine, item in zip(policy, items, strict=True)]
         sums = torch.tensor([sum(ratios), len(ratios)] if counts else [0.0, 0.0], device=self.args.device)
         total, count = self.accelerator.reduce(sums, reduction="sum")
-        return (total / count).clamp(min=0)
+        return total / count
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -479,7 +478,7 @@ class PreferenceTrainer(Trainer):
             raise ConfigError("eval_dataset: required to evaluate")
         if not isinstance(data, PairDataset):
             table = pair_table(data, self.processing_class, self.args, self.objective, "eval_dataset")
-            data = PairDataset(table, mismatched="z_ref" in self.objective.needs)
+            data = PairDataset(table, mismatched=self.objective.zero_point == "mismatched")
         mine = self._share(len(data))
         size = self.args.per_device_eval_batch_size
         # As many batches on every process, the last ones empty: what processes do together has to match.
