@@ -5,7 +5,7 @@
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
 #   make kill-sweep   kills a small run in every stage and compares what it ends as (make kill-sweep N=100: 100 kills)
 #   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
-#   make test-engines what the package samples from vLLM against a re-score; vLLM in .venv-engines, Linux only
+#   make test-engines what the package samples from vLLM, served and in process, against a re-score; Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
 
 VENV := .venv
@@ -39,6 +39,7 @@ fuzz: $(VENV)/.development
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
 	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_vllm.py
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
 
 # Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)

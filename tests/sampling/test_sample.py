@@ -199,7 +199,7 @@ def test_stage_when_prompts_are_bad_or_long_refuses_them_with_line_and_reason(
 def test_config_when_values_cannot_work_says_so_together(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(settings, engine="vlm", top_p=0, models=[])
-    assert "engine: expected one of transformers, openai (got 'vlm')" in str(caught.value)
+    assert "engine: expected one of transformers, vllm, openai (got 'vlm')" in str(caught.value)
     assert "top_p" in str(caught.value)
     assert "models" in str(caught.value)
     with pytest.raises(ConfigError, match="with temperature 0 all 2 responses to a prompt are the same"):

@@ -94,7 +94,7 @@ def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrained
         model = _random_model(config, config.architecture)
         adapter, adapter_revision = config.adapter, None
     else:
-        origin = _origin(config)
+        origin = weights_of(config)
         adapter, adapter_revision = origin.adapter, origin.adapter_revision
         model = _pretrained_model(config, origin)
     if adapter is not None:
@@ -109,16 +109,20 @@ def in_one_dtype(configs: Sequence[ModelConfig]) -> list[ModelConfig]:
     would differ by the rounding of the type as well. A type that is given stays.
     Raises ConfigError when a model cannot be found.
     """
-    stored = {_stored_dtype(config) for config in configs if config.dtype == "auto"}
+    stored = {stored_dtype(config) for config in configs if config.dtype == "auto"}
     if len(stored) < 2:
         return list(configs)
     return [config.model_copy(update={"dtype": "float32"}) if config.dtype == "auto" else config for config in configs]
 
 
-def _stored_dtype(config: ModelConfig) -> str:
+def stored_dtype(config: ModelConfig) -> str:
+    """Type of a config's weights as they are stored (`float32`, `bfloat16`, …).
+
+    Raises ConfigError when the model cannot be found.
+    """
     if config.architecture is not None:
-        return "torch.float32"
-    origin = _origin(config)
+        return "float32"
+    origin = weights_of(config)
     known = _load(
         "model",
         origin.base,
@@ -126,7 +130,7 @@ def _stored_dtype(config: ModelConfig) -> str:
             origin.base, revision=origin.revision, trust_remote_code=config.trust_remote_code
         ),
     )
-    return str(known.get_text_config().dtype or known.dtype)
+    return str(known.get_text_config().dtype or known.dtype).removeprefix("torch.")
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -279,7 +283,11 @@ def _fit_to_tokenizer(values: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     values.setdefault("pad_token_id", tokenizer.pad_token_id if only_pads else None)
 
 
-def _origin(config: ModelConfig) -> Origin:
+def weights_of(config: ModelConfig) -> Origin:
+    """Where the weights of a config with `name_or_path` come from.
+
+    Raises ConfigError when an adapter names no base model, or is itself to carry an adapter.
+    """
     name = str(config.name_or_path)
     if not _load("model", name, lambda: find_adapter_config_file(name, revision=config.revision)):
         return Origin(name, config.revision, config.adapter)
@@ -299,7 +307,7 @@ def _tokenizer_source(config: ModelConfig) -> tuple[str, str | None]:
         return config.tokenizer, None
     if config.name_or_path is None:
         raise ConfigError("model.tokenizer: required next to model.architecture; give a tokenizer's folder or hub id")
-    origin = _origin(config)
+    origin = weights_of(config)
     if origin.adapter == config.name_or_path and not (Path(origin.adapter) / "tokenizer_config.json").is_file():
         return origin.base, origin.revision
     return config.name_or_path, config.revision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -36,13 +36,31 @@ class SamplingServer(ServerConfig):
     do; unless given, any server but OpenAI's own is taken to."""
 
 
+class VllmOptions(Section):
+    """Settings of vLLM in this process, for the engine `vllm`."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs over which each layer of the model is spread."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Most tokens of prompt and response together, for which vLLM reserves memory; the model's own limit by default."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of each GPU's memory that vLLM takes for weights, keys and values."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Log-probabilities that vLLM records; it has one kind at a time. `raw`: of the model's own distribution, which
+    regret needs. `processed`: of the distribution that is sampled from, after temperature, top-p, top-k, penalties."""
+    engine_args: dict[str, Any] = Field(default={})
+    """Any other argument of vLLM's `LLM`, as `max_num_seqs` or `enforce_eager`."""
+
+
 class SamplingParams(Section):
     """How responses are drawn. The defaults are the paper's (appendix, data generation)."""
 
     engine: str = "transformers"
-    """What runs the model: `transformers`, `openai` for an OpenAI-compatible server, or the name of a plug-in."""
+    """What runs the model: `transformers`, `vllm`, `openai` for an OpenAI-compatible server, or a plug-in's name."""
     server: SamplingServer | None = None
     """The server, for an engine that asks one."""
+    vllm: VllmOptions | None = None
+    """Settings of vLLM, for the engine `vllm`."""
     n: int = Field(default=8, ge=1)
     """Responses per prompt."""
     temperature: float = Field(default=0.7, ge=0)

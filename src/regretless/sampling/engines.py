@@ -13,6 +13,7 @@ from regretless.modeling.load import ModelConfig, load_tokenizer
 from regretless.sampling.base import Engine, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine, local_tokenizer
 from regretless.sampling.transformers_engine import TransformersEngine
+from regretless.sampling.vllm_engine import VllmEngine
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,15 @@ class EngineKind:
     """The tokenizer that counts a prompt's tokens before sampling; None where only a server has it."""
     takes_server: bool = False
     """Whether it asks the server that the settings name in `server`, and so needs one."""
+    takes_vllm: bool = False
+    """Whether it follows the settings of vLLM in `vllm`."""
 
 
 ENGINES: Registry[EngineKind] = Registry(
     "engines",
     {
         "transformers": EngineKind(TransformersEngine),
+        "vllm": EngineKind(VllmEngine, takes_vllm=True),
         "openai": EngineKind(OpenAIEngine, tokenizer=local_tokenizer, takes_server=True),
     },
     lambda _, part: None if isinstance(part, EngineKind) else f"expected an EngineKind, got {part!r}",

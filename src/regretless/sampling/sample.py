@@ -38,11 +38,14 @@ class SampleConfig(SamplingParams):
 
     @model_validator(mode="after")
     def _server_and_engine(self) -> Self:
-        takes_server = ENGINES.find(self.engine).takes_server
+        kind = ENGINES.find(self.engine)
+        takes_server = kind.takes_server
         if takes_server and self.server is None:
             raise ValueError(f"server: required by the engine {self.engine}")
         if self.server is not None and not takes_server:
             raise ValueError(f"server: the engine {self.engine} asks none; remove it, or choose the engine openai")
+        if self.vllm is not None and not kind.takes_vllm:
+            raise ValueError(f"vllm: the engine {self.engine} is another; remove it, or choose the engine vllm")
         return self
 
 

