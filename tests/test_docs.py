@@ -191,7 +191,7 @@ def test_table_of_verbs_when_read_then_it_is_that_of_the_command_line() -> None:
 
 def test_layout_when_read_then_every_part_of_the_package_is_in_it() -> None:
     text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (tree,) = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    (tree,) = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     inside = set(re.findall(r"^  ([\w.]+/?) ", tree, re.MULTILINE))
     package = PROJECT / "src" / "regretless"
     parts = {path.name + "/" for path in package.iterdir() if (path / "__init__.py").is_file()}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -21,20 +20,7 @@ from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.train import TrainConfig
 from regretless.world.tokenizer import build_tokenizer
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that finds the example plug-in installed."""
-    target = tmp_path_factory.mktemp("site")
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
-    source = tmp_path_factory.mktemp("source") / "plugin"
-    # Building leaves files beside the sources.
-    subprocess.run(["cp", "-r", str(EXAMPLE), str(source)], check=True)
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
-    paths = [str(target), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def regretless(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "regretless", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
-    environment: dict[str, str], model: Path, tmp_path: Path
+    regretless: Command, model: Path, tmp_path: Path
 ) -> None:
     pairs = tmp_path / "pairs.jsonl"
     rows = [
@@ -62,42 +43,34 @@ def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     ]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     settings = ["objective=hinge", "beta=0.5", "max_steps=1", "per_device_train_batch_size=4", "lora=null"]
-    done = regretless(
-        environment, "train", "--pairs", pairs, "--model", model, "--output", tmp_path / "trained", *settings
-    )
+    done = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "trained", *settings)
     assert done.returncode == 0, done.stderr
     manifest = read_json(tmp_path / "trained" / "manifest.json")
     # At the reference every margin is 0, so the hinge is 1; DPO's loss would be log 2.
     assert manifest["summary"]["loss"] == pytest.approx(1.0, abs=1e-6)
     assert manifest["versions"]["regretless-example-plugin"] == "0.1.0"
-    wrong = regretless(
-        environment, "train", "--pairs", pairs, "--model", model, "--output", tmp_path / "no", "objective=hinje"
-    )
+    wrong = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "no", "objective=hinje")
     assert wrong.returncode == 2 and "hinge" in wrong.stderr
 
 
-def test_verifier_of_a_plugin_when_named_then_it_decides(environment: dict[str, str], tmp_path: Path) -> None:
+def test_verifier_of_a_plugin_when_named_then_it_decides(regretless: Command, tmp_path: Path) -> None:
     rows = [
         {"prompt": "Is 3 even or odd?", "response": response, "answer": "odd"}
         for response in ("It is Odd", "It is even", "")
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     output = tmp_path / "out.jsonl"
-    done = regretless(
-        environment, "verify", "--responses", tmp_path / "in.jsonl", "--output", output, "verifier=last_word"
-    )
+    done = regretless("verify", "--responses", tmp_path / "in.jsonl", "--output", output, "verifier=last_word")
     assert done.returncode == 0, done.stderr
     verdicts = [json.loads(line)["verdict"] for line in output.read_text(encoding="utf-8").splitlines()]
     assert verdicts == ["correct", "wrong", "wrong"]
 
 
 def test_benchmark_of_a_plugin_when_evaluated_then_its_problems_are_answered(
-    environment: dict[str, str], model: Path, tmp_path: Path
+    regretless: Command, model: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "evaluated"
-    done = regretless(
-        environment, "evaluate", "--model", model, "--benchmark", "parity", "--output", output, "max_new_tokens=2"
-    )
+    done = regretless("evaluate", "--model", model, "--benchmark", "parity", "--output", output, "max_new_tokens=2")
     assert done.returncode == 0, done.stderr
     (row,) = read_json(output / "results.json")["rows"]
     assert (row["benchmark"], row["n"]) == ("parity", 12)

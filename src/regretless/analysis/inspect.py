@@ -88,6 +88,10 @@ def run(
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
     }
+    wanted = sorted(frozenset().union(*(objective.token_numbers for objective in built.values())))
+    found["data"]["without_token_numbers"] = {
+        name: lacking for name in wanted if (lacking := missing_values(tokenized, name))
+    }
     sample = whole_prompts(rows, config.sample, config.seed, lambda row: row[0].prompt_ids)
     if sample:
         responses = list(dict.fromkeys(_responses([pair for pair, _ in sample])))
@@ -180,6 +184,11 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
         whole = "no pair has" if lacking == data["pairs"] else f"{lacking} of {data['pairs']} pairs lack"
         reasons = "; ".join(data["without_behavior_logps"])
         notes.append(f"{whole} behaviour log-probabilities ({reasons}): repo cannot use them, repo_det and others can")
+    for name, counts in data["without_token_numbers"].items():
+        notes.append(
+            f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "
+            "objectives that need it cannot use them"
+        )
     if data["equal_scores"]:
         notes.append(f"{data['equal_scores']} pairs have equal scores on both sides: no preference is behind them")
     notes += [

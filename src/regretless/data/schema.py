@@ -18,6 +18,8 @@ LOWEST_LOGP = -1e9
 """Nats. No model computes less for a token that it wrote; sums and squares of this still fit into float32."""
 MOST_SCORE = 1e100
 """Sums and squares of scores up to this fit into float64."""
+MOST_NUMBER = 1e38
+"""Further numbers per token are stored and computed with as float32."""
 FOUND = 60
 """Characters of a value that a message shows."""
 
@@ -38,8 +40,8 @@ Score = Annotated[
     ),
 ]
 TokenNumbers = Annotated[
-    dict[str, list[Annotated[float, Field(allow_inf_nan=False)]] | None],
-    Field(description="an object with one list of finite numbers, one per token, for each name"),
+    dict[str, list[Annotated[float, Field(allow_inf_nan=False, ge=-MOST_NUMBER, le=MOST_NUMBER)]] | None],
+    Field(description=f"for each name a list of numbers from {-MOST_NUMBER:g} to {MOST_NUMBER:g}, one per token"),
 ]
 String = Annotated[str, Field(description="text")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -10,6 +10,7 @@ from typing import Literal
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Ids, Tokenizer, codec_of
 from regretless.data.records import Pair, Refusal, Side, SideName, Text, pair_row
+from regretless.data.schema import check_lengths, check_numbers
 
 Truncation = Literal["refuse", "keep_start"]
 
@@ -225,7 +226,7 @@ class _PairEncoder:
         dropped = [
             f"{side.name}: {reason}"
             for side, (_, reason) in zip(stored, fitted, strict=True)
-            if side.known.logps is not None and reason
+            if reason and (side.known.logps is not None or side.known.token_numbers)
         ]
         return TokenizedPair(
             pair_id=pair.pair_id or origin,
@@ -294,14 +295,14 @@ class _PairEncoder:
         """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""
         if found.dropped:
             return TokenizedSide(found.ids)
-        stored = {"logps": side.known.logps, **(side.known.token_numbers or {})}
-        numbers = {name: self._shared(values) for name, values in stored.items() if values is not None}
-        for name, values in numbers.items():
-            if len(values) != len(found.ids):
-                raise DataError(
-                    f"{side.name}_{name}: expected one value per token, got {len(values)} for {len(found.ids)} tokens"
-                )
-        return TokenizedSide(found.ids, numbers.pop("logps", None), numbers)
+        logps, numbers = side.known.logps, side.known.token_numbers or {}
+        problem = check_lengths(f"{side.name}_logps", found.ids, logps) or check_numbers(
+            f"{side.name}_token_numbers", found.ids, numbers
+        )
+        if problem is not None:
+            raise DataError(problem)
+        shared = {name: self._shared(values) for name, values in numbers.items()}
+        return TokenizedSide(found.ids, None if logps is None else self._shared(logps), shared)
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
         """Numbers as a tuple, the same one for equal numbers: a response stands in several pairs."""

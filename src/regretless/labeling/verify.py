@@ -29,7 +29,7 @@ from regretless.data.records import (
     write_jsonl,
     write_parquet,
 )
-from regretless.data.schema import Unusable, found
+from regretless.data.schema import Unusable, found, given_numbers
 from regretless.labeling.check import Check, Verifier
 from regretless.labeling.pool import Pool
 from regretless.labeling.verifiers import VERIFIERS
@@ -118,6 +118,8 @@ def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
     values = [row.get(name) for row in rows]
     if name in NAMES:
         values = [None if value is None else str(value) for value in values]
+    if name == "token_numbers":
+        values = [given_numbers(value) for value in values]  # a table has no object without a name
     return pa.array(values, column_type(name, rows) if name in RESPONSE_COLUMNS else None)
 
 

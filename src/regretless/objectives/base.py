@@ -72,7 +72,8 @@ class Logps:
         if self.policy.dim() != 2:
             raise ValueError(f"Logps.policy: expected shape (responses, tokens), got {tuple(self.policy.shape)}")
         tensors = {name: getattr(self, name) for name in ("mask", "reference", "behavior", "reference_kl", "steps")}
-        for name, value in {**tensors, **self.token_numbers}.items():
+        tensors |= {f"token_numbers.{name}": values for name, values in self.token_numbers.items()}
+        for name, value in tensors.items():
             if value is not None and value.shape != self.policy.shape:
                 raise ValueError(
                     f"Logps.{name}: expected {tuple(self.policy.shape)} as policy, got {tuple(value.shape)}"
@@ -169,7 +170,7 @@ class Objective(Section):
         return None
 
     def __call__(self, logps: Logps, pairs: Tensor) -> Output:
-        given = {"rejected", *logps.token_numbers}
+        given = {"rejected", *(logps.token_numbers.keys() - INPUTS)}
         given |= {name for name in REMEDIES if getattr(logps, name, None) is not None}
         missing = sorted(self.needs - given)
         if missing:

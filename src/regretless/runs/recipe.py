@@ -170,8 +170,11 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if needing and "model" not in given:
         yield "model", f"required by {', '.join(needing)}, not given"
     evaluate = values.get("evaluate")
-    if isinstance(evaluate, Mapping) and (verifier := evaluate.get("verifier")) not in (None, *VERIFIERS):
-        yield "evaluate.verifier", f"expected one of {', '.join(VERIFIERS)}, got {verifier!r}"
+    if isinstance(evaluate, Mapping) and isinstance(verifier := evaluate.get("verifier"), str):
+        try:
+            VERIFIERS.check(verifier)
+        except ValueError as problem:
+            yield "evaluate.verifier", f"{problem} (got {verifier!r})"
     report = values.get("report")
     if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in given:
         yield "report.figures", "no token rewards to draw; add `analyze`"

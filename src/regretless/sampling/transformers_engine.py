@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, Provenance, SamplingParams
 
+Measure = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]
+"""(logits (B, V), the same shaped to draw from (B, V), drawn token ids (B, 1)) → further numbers (B,) by name."""
+
 
 class TransformersEngine:
     """Engine on the model of a config. Raises ConfigError when it cannot be loaded or no token ends its responses."""
@@ -47,7 +50,7 @@ class TransformersEngine:
             model=config.label,
             revision=config.revision or getattr(self.model.config, "_commit_hash", None),
             dtype=str(self.model.dtype).removeprefix("torch."),
-            engine="transformers",
+            engine=params.engine,
             tokenizer=tokenizer_fingerprint(self.tokenizer),
         )
 
@@ -70,7 +73,7 @@ class TransformersEngine:
         input_ids = torch.tensor(rows, device=device)
         padding = torch.tensor(pads, device=device)
         mask = (torch.arange(width, device=device) >= padding[:, None]).long()
-        recorder = LogpRecorder(self.params, padding)
+        recorder = LogpRecorder(self.params, padding, self.measure)
         with torch.inference_mode(), _seeded(device, seed), self._own_settings_only():
             output = self.model.generate(
                 input_ids=input_ids,
@@ -81,7 +84,16 @@ class TransformersEngine:
         tokens = output[:, width:]
         raw, sampled = recorder.logps(tokens.shape[1])
         drawn = None if sampled is None else sampled.tolist()
-        return self._completions(prompts, tokens.tolist(), raw.tolist(), drawn)
+        numbers = {name: rows.tolist() for name, rows in recorder.token_numbers(tokens.shape[1]).items()}
+        return self._completions(prompts, tokens.tolist(), raw.tolist(), drawn, numbers)
+
+    def measure(self, logits: Tensor, shaped: Tensor, tokens: Tensor) -> Mapping[str, Tensor]:
+        """Further numbers (B,) of the tokens just drawn, by name; this engine records none, a subclass may.
+
+        logits: (B, V) of the model; shaped: (B, V), what was drawn from: the logits after temperature, top-p, top-k and
+        penalties; tokens: (B, 1) ids. Rows go through it until the longest response of the batch is complete.
+        """
+        return {}
 
     def _completions(
         self,
@@ -89,6 +101,7 @@ class TransformersEngine:
         tokens: list[list[int]],
         raw: list[list[float]],
         sampled: list[list[float]] | None,
+        numbers: Mapping[str, list[list[float]]],
     ) -> list[Completion]:
         ends = set(self.ends)
         stops = [next((at for at, token in enumerate(row) if token in ends), None) for row in tokens]
@@ -103,6 +116,7 @@ class TransformersEngine:
                 sampled_logps=None if sampled is None else sampled[row][:length],
                 finish_reason="length" if stops[row] is None else "stop",
                 prompt_token_ids=list(prompts[row]),
+                token_numbers={name: values[row][:length] for name, values in numbers.items()} or None,
             )
             for row, length in enumerate(lengths)
         ]
@@ -142,10 +156,11 @@ class LogpRecorder:
     logits go. Memory: two (B, V) tensors and two numbers a token, where `output_logits` would keep steps × B × V.
 
     padding: (B,) number of pad tokens in front of each prompt, which are no part of the text.
+    measure: further numbers of each token, computed while the logits are there.
     """
 
-    def __init__(self, params: SamplingParams, padding: Tensor) -> None:
-        self.padding = padding
+    def __init__(self, params: SamplingParams, padding: Tensor, measure: Measure) -> None:
+        self.padding, self.measure = padding, measure
         penalty = float(params.repetition_penalty)
         self.penalty = RepetitionPenaltyLogitsProcessor(penalty) if penalty != 1 else None
         self.draws = params.temperature > 0
@@ -159,6 +174,7 @@ class LogpRecorder:
         self.pending: tuple[Tensor, Tensor] | None = None
         self.raw: list[Tensor] = []
         self.sampled: list[Tensor] = []
+        self.measured: list[Mapping[str, Tensor]] = []
 
     def shape(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """(B, V) scores to draw from, given the model's logits (B, V) behind input_ids (B, S)."""
@@ -182,11 +198,17 @@ class LogpRecorder:
         self.raw.append(_chosen_logps(raw, chosen))
         if self.draws:
             self.sampled.append(_chosen_logps(shaped, chosen))
+        self.measured.append(self.measure(raw, shaped, chosen))
 
     def logps(self, steps: int) -> tuple[Tensor, Tensor | None]:
         """(B, steps) nats of the chosen tokens: in the model's distribution, in the one drawn from (None: greedy)."""
         raw = torch.stack(self.raw[:steps], dim=1)
         return raw, torch.stack(self.sampled[:steps], dim=1) if self.draws else None
+
+    def token_numbers(self, steps: int) -> dict[str, Tensor]:
+        """(B, steps) of each further number, by name."""
+        names = self.measured[0]
+        return {name: torch.stack([row[name] for row in self.measured[:steps]], dim=1) for name in names}
 
 
 def _chosen_logps(scores: Tensor, chosen: Tensor) -> Tensor:

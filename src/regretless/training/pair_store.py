@@ -22,7 +22,7 @@ from regretless.data.codec import Ids
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 2
+FORMAT = 3
 """Of the two files; a table of another format is not read."""
 
 
@@ -123,9 +123,10 @@ def _pack(pair: TokenizedPair) -> bytes:
     return head.tobytes() + ids.tobytes() + values.tobytes() + text + np.int32(len(text)).tobytes()
 
 
-def _numbers(side: TokenizedSide) -> dict[str, tuple[float, ...]]:
-    """All numbers that a side has per token, by name."""
-    return {**({} if side.logps is None else {"logps": side.logps}), **side.token_numbers}
+def _numbers(side: TokenizedSide) -> dict[str | None, tuple[float, ...]]:
+    """All numbers that a side has per token, by name; None names the log-probabilities, as no other number can."""
+    logps: dict[str | None, tuple[float, ...]] = {} if side.logps is None else {None: side.logps}
+    return logps | dict(side.token_numbers)
 
 
 def _unpack(data: bytes) -> TokenizedPair:
@@ -145,7 +146,7 @@ def _unpack(data: bytes) -> TokenizedPair:
     sides = []
     for response, own in zip(ids, names, strict=True):
         numbers = {name: take(len(response), np.float32) for name in own}
-        sides.append(TokenizedSide(response, numbers.pop("logps", None), numbers))
+        sides.append(TokenizedSide(response, numbers.pop(None, None), numbers))
     return TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,

@@ -117,7 +117,7 @@ class _Reading:
             self.tokenizer.chat_template,
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
-            [self.need_rejected, bool(self.names)],
+            [self.need_rejected, self.names],
         ]
 
     def make(
