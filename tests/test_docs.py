@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from regretless.cli import verbs
 from regretless.cli.app import app
+from regretless.core import errors, interrupt
+from regretless.core.errors import RegretlessError
 from regretless.core.stages import STAGES
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.objectives import OBJECTIVES
@@ -189,6 +191,15 @@ def test_table_of_verbs_when_read_then_it_is_that_of_the_command_line() -> None:
         assert not stage.about or row in section, f"README.md: the table should have\n{row}"
 
 
+def test_exit_codes_when_read_then_they_are_those_of_the_code() -> None:
+    section = readme().split("### Exit codes")[1].split("\n## ")[0]
+    listed = [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RegretlessError)]
+    assert len(kinds) >= 7
+    codes = {0, interrupt.EXIT_CODE} | {kind.exit_code for kind in kinds}
+    assert listed == sorted(codes), f"README.md, Exit codes: expected rows for {sorted(codes)}, got {listed}"
+
+
 def test_layout_when_read_then_every_part_of_the_package_is_in_it() -> None:
     text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (tree,) = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -199,6 +210,40 @@ def test_layout_when_read_then_every_part_of_the_package_is_in_it() -> None:
     assert inside == parts
     for top in re.findall(r"^([\w/]+)/ ", tree, re.MULTILINE):
         assert (PROJECT / top).is_dir(), top
+
+
+# --- width of the prose ----------------------------------------------------------------------------------------------
+
+WIDTH = 100
+"""Columns of a line of prose."""
+EXEMPT = re.compile(r"\||#|    |<|(\d+\. |[-*] )?(\S+|!?\[[^\]]*\]\([^)]*\)[.,;:]?)$")
+"""Begins, or is, a line that cannot be broken: of a table, a heading, a code block, HTML, or one link or word alone."""
+
+
+def too_wide(text: str) -> list[str]:
+    """Lines of prose that are wider than `WIDTH`, with their numbers."""
+    fenced = False
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and len(line) > WIDTH and not EXEMPT.match(line):
+            found.append(f"line {number}, {len(line)} columns: {line[:40]}…")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_prose_of_a_page_when_measured_then_it_is_wrapped(page: Path) -> None:
+    wide = too_wide(page.read_text(encoding="utf-8"))
+    assert not wide, f"{name(page)}: wrap at {WIDTH} columns:\n" + "\n".join(wide)
+
+
+def test_wide_lines_when_measured_then_only_prose_counts() -> None:
+    long = "word " * 21
+    link = f"[{long}](docs/page.md)"
+    exempt = [f"| {long} |", f"## {long}", f"    {long}", f"```\n{long}\n```", link, f"- {link}.", "x" * 120]
+    assert not [text for text in exempt if too_wide(text)]
+    assert len(too_wide(f"{long}\n- {long}\n```\n{long}\n```\n{long}{link}")) == 3
 
 
 # --- the Python example ----------------------------------------------------------------------------------------------

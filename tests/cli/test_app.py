@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +214,17 @@ def test_single_stage_of_a_recipe_when_run_by_its_verb_then_it_works_in_the_run_
     assert len(rows_of(tmp_path / "run" / "world" / "prompts.jsonl")) == 4
 
 
-def test_help_when_asked_for_then_it_is_quick_and_loads_no_framework() -> None:
-    started = time.monotonic()
+def test_help_when_asked_for_then_it_loads_nothing_heavy() -> None:
+    """What takes its time is imports: without these it answers at once."""
     code = (
         "import sys, regretless.cli.app\n"
         "try: regretless.cli.app.main(['--help'])\n"
-        "finally: print('framework' if 'torch' in sys.modules else 'alone')"
+        "finally: print('loaded:', *set(sys.argv[1:]) & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    heavy = ("torch", "transformers", "pyarrow", "datasets", "peft", "numpy", "sympy")
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 5  # about 0.3 s on an idle machine
-    assert done.stdout.endswith("alone\n")
+    assert done.stdout.splitlines()[-1] == "loaded:"
     assert all(verb in done.stdout for verb in VERBS)
 
 

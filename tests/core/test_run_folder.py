@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit_of_work import write_rows
 
 from killed import AtWrite
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
-from regretless.core.files import write_text
 from regretless.core.run_folder import RunFolder, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
@@ -157,40 +158,22 @@ def test_report_verb_when_the_folder_report_is_somebody_elses_then_it_is_left_al
     assert [path.name for path in (tmp_path / "run" / "report").iterdir()] == ["thesis.txt"]
 
 
-def write_rows(folder: Path, killed: AtWrite | None) -> None:
-    """A unit of work, in a process that is killed where `killed` says."""
-    if killed is not None:
-        killed()
-    run = RunFolder(folder)
-
-    def work(output: Path) -> dict[str, Any]:
-        write_text(output / "rows.jsonl", "1\n2\n")
-        return {"rows": 2}
-
-    with run.locked():
-        run.do("unit", {"seed": 1}, work)
-
-
 def test_unit_when_killed_before_any_write_then_the_next_run_leaves_what_an_undisturbed_one_does(
     tmp_path: Path,
 ) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-
-    def run(folder: Path, killed: AtWrite | None = None) -> int | None:
-        process = context.Process(target=write_rows, args=(folder, killed))
-        process.start()
-        process.join()
-        return process.exitcode
-
-    assert run(tmp_path / "whole") == 0
+    # Not the server of forks: a process has one, which other tests start with more than this one needs.
+    context = multiprocessing.get_context("spawn")
+    write_rows(tmp_path / "whole")
     expected = contents(tmp_path / "whole")
     assert expected.keys() == {"unit/manifest.json", "unit/rows.jsonl"}
     for number in itertools.count():
         folder = tmp_path / str(number)
-        killed = run(folder, AtWrite(folder, number))
-        assert run(folder) == 0
+        process = context.Process(target=write_rows, args=(folder, AtWrite(folder, number)))
+        process.start()
+        process.join()
+        write_rows(folder)
         assert not differences(expected, contents(folder)), f"killed before write {number}"
-        if killed == 0:
+        if process.exitcode == 0:
             break
+        assert process.exitcode == -signal.SIGKILL
     assert number >= 8

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+from pathlib import Path
+from typing import Literal
 
 import pytest
 from pydantic import Field
@@ -14,6 +18,7 @@ from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
 from regretless.core.stages import STAGES
 from regretless.runs.recipe import Recipe
+from regretless.training.train import UNUSED
 
 
 class Inner(Section):
@@ -35,31 +40,108 @@ class Outer(Section):
     """Some by name."""
 
 
+class Round(Section):
+    """One of two kinds."""
+
+    kind: Literal["round"] = "round"
+    """Which kind."""
+    color: str = "red"
+    """Its color."""
+    radius: int = 1
+    """How far it reaches."""
+
+
+class Square(Section):
+    """The other kind."""
+
+    kind: Literal["square"] = "square"
+    """Which kind."""
+    color: str = "blue"
+    """Its color."""
+
+
+class Holder(Section):
+    """A section that holds one of two kinds."""
+
+    shape: Round | Square = Field(discriminator="kind")
+    """Its shape."""
+    many: list[int] = Field(default_factory=list)
+    """Some."""
+    own: Inner = Inner(size=3)
+    """One inside."""
+
+
 def test_settings_when_listed_then_nested_ones_come_with_their_key_type_default_and_meaning() -> None:
     assert settings_of(Outer, "outer") == [
-        Setting("outer.name", "string or none", None, "What it is called."),
-        Setting("outer.inner", "section or none", None, "One inside."),
+        Setting("outer.name", "string or null", None, "What it is called."),
+        Setting("outer.inner", "section or null", None, "One inside."),
         Setting("outer.inner.size", "integer ≥ 1", REQUIRED, "How many."),
-        Setting("outer.several", "mapping", None, "Some by name."),
+        Setting("outer.several", "mapping", {}, "Some by name."),
         Setting("outer.several.NAME.size", "integer ≥ 1", REQUIRED, "How many."),
     ]
+
+
+def test_settings_when_a_section_is_of_several_kinds_then_it_says_which_kind_has_what() -> None:
+    assert settings_of(Holder) == [
+        Setting("shape", "section", REQUIRED, "Its shape."),
+        Setting("shape.kind", "round or square", REQUIRED, "Which kind."),
+        Setting("shape.color", "string", "red", "For kind=round: Its color."),
+        Setting("shape.color", "string", "blue", "For kind=square: Its color."),
+        Setting("shape.radius", "integer", 1, "For kind=round: How far it reaches."),
+        Setting("many", "list of integer", [], "Some."),
+        Setting("own", "section", {"size": 3}, "One inside."),
+        Setting("own.size", "integer ≥ 1", REQUIRED, "How many."),
+    ]
+    assert settings_of(Holder)[6].default_text == "as listed for its settings"
+
+
+def test_settings_when_listed_then_a_recipe_takes_every_one_and_those_of_no_section_too() -> None:
+    """Some arguments of the trainer are no settings: a recipe refuses them."""
+    keys = {one.key for one in settings_of_stage("train")}
+    assert "train.max_length" in keys
+    assert not {f"train.{name}" for name in UNUSED} & keys
+    assert settings_of_stage("seed") == [
+        Setting("seed", "integer ≥ 0", 0, Recipe.model_fields["seed"].description or "")
+    ]
+    assert settings_of_stage("name")[0].default == REQUIRED
 
 
 @pytest.mark.parametrize("section", Recipe.model_fields)
 def test_section_when_listed_then_every_setting_says_what_it_means(section: str) -> None:
     found = settings_of_stage(section)
     assert found
-    assert not [setting.key for setting in found if not setting.meaning.strip()]
+    # A sentence: longer than a word or two, with a capital (or a name in code) in front and a period at its end.
+    sentence = re.compile(r"(For \w+=[\w ]+: )?[`A-Z].{9,}[.]")
+    assert not [f"{one.key}: {one.meaning}" for one in found if not sentence.fullmatch(one.meaning)]
+    meanings = {key: {one.meaning for one in found if one.key == key} for key in {one.key for one in found}}
+    assert not [key for key, several in meanings.items() if len(several) < sum(one.key == key for one in found)]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("stage", [stage.name for stage in STAGES.values() if stage.about])
-def test_help_of_a_command_when_asked_for_then_it_shows_every_setting(
-    stage: str, monkeypatch: pytest.MonkeyPatch
+def test_help_of_a_command_when_asked_for_then_it_shows_every_setting_in_full(
+    stage: str, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", str(columns))
     shown = CliRunner().invoke(app, [stage, "--help"]).output
-    missing = [one.key for one in settings_of_stage(stage) if f" {one.key.removeprefix(f'{stage}.')} " not in shown]
-    assert not missing
+    assert max(map(len, shown.splitlines())) <= columns
+    words = " ".join(shown.split())
+    for one in settings_of_stage(stage):
+        default = REQUIRED if one.default == REQUIRED else f"default: {one.default_text}"
+        assert f" {one.key.removeprefix(f'{stage}.')} {one.type}; {default} {one.meaning} " in f"{words} "
+
+
+def test_pages_of_settings_when_compared_with_the_code_then_they_are_up_to_date() -> None:
+    script = Path(__file__).resolve().parents[2] / "docs" / "make_settings.py"
+    spec = importlib.util.spec_from_file_location("make_settings", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    expected = module.pages()
+    assert len(expected) > 12
+    actual = {page.name: page.read_text(encoding="utf-8") for page in module.FOLDER.glob("*.md")}
+    stale = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
+    assert not stale, f"docs/settings: {', '.join(stale)} out of date; run: {module.COMMAND}"
 
 
 def test_settings_command_when_asked_for_json_then_programs_can_read_it() -> None:

@@ -88,9 +88,7 @@ def test_run_when_rows_need_no_algebra_then_no_process_starts(tmp_path: Path, mo
     monkeypatch.setattr(Pool, "run", lambda self, rows: iter(()) if not rows else pytest.fail("a worker was needed"))
     texts = [f"{i}+1={i + 1}\n\\boxed{{{i + 1}}}" for i in range(5000)]
     source = responses_file(tmp_path / "in.parquet", texts, r"6+1=7 \boxed{7}")
-    start = time.perf_counter()
     assert run(VerifyConfig(), source, tmp_path)["correct"] == 1
-    assert time.perf_counter() - start < 15
 
 
 def test_run_when_killed_then_goes_on_behind_the_last_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

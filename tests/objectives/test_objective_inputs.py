@@ -162,7 +162,7 @@ def test_build_with_bad_settings_reports_all_of_them_together() -> None:
 def test_objective_when_built_from_its_own_listing_is_the_default(name: str) -> None:
     listing = OBJECTIVES[name].hyperparameters()
     assert hyperparameter_names(name) == tuple(listing)
-    assert all(entry.type and entry.description for entry in listing.values())
+    assert all(entry.type and entry.meaning for entry in listing.values())
     defaults: dict[str, Any] = {key: entry.default for key, entry in listing.items()}
     assert build(name, **defaults) == build(name)
     assert build(name).name == name
@@ -171,7 +171,7 @@ def test_objective_when_built_from_its_own_listing_is_the_default(name: str) -> 
 def test_hyperparameter_types_when_listed_show_bounds_and_choices() -> None:
     listing = OBJECTIVES["repo"].hyperparameters()
     assert listing["beta"].type == "number > 0"
-    assert listing["discount"].type == "number ≥ 0, ≤ 1 or none"
+    assert listing["discount"].type == "number ≥ 0, ≤ 1 or null"
     assert listing["formulation"].type == "paper or released"
 
 

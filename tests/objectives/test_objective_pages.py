@@ -16,7 +16,7 @@ METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/
 
 def _text(default: Any) -> str:
     if default is None:
-        return "none"
+        return "null"
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -347,7 +346,7 @@ def test_curves_when_in_focus_then_arrow_keys_read_their_values(opened: Browser,
     assert plot.find_element(By.CSS_SELECTOR, ".line.c2").value_of_css_property("opacity") == "1"
 
 
-def test_explorer_when_there_are_200_responses_of_1000_tokens_then_it_stays_smooth(
+def test_explorer_when_there_are_100_responses_of_1000_tokens_then_only_what_is_in_view_is_worked_on(
     browser: Browser, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
@@ -359,7 +358,7 @@ def test_explorer_when_there_are_200_responses_of_1000_tokens_then_it_stays_smoo
             "prompt": "q",
             "responses": [analyzed(side, texts, rng) for side in ("chosen", "rejected")],
         }
-        for n in range(100)
+        for n in range(50)
     ]
     policies = {name: name for name in OBJECTIVES}
     write_json(
@@ -367,39 +366,40 @@ def test_explorer_when_there_are_200_responses_of_1000_tokens_then_it_stays_smoo
         {"units": {}, "beta": 1.0, "reference": "base", "policies": policies, "pairs": pairs},
     )
     run(ReportConfig(), tmp_path / "run", tmp_path)
-    started = time.monotonic()
     open_page(browser, (tmp_path / "report.html").as_uri())
-    loaded = time.monotonic() - started
-    assert loaded < 20  # seconds; about 1 on an idle machine
-    assert browser.execute_script("return document.querySelectorAll('#token-pairs article').length") == 100
+    assert browser.execute_script("return document.querySelectorAll('#token-pairs article').length") == 50
 
+    # Of 100 000 tokens, those near the window have an element, and only these are touched when the numbers change.
     switch = """
-        const [value, done] = arguments, started = performance.now();
-        const control = document.querySelector("[name=measure]");
+        const [value, done] = arguments, control = document.querySelector("[name=measure]");
+        let changes = 0;
+        const observer = new MutationObserver(records => { changes += records.length; });
+        const area = document.querySelector("#token-pairs");
+        observer.observe(area, { subtree: true, childList: true, attributes: true, characterData: true });
         control.value = value;
         control.dispatchEvent(new Event("change", { bubbles: true }));
-        requestAnimationFrame(() => setTimeout(() => done(performance.now() - started)));
+        requestAnimationFrame(() => setTimeout(() => {
+          observer.disconnect();
+          done([changes, document.querySelectorAll("#token-pairs .t").length]);
+        }));
     """
-    times = sorted(browser.execute_async_script(switch, value) for value in ("regret", "det", "reward"))
-    assert times[1] < 1000  # milliseconds; about 50
+    for value in ("regret", "det", "reward"):
+        changes, elements = browser.execute_async_script(switch, value)
+        assert 0 < elements < 20_000
+        assert 0 < changes < 3 * 20_000
 
     scroll = """
-        const done = arguments[0], gaps = [];
-        let last = performance.now();
+        const done = arguments[0], counts = [];
         const frame = () => {
-          gaps.push(performance.now() - last);
-          last = performance.now();
+          counts.push(document.querySelectorAll("#token-pairs .t").length);
           scrollBy(0, 200);
-          gaps.length < 100 ? requestAnimationFrame(frame) : done(gaps.sort((a, b) => a - b)[50]);
+          counts.length < 50 ? requestAnimationFrame(frame) : done(counts);
         };
         requestAnimationFrame(frame);
     """
-    frame = browser.execute_async_script(scroll)
-    assert frame < 200  # milliseconds, median; about 17
-    size = (tmp_path / "report.html").stat().st_size / 1e6
-    print(f"\n{size:.1f} MB: ready in {loaded:.1f} s, shaded in {times[1]:.0f} ms, {frame:.0f} ms a frame of scrolling")
-    choose(browser, "pair", "99")
-    WebDriverWait(browser, 10).until(lambda _: tokens_of(browser, 99, "rejected"))
-    assert len(tokens_of(browser, 99, "rejected")) == 1000
+    assert max(browser.execute_async_script(scroll)) < 20_000
+    choose(browser, "pair", "49")
+    WebDriverWait(browser, 10).until(lambda _: tokens_of(browser, 49, "rejected"))
+    assert len(tokens_of(browser, 49, "rejected")) == 1000
     # Only what is near the window has an element for each token.
     assert browser.execute_script("return document.querySelectorAll('#token-pairs .t').length") < 20_000

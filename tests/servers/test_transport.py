@@ -10,7 +10,7 @@ import pytest
 
 from regretless.core.errors import ServerError
 from regretless.servers.ask import Answers, Question, UnreadableError, ask_all
-from regretless.servers.limits import Budget, Spending
+from regretless.servers.limits import Budget, Pace, Spending
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.server_settings import ServerConfig
 from regretless.servers.transport import Client, Reply, Unanswered
@@ -34,11 +34,11 @@ def server_config(url: str, **changes: Any) -> ServerConfig:
 
 
 @pytest.mark.parametrize("form", ["seconds", "milliseconds", "date"])
-def test_retry_after_when_given_holds_back_all_requests(form: str) -> None:
+def test_retry_after_when_given_holds_back_all_requests(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def script(request: Request) -> Act:
         if request.number:
             return answer("yes")
-        date = formatdate(time.time() + 2, usegmt=True)
+        date = formatdate(time.time() + 3, usegmt=True)  # in whole seconds, rounded down
         return failure(
             429,
             headers={"seconds": {"Retry-After": "1"}, "date": {"Retry-After": date}}.get(
@@ -46,19 +46,32 @@ def test_retry_after_when_given_holds_back_all_requests(form: str) -> None:
             ),
         )
 
+    pauses: list[float] = []
+
     with serving(script) as server:
 
         async def ask() -> None:
+            refused = asyncio.Event()
+            pause = Pace.pause
+
+            def noted(self: Pace, seconds: float) -> None:
+                pause(self, seconds)
+                pauses.append(seconds)
+                refused.set()
+
+            monkeypatch.setattr(Pace, "pause", noted)
             config = server_config(server.url)
             async with Client(config, Budget(config, Spending())) as client:
                 first = asyncio.create_task(client.ask("chat", BODY, 10))
-                await asyncio.sleep(0.2)
+                await refused.wait()
                 await asyncio.gather(first, *(client.ask("chat", BODY, 10) for _ in range(3)))
 
         asyncio.run(ask())
     refused, *others = (request.at for request in server.requests)
     assert len(others) == 4
-    assert 0.9 < min(others) - refused < 3, "what was not refused waits as well"
+    (seconds,) = pauses
+    assert 0 < seconds <= 3 if form == "date" else seconds == 1
+    assert min(others) - refused >= seconds, "what was not refused waits as well"
 
 
 def test_requests_per_minute_when_set_spreads_retries_too() -> None:

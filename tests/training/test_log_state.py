@@ -25,6 +25,7 @@ from run_contents import contents, differences
 STEPS = 8
 EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "10"))
 # Checkpoints, log lines, evaluations and epochs (of 5 steps) fall on different steps; the last step ends no epoch.
+# By epochs, an epoch has 3 steps.
 BY_STEPS = {
     "max_steps": STEPS,
     "logging_steps": 3,
@@ -35,6 +36,7 @@ BY_STEPS = {
     "save_total_limit": 2,
 }
 BY_EPOCHS = {"num_train_epochs": 2, "logging_strategy": "epoch", "eval_strategy": "epoch", "save_steps": 1}
+BY_EPOCHS |= {"per_device_train_batch_size": 10}
 COMMON = {"per_device_train_batch_size": 6, "learning_rate": 1e-2, "eval_pairs": 9, "max_tokens_per_microbatch": 60}
 
 
@@ -43,7 +45,7 @@ def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | 
     if killed is not None:
         killed()
     model = ModelConfig(name_or_path=str(folder.parent / "model"))
-    config = training.TrainConfig(**COMMON, **arguments, lora=training.LoraSettings(r=4, dropout=0.1))
+    config = training.TrainConfig(**{**COMMON, **arguments}, lora=training.LoraSettings(r=4, dropout=0.1))
     run = RunFolder(folder)
     with run.locked():
         pairs = folder.parent / "pairs.jsonl"

@@ -36,12 +36,12 @@ class AnalyzeConfig(TokenRewardsConfig):
     """Which responses to look into, token by token and together."""
 
     policies: dict[str, str] = Field(default={})
-    """Folders of trained models or adapters, by name; what `train` makes unless given."""
+    """Folders of trained models or adapters, by name; by default what `train` made."""
     sample: int = Field(256, ge=1)
-    """About how many pairs, in whole prompts at random, the models are compared on. Masked pairs are left out, so that
-    runs with and without them are measured alike."""
+    """Approximate number of pairs to compare the models on, drawn at random in whole prompts. Masked pairs are left
+    out, so that runs with and without them are measured on the same data."""
     checkpoints: int = Field(8, ge=0)
-    """Checkpoints of each training to score as well, at most, evenly spread; what was not saved cannot be scored."""
+    """Most checkpoints of each training to score as well, evenly spread over those that were saved."""
 
 
 def run(

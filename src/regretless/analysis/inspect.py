@@ -33,24 +33,25 @@ class InspectConfig(Section):
     """Settings of the inspect stage."""
 
     objectives: tuple[Annotated[str, AfterValidator(OBJECTIVES.check)], ...] = ()
-    """Objectives to look at, with their default hyperparameters; those of `train` unless given."""
+    """Objectives to inspect, with their default hyperparameters; by default those of `train`."""
     sample: int | None = Field(default=1000, ge=0)
-    """About how many pairs, in whole prompts at random, the model scores; none for all, 0 to load no model. Counts,
-    lengths and refusals are always those of all rows."""
+    """Approximate number of pairs for the model to score, drawn at random in whole prompts; null scores all, 0 loads no
+    model. Counts, lengths and rejected rows always refer to all rows."""
     betas: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """Values of β to show for each objective, besides its own."""
+    """Values of β to show for each objective in addition to its own."""
     rescore: bool = False
-    """Score the responses again with the models that wrote them, and compare with the stored log-probabilities."""
+    """Whether to score the responses again with the models that wrote them and compare the results with the stored
+    log-probabilities."""
     behavior: ModelConfig | None = None
-    """The model that wrote all responses, for `rescore`; those of the recorded names unless given."""
+    """Model that wrote all responses, for `rescore`; by default the models named in the data."""
     max_length: int | None = Field(default=None, ge=1)
-    """Most tokens of prompt and response, as in training."""
+    """Most tokens in prompt and response together, as in training."""
     max_prompt_length: int | None = Field(default=None, ge=1)
-    """Most tokens of the prompt, as in training."""
+    """Most tokens in a prompt, as in training."""
     truncation: Literal["refuse", "keep_start"] = "refuse"
-    """What becomes of longer responses, as in training."""
+    """What happens to longer responses, as in training: `refuse` rejects the pair, `keep_start` cuts the response."""
     seed: int = 0
-    """Seed of the choice of prompts."""
+    """Random seed for the prompts of the sample."""
 
 
 def run(

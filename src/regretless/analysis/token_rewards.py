@@ -42,13 +42,15 @@ class TokenRewardsConfig(Section):
     """Which responses to look into token by token."""
 
     pairs: int = Field(4, ge=1)
-    """Pairs to look into, each of another prompt where there are enough; masked ones fill up where originals lack."""
+    """Number of pairs to analyze token by token, from different prompts where there are enough. Masked pairs are used
+    only if there are too few others."""
     masked: int = Field(2, ge=0)
-    """Masked pairs to look into beside them, where the data has any."""
+    """Number of masked pairs to analyze token by token in addition, if the data has any."""
     seed: int = 0
-    """Seed of their choice."""
+    """Random seed for the pairs that are analyzed."""
     beta: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Factor of all rewards. At 1 they are log-ratios, which compare across policies trained with different β."""
+    """Factor of all rewards. At 1 they are log-ratios, which can be compared across policies trained with different
+    β."""
 
 
 def run(

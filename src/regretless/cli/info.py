@@ -9,28 +9,34 @@ import typing
 import torch
 import typer
 from pydantic import TypeAdapter
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from regretless.core.errors import lookup
 from regretless.core.files import versions
-from regretless.core.setting_list import REQUIRED, Setting, settings_of, type_text
+from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped, settings_of, type_text
 from regretless.core.terminal import terminal
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe
 from regretless.training.arguments import PreferenceConfig
+from regretless.training.train import UNUSED
 
 TRAINING_NOTE = (
-    "train also takes every argument of transformers' TrainingArguments (num_train_epochs, warmup_ratio, …) and the "
-    "hyperparameters of its objectives (`regretless objectives`)."
+    "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_ratio, …) is a setting too, and so is "
+    "every hyperparameter of the objectives (`regretless objectives`)."
 )
 
 
 def settings_of_stage(name: str) -> list[Setting]:
     """All settings of a section of a recipe. Raises ConfigError for an unknown one."""
     field = lookup("section", Recipe.model_fields, name)
-    found = settings_of(field.rebuild_annotation(), name)
+    annotation = field.rebuild_annotation()
+    found = settings_of(annotation, name)
     if name not in ("train", "pretrain"):
-        return found or [Setting(name, type_text({}), field.default, str(field.description))]
+        default = REQUIRED if field.is_required() else field.default
+        kind = type_text(TypeAdapter(annotation).json_schema())
+        return found or [Setting(name, kind, default, str(field.description))]
     place = name if name == "train" else f"{name}.NAME"
     hints = typing.get_type_hints(PreferenceConfig)
     own = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
@@ -38,16 +44,23 @@ def settings_of_stage(name: str) -> list[Setting]:
         Setting(
             f"{place}.{one.name}",
             type_text(TypeAdapter(hints[one.name]).json_schema()),
-            {} if one.default is dataclasses.MISSING else one.default,
+            one.default,
             str(one.metadata["help"]),
         )
         for one in own
-        if one.name not in ("objective", "remove_unused_columns")
+        if one.name not in ("objective", "remove_unused_columns", *UNUSED)
     ]
 
 
+def notes_on(name: str, settings: list[Setting]) -> list[str]:
+    """What the list of a section's settings leaves open."""
+    parts = {part for one in settings for part in one.key.split(".")}
+    notes = [f"{part} stands for {meaning}." for part, meaning in PLACEHOLDERS.items() if part in parts]
+    return notes + [TRAINING_NOTE] * (name in ("train", "pretrain"))
+
+
 def show_settings(name: str | None, *, as_json: bool = False) -> None:
-    """Print the settings of a section, or of all sections, as a table or as JSON."""
+    """Print the settings of a section, or of all sections, in groups or as JSON."""
     sections = {one: settings_of_stage(one) for one in ([name] if name else Recipe.model_fields)}
     if as_json:
         rows = [setting._asdict() for found in sections.values() for setting in found]
@@ -55,13 +68,26 @@ def show_settings(name: str | None, *, as_json: bool = False) -> None:
         return
     output = terminal()
     for section, found in sections.items():
-        table = Table("setting", "type", "default", "meaning", title=f"Settings: {section}", title_justify="left")
-        for setting in found:
-            default = setting.default if setting.default is REQUIRED else json.dumps(setting.default, default=str)
-            table.add_row(setting.key.removeprefix(f"{section}."), setting.type, default, setting.meaning)
-        output.print(table)
-        if section in ("train", "pretrain"):
-            output.print(TRAINING_NOTE)
+        output.print(Text(f"Settings of {section}", style="bold underline"))
+        for note in notes_on(section, found):
+            output.print(note)
+        for group in grouped(found):
+            _show_group(group, section)
+
+
+def _show_group(group: Group, section: str) -> None:
+    output = terminal()
+    output.print()
+    if inner := group.key.removeprefix(section).removeprefix("."):
+        meaning = group.meaning or str(Recipe.model_fields[section].description)
+        output.print(Text.assemble((f"{inner}: ", "bold"), meaning))
+        output.print()
+    for setting in group.settings:
+        key = setting.key.removeprefix(f"{section}.")
+        default = REQUIRED if setting.default == REQUIRED else f"default: {setting.default_text}"
+        head = Text.assemble((key, "bold"), f"  {setting.type}; {default}")
+        output.print(Padding(head, (0, 0, 0, 2)))
+        output.print(Padding(setting.meaning, (0, 0, 0, 8)))
 
 
 def show_objectives() -> None:
@@ -70,8 +96,8 @@ def show_objectives() -> None:
     objectives, problems = OBJECTIVES.usable()
     for name, kind in objectives.items():
         for row, (key, parameter) in enumerate(kind.hyperparameters().items()):
-            meaning = parameter.description.replace("\n", " ")
-            table.add_row(name if row == 0 else "", key, parameter.type, str(parameter.default), meaning)
+            shown = name if row == 0 else ""
+            table.add_row(shown, key, parameter.type, parameter.default_text, parameter.meaning)
         table.add_section()
     output = terminal()
     output.print(table)

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
-LENGTHS = {"minItems": "at least", "maxItems": "at most"}
 REQUIRED = "required"
+PLACEHOLDERS = {"NAME": "a name of your choice", "N": "a place in a list"}
+"""Parts of a key that stand for something else."""
 
 
 class Setting(NamedTuple):
     """One row of a table of settings."""
 
     key: str
-    """With those of the sections around it, joined by dots; NAME stands for a name of the user's, N for a number."""
+    """With those of the sections around it, joined by dots; see `PLACEHOLDERS`."""
     type: str
     default: Any
     """As JSON; `REQUIRED` where there is none."""
     meaning: str
+
+    @property
+    def default_text(self) -> str:
+        """The default for people: as it is written in a recipe."""
+        if self.default == REQUIRED:
+            return REQUIRED
+        if self.type.startswith("section") and self.default:
+            return "as listed for its settings"
+        return json.dumps(self.default, ensure_ascii=False, default=str)
+
+
+class Group(NamedTuple):
+    """The settings of one section, without those of sections inside it."""
+
+    key: str
+    meaning: str
+    """Of the section."""
+    settings: list[Setting]
+
+
+def grouped(settings: Sequence[Setting]) -> list[Group]:
+    """Settings by the section that they belong to, an outer section before the sections inside it."""
+    meanings = {setting.key: setting.meaning for setting in settings}
+    groups: dict[str, Group] = {}
+    for setting in settings:
+        key = setting.key.rpartition(".")[0]
+        section = key
+        while section.rpartition(".")[2] in PLACEHOLDERS:
+            section = section.rpartition(".")[0]
+        groups.setdefault(key, Group(key, meanings.get(section, ""), [])).settings.append(setting)
+    return list(groups.values())
 
 
 def settings_of(annotation: Any, key: str = "") -> list[Setting]:
@@ -41,7 +74,7 @@ def type_text(schema: Mapping[str, Any]) -> str:
         return " or ".join(map(str, schema.get("enum", [schema.get("const")])))
     kind = str(schema.get("type", "any"))
     if kind == "null":
-        return "none"
+        return "null"
     if kind == "array":
         items = schema.get("prefixItems")
         inner = ", ".join(map(type_text, items)) if items else type_text(schema.get("items", {}))
@@ -60,8 +93,8 @@ def _walk(schema: Mapping[str, Any], defs: Mapping[str, Any], key: str, inside: 
             yield from _walk(defs[name], defs, key, (*inside, name))
         return
     for several in ("anyOf", "oneOf"):
-        for option in schema.get(several, ()):
-            yield from _walk(option, defs, key, inside)
+        options = [list(_walk(option, defs, key, inside)) for option in schema.get(several, ())]
+        yield from _merged(options, schema.get("discriminator", {}).get("propertyName", ""))
     if "items" in schema:
         yield from _walk(schema["items"], defs, f"{key}.N", inside)
     if isinstance(schema.get("additionalProperties"), Mapping):
@@ -69,8 +102,36 @@ def _walk(schema: Mapping[str, Any], defs: Mapping[str, Any], key: str, inside: 
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         full = f"{key}.{name}" if key else name
-        default = REQUIRED if name in required else field.get("default")
-        inner = list(_walk(field, defs, full, inside))
-        shown = None if inner and isinstance(default, Mapping) else default
-        yield Setting(full, type_text(field), shown, " ".join(str(field.get("description", "")).split()))
-        yield from inner
+        # The schema lacks a default that a function makes; here these are empty lists and mappings.
+        empty: Any = {"array": [], "object": {}}.get(field.get("type"))
+        default = REQUIRED if name in required else field.get("default", empty)
+        yield Setting(full, type_text(field), default, " ".join(str(field.get("description", "")).split()))
+        yield from _walk(field, defs, full, inside)
+
+
+def _merged(options: Sequence[Sequence[Setting]], chooser: str) -> Iterator[Setting]:
+    """Settings of a section that is one of several kinds, told apart by the setting `chooser`.
+
+    A setting that all kinds share is listed once. One that differs is listed with the kinds that it belongs to.
+    """
+    names = [setting.key.rpartition(".")[2] for setting in options[0]] if options else []
+    if chooser not in names:
+        for option in options:
+            yield from option
+        return
+    kinds = [next(one.type for one in option if one.key.rpartition(".")[2] == chooser) for option in options]
+    having: dict[str, dict[str, list[str]]] = {}
+    first: dict[str, Setting] = {}
+    for kind, option in zip(kinds, options, strict=True):
+        for setting in option:
+            variant = repr(setting)
+            first.setdefault(variant, setting)
+            having.setdefault(setting.key, {}).setdefault(variant, []).append(kind)
+    key = next(key for key in having if key.rpartition(".")[2] == chooser)
+    some = first[next(iter(having.pop(key)))]
+    yield Setting(key, " or ".join(kinds), REQUIRED, some.meaning)
+    for variants in having.values():
+        for variant, which in variants.items():
+            setting = first[variant]
+            only = "" if which == kinds else f"For {chooser}={' or '.join(which)}: "
+            yield setting._replace(meaning=f"{only}{setting.meaning}")

@@ -46,21 +46,23 @@ class PromptSource(Section):
     """Where prompts come from and which columns hold them."""
 
     dataset: str
-    """Hub id, folder of a data set, or a .jsonl, .json or .parquet file."""
+    """Prompts to read: a hub id, a folder of a data set, or a .jsonl, .json or .parquet file."""
     split: str = "train"
-    """Split of a hub data set or folder."""
+    """Split to read, of a hub data set or a folder."""
     subset: str | None = None
-    """Configuration of a hub data set (GSM8K: main)."""
+    """Configuration of a hub data set, for example `main` of GSM8K."""
     prompt_column: str = "prompt"
-    """Column with a text or a list of messages."""
+    """Column with the prompt, a text or a list of messages."""
     answer_column: str | None = None
     """Column with the gold answer."""
     limit: int | None = Field(default=None, ge=1)
-    """At most this many rows, from the start."""
+    """Most rows to read; all by default."""
     shuffle: int | None = Field(default=None, ge=0)
-    """Seed of an order to take rows in; as they lie unless given. With `limit`, a random choice of rows."""
+    """Random seed for the order of the rows; the data set's own order by default. Together with `limit` it gives a
+    random subset."""
     template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None
-    """How a text becomes a prompt: math, assistant, user, plain, or the name of a plug-in; unchanged unless given."""
+    """Template that makes a prompt of a text: math, assistant, user, plain, or the name of a plug-in. By default the
+    text is the prompt."""
 
 
 @dataclass(frozen=True)

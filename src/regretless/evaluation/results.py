@@ -33,11 +33,11 @@ class BenchmarkSource(Section):
     """One benchmark: a known one by name, problems of the user's own, or a known one with settings of its own."""
 
     benchmark: Annotated[str, AfterValidator(BENCHMARKS.check)] | None = None
-    """Known benchmark, whose settings are taken where none are given here."""
+    """Name of a known benchmark, which supplies every setting that is not given here."""
     dataset: str | None = None
-    """Hub id, folder of a data set, or a .jsonl, .json or .parquet file."""
+    """Problems to read: a hub id, a folder of a data set, or a .jsonl, .json or .parquet file."""
     split: str | None = None
-    """Split of a hub data set or folder."""
+    """Split to read, of a hub data set or a folder."""
     subset: str | None = None
     """Configuration of a hub data set."""
     prompt_column: str | None = None
@@ -45,9 +45,9 @@ class BenchmarkSource(Section):
     answer_column: str | None = None
     """Column with the gold answer or a worked solution."""
     limit: int | None = Field(default=None, ge=1)
-    """At most this many problems, from the start."""
+    """Most problems to read, from the start; all by default."""
     template: str | None = None
-    """How a problem becomes a prompt: math, assistant, user or plain."""
+    """Template that makes a prompt of a problem: math, assistant, user, plain, or the name of a plug-in."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -70,31 +70,34 @@ class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, sampling over seeds where asked for, and chat benchmarks."""
 
     benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
-    """Benchmarks with gold answers, by label."""
+    """Benchmarks with gold answers, each under a label of your choice."""
     chat: dict[FolderName, ChatBenchmark] = Field(default={})
-    """Benchmarks of which a judge reads the answers, by label."""
+    """Benchmarks whose answers a judge reads, each under a label of your choice."""
     server: ServerConfig | None = None
-    """Where the judges of the chat benchmarks run, and the budget; what a benchmark says in its own `server` goes over
-    it. Budgets hold for one model on one benchmark, unless their files of kept replies are one."""
+    """Server of the judges of all chat benchmarks, with its budget; a benchmark's own `server` takes precedence. A
+    budget applies to one model on one benchmark, unless these share a file of cached replies."""
     seed: int = Field(default=0, ge=0)
-    """Of chat benchmarks that have none of their own."""
+    """Random seed of the chat benchmarks that do not set their own."""
     verifier: str | None = None
-    """Name in the table of verifiers, as in `verify`; that of `verify` unless given."""
+    """Verifier of answers to benchmarks with gold answers, as in `verify`; by default that of `verify`."""
     grade_cut: bool | None = None
-    """Whether a response that is cut at `max_new_tokens` can be correct, as in `verify`; as there unless given."""
+    """Whether an answer that was cut at `max_new_tokens` can be correct; by default as in `verify`."""
     max_new_tokens: int = Field(default=2048, ge=1)
-    """Longest response to a benchmark with gold answers; one that is cut there is counted, and not correct unless
-    `grade_cut` says so."""
+    """Most tokens in an answer to a benchmark with gold answers. Answers that are cut are counted, and not correct
+    unless `grade_cut` is true."""
     repetition_penalty: float = Field(default=1.0, gt=0)
-    """Of all answers to benchmarks with gold answers; 1 is none, the RePO authors' scripts have 1.05."""
+    """Repetition penalty for answers to benchmarks with gold answers; 1 turns it off. The RePO authors' scripts use
+    1.05."""
     batch_size: int = Field(default=64, ge=1)
-    """Responses written at the same time."""
+    """Number of answers generated at the same time."""
     seeds: list[int] = Field(default_factory=list)
-    """Seeds of sampling runs beside the greedy one; the paper's are 41 to 45."""
+    """Random seeds of sampled passes over the benchmarks with gold answers, in addition to the greedy pass. The paper
+    uses 41 to 45."""
     temperature: float = Field(default=0.7, gt=0)
-    """Of the sampling runs."""
+    """Sampling temperature of the passes in `seeds`; the greedy pass does not use it."""
     top_p: float = Field(default=0.95, gt=0, le=1)
-    """Of the sampling runs."""
+    """Share of probability that the passes in `seeds` draw tokens from, as in `sample`; the greedy pass does not use
+    it."""
 
     @model_validator(mode="before")
     @classmethod

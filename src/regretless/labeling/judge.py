@@ -26,25 +26,25 @@ class JudgeConfig(JudgeAccess):
     """Settings of the judge stage."""
 
     model: str
-    """Name of the judge on its server. The paper's is gpt-5-mini."""
+    """Name of the judge model on its server. The paper uses gpt-5-mini."""
     aspects: list[str] = Field(default=list(ASPECTS), min_length=1)
-    """What is rated, each in a request of its own: instruction_following, helpfulness, honesty, truthfulness, and any
-    name with a file in `rubrics`."""
+    """Aspects to rate, each in a request of its own: instruction_following, helpfulness, honesty, truthfulness, and any
+    name that has a file in `rubrics`."""
     rubrics: dict[str, str] = Field(default={})
-    """Aspect to a text file with what to look for and the scale, in place of this package's."""
+    """Text files by aspect, with what to look for and the rating scale; they replace this package's own."""
     typed: list[str] = Field(default=["helpfulness", "truthfulness"])
-    """Aspects for which the judge also names kinds of merit or fault; their rubric numbers them."""
+    """Aspects for which the judge also names the kind of merit or fault; their rubrics number these kinds."""
     not_applicable: list[str] = Field(default=["honesty"])
-    """Aspects that need not apply; such a rating is left out of the score."""
+    """Aspects that the judge may rate as not applicable; such a rating is left out of the score."""
     system: str | None = None
-    """Jinja file with the system message, in place of this package's."""
+    """Jinja file with the system message for the judge; it replaces this package's own."""
     layout: str | None = None
-    """Jinja file that lays out a request, in place of this package's."""
+    """Jinja file with the layout of a request; it replaces this package's own."""
     shown_system: ShownSystem = "own"
-    """Which system messages of a prompt belong to the instruction that the judge is shown: its own, without those that
-    the templates `assistant` and `math` put in front of it for sampling; all; or none."""
+    """Which system messages of a prompt the judge sees as part of the instruction: `own` leaves out those that the
+    templates `assistant` and `math` added for sampling; `all` shows every one; `none` shows none."""
     seed: int = 0
-    """Shuffles the texts of each request."""
+    """Random seed for the order of the responses within a request."""
 
     @model_validator(mode="after")
     def _known_aspects(self) -> Self:

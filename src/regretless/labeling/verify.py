@@ -45,16 +45,16 @@ class VerifyConfig(Section):
     """How responses are compared with their gold answers."""
 
     verifier: Annotated[str, AfterValidator(VERIFIERS.check)] = "math"
-    """`math` grades the last answer of a response, `math_any` accepts a response when any answer that it marks as one
-    is right; or the name of a plug-in."""
+    """How responses are checked. `math` grades the last answer of a response; `math_any` accepts a response if any
+    answer that is marked as one is right; or the name of a plug-in."""
     grade_cut: bool = False
-    """Whether a response that ran into its limit of tokens is graded like the others; else its verdict is unknown.
-    `math` takes the last number of a text that breaks off for its answer, `math_any` wants an answer marked as one."""
+    """Whether a response that was cut at the token limit is graded like others; otherwise its verdict is unknown. If it
+    is graded, `math` falls back on the last number in the text, `math_any` requires a marked answer."""
     time_limit: float = Field(default=10.0, gt=0)
-    """Seconds of the processor's time that one response may take; then its process ends and its verdict is unknown. One
-    that only waits has eight times as long, on the clock."""
+    """Seconds of CPU time that checking one response may take; after that its process is ended and its verdict is
+    unknown. A check that only waits is ended after eight times as many seconds."""
     workers: int | None = Field(default=None, ge=1)
-    """Processes at most; one per CPU core unless given. They start only for rows that need algebra."""
+    """Most worker processes; one per CPU core by default. They start only if some rows need algebra."""
 
 
 class Question(NamedTuple):

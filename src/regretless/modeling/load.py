@@ -38,24 +38,24 @@ class ModelConfig(Section):
     """Which model, which weights, which tokenizer."""
 
     name_or_path: str | None = None
-    """Hub id or folder of a model, or of an adapter (its base model is then loaded as well)."""
+    """Hub id or folder of a model, or of an adapter, whose base model is then loaded as well."""
     adapter: str | None = None
     """Hub id or folder of a peft adapter to put on the model."""
     revision: str | None = None
     """Branch, tag or commit of `name_or_path` on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the weights; `auto` is the checkpoint's own, and float32 for random weights."""
+    """Data type of the weights; `auto` takes the checkpoint's own, and float32 for random weights."""
     tokenizer: str | None = None
-    """Hub id or folder of the tokenizer; the model's own unless given."""
+    """Hub id or folder of the tokenizer; the model's own by default."""
     chat_template: str | None = None
-    """A preset (chatml, llama3, gemma) or the path of a Jinja file; the tokenizer's own unless given."""
+    """Chat template: chatml, llama3, gemma, or the path of a Jinja file; the tokenizer's own by default."""
     trust_remote_code: bool = False
-    """Whether code that comes with the model may run."""
+    """Whether Python code that comes with the model may run."""
     architecture: dict[str, Any] | None = None
-    """A transformers configuration with its `model_type`: a model with random weights, in place of `name_or_path`.
-    A vocabulary size and special token ids that are not given come from `tokenizer`."""
+    """A transformers configuration with its `model_type`, for a model with random weights in place of `name_or_path`.
+    Vocabulary size and special token ids come from `tokenizer` where they are not given."""
     init_seed: int = 0
-    """Seed of the random weights of `architecture`."""
+    """Random seed of the weights of `architecture`."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

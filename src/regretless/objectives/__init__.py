@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from regretless.core.plugins import Registry
-from regretless.objectives.base import Hyperparameter, Logps, Objective, Output
+from regretless.objectives.base import Logps, Objective, Output
 from regretless.objectives.dpo import DPO
 from regretless.objectives.ipo import IPO
 from regretless.objectives.kto import KTO
@@ -57,7 +57,6 @@ def hyperparameter_names(name: str) -> tuple[str, ...]:
 
 __all__ = [
     "OBJECTIVES",
-    "Hyperparameter",
     "Logps",
     "Objective",
     "Output",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from regretless.core.errors import DataError
+from regretless.core.setting_list import Setting, settings_of
 from regretless.core.settings import Section
 
 INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"})
@@ -131,14 +132,6 @@ class Output:
         object.__setattr__(self, "loss", self.pair_losses.mean())
 
 
-class Hyperparameter(NamedTuple):
-    """One row of an objective's table of settings."""
-
-    type: str
-    default: Any
-    description: str
-
-
 class Objective(Section):
     """A loss over pairs of responses: its fields are its hyperparameters, calling it computes the loss.
 
@@ -197,13 +190,9 @@ class Objective(Section):
         return pairs
 
     @classmethod
-    def hyperparameters(cls) -> dict[str, Hyperparameter]:
+    def hyperparameters(cls) -> dict[str, Setting]:
         """Type with bounds, default and meaning of every hyperparameter, in order of declaration."""
-        schema = cls.model_json_schema()["properties"]
-        return {
-            name: Hyperparameter(_type_text(schema[name]), info.default, info.description or "")
-            for name, info in cls.model_fields.items()
-        }
+        return {setting.key: setting for setting in settings_of(cls)}
 
 
 def _remedy(name: str) -> str:
@@ -214,15 +203,3 @@ def margins(values: Tensor, pairs: Tensor) -> Tensor:
     """Value of the chosen minus value of the rejected, (P,). values: (R,); pairs: (P, 2)."""
     chosen, rejected = values[pairs].unbind(dim=1)
     return chosen - rejected
-
-
-def _type_text(schema: Mapping[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_type_text(option) for option in schema["anyOf"])
-    if "enum" in schema:
-        return " or ".join(schema["enum"])
-    if schema["type"] == "null":
-        return "none"
-    bounds = {"exclusiveMinimum": ">", "minimum": "≥", "maximum": "≤"}
-    limits = ", ".join(f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema)
-    return f"{schema['type']} {limits}".strip()

@@ -15,9 +15,9 @@ class IPO(Objective):
     name: ClassVar[str] = "ipo"
 
     beta: Positive = 0.1
-    """Regularization β: the margin aimed at is 1/(2β) nats."""
+    """Regularization β; the target margin is 1/(2β) nats."""
     reduction: Literal["sum", "mean"] = "sum"
-    """Log-ratio over the tokens of a response: summed (the paper), or averaged."""
+    """Log-ratio of a response: summed over its tokens (the paper), or averaged."""
 
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
         ratios = logps.log_ratio()

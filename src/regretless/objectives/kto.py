@@ -26,7 +26,8 @@ class KTO(Objective):
     undesirable_weight: NonNegative = 1.0
     """Weight λ_l of the rejected responses."""
     reference_point: Literal["mismatched", "paired"] = "mismatched"
-    """Where z comes from: the caller's estimate over mismatched prompts and responses, or the mean ρ of these pairs."""
+    """Source of the reference point z: estimated from mismatched prompts and responses, or the mean log-ratio of the
+    pairs themselves."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -36,17 +36,18 @@ class RePO(Objective):
     beta: Positive = 1.0
     """Inverse temperature β of the score."""
     formulation: Formulation = "paper"
-    """The paper's formula (future tokens, summed), or the authors' released code (current token too, averaged)."""
+    """`paper` is the paper's formula (future tokens, summed); `released` is the authors' released code (current token
+    too, averaged)."""
     rejected_weight: NonNegative | None = None
-    """Weight λ of the rejected score; none means 1 for the paper's formula, 0.5 for the released code."""
+    """Weight λ of the rejected score; by default 1 for the paper's formula and 0.5 for the released code."""
     reference_weight: NonNegative = 1.0
-    """Weight c of the reference; 0 needs no reference at all."""
+    """Weight c of the reference; at 0 no reference is needed."""
     sft_weight: NonNegative = 0.0
-    """Weight of the chosen response's negative log-likelihood, averaged over its tokens, added to the loss."""
+    """Weight of the chosen response's negative log-likelihood, averaged over its tokens, which is added to the loss."""
     granularity: Literal["token", "step"] = "token"
-    """What the weights count: tokens, or steps (a step's log-probability is the sum of its tokens')."""
+    """Unit of the weights: single tokens, or steps, whose log-probability is the sum over their tokens."""
     discount: Fraction | None = None
-    """Discount γ of the l-th unit ahead, γ^l, in place of the average over the window; none means the average."""
+    """Discount factor γ: the l-th unit ahead gets the weight γ^l. By default the units in the window are averaged."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -24,9 +24,9 @@ class RPO(Objective):
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
     eta: NonNegative | None = None
-    """Weight η of the likelihood term; none means 0.2 for the mean, 0.005 for the sum."""
+    """Weight η of the likelihood term; by default 0.2 for the mean and 0.005 for the sum."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Likelihood term over the tokens: averaged, times η; or summed, times η β (the formula as printed)."""
+    """Likelihood of a response: `mean` over its tokens, times η; or `sum`, times η β (the formula as printed)."""
 
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
         rewards = self.beta * logps.log_ratio()

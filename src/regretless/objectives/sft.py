@@ -15,7 +15,8 @@ class SFT(Objective):
     name: ClassVar[str] = "sft"
 
     reduction: Literal["mean", "sum"] = "mean"
-    """Over the tokens of a response: averaged, so that every response weighs the same, or summed."""
+    """Negative log-likelihood of a response: averaged over its tokens, so that all responses count equally, or
+    summed."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -21,9 +21,9 @@ class TDPO(Objective):
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
     alpha: NonNegative = 0.5
-    """Weight of the KL difference in tdpo2; tdpo1 does not read it."""
+    """Weight of the KL difference in tdpo2; tdpo1 does not use it."""
     variant: Literal["tdpo2", "tdpo1"] = "tdpo2"
-    """Which of the paper's two losses."""
+    """Which of the paper's two losses to use."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -29,18 +29,19 @@ class MaskConfig(Section):
     """Settings of the mask stage."""
 
     lengths: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(16, 32, 48, 64, 80), min_length=1)
-    """How many tokens may be removed; one of them at random among those shorter than the response. The paper's; its
-    released code has 16, 32, 48 and 64."""
+    """Numbers of tokens to remove from the end; for each response one of those shorter than it is drawn. The default is
+    the paper's; its released code uses 16, 32, 48 and 64."""
     count: (
         Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(gt=0, le=1, strict=True)] | Literal["all"]
     ) = "all"
-    """Masked pairs to add: a number, a fraction of the number of original pairs (the paper: 0.5), or one for every
-    distinct chosen response that is long enough. A smaller number takes some of what a larger one takes."""
+    """Number of masked pairs to add: a whole number, a fraction of the number of original pairs (the paper: 0.5), or
+    `all` for one per distinct chosen response that is long enough. A smaller number takes a subset of what a larger one
+    takes."""
     tokenizer: str | None = None
-    """Hub id or folder of the behaviour model's tokenizer, to write the text that is left; only data with token strings
-    in place of ids goes without."""
+    """Hub id or folder of the behavior model's tokenizer, used to write the remaining text. It is required unless the
+    data has token strings in place of token ids."""
     seed: int = 0
-    """What is taken and removed depends on this and the response's id alone."""
+    """Random seed. What is removed from a response depends on the seed and the response's id alone."""
 
 
 @dataclass(frozen=True)

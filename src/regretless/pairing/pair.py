@@ -37,18 +37,18 @@ class PairConfig(Section):
     """Settings of the pair stage."""
 
     rule: Annotated[str, AfterValidator(RULES.check)] = "correct_vs_wrong"
-    """`correct_vs_wrong`: some correct against some wrong responses, at random (the paper, math). `best_vs_random`: the
-    best score against a random lower one (the paper, judged data). `most_likely`: the likeliest correct against the
-    likeliest wrong responses (the authors' released code)."""
+    """How responses are paired. `correct_vs_wrong` pairs random correct with random wrong responses (the paper, math).
+    `best_vs_random` pairs the best score with a random lower one (the paper, judged data). `most_likely` pairs the most
+    likely correct with the most likely wrong responses (the authors' released code)."""
     max_correct: int = Field(default=2, ge=1)
-    """Most correct responses a prompt gives; not for `best_vs_random`. The paper takes 2."""
+    """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2."""
     max_wrong: int = Field(default=2, ge=1)
-    """Most wrong responses a prompt gives; not for `best_vs_random`. The paper takes 2."""
+    """Most wrong responses per prompt; not used by `best_vs_random`. The paper uses 2."""
     logps: LogpsKind = "raw"
-    """Log-probabilities that the pairs carry: the behaviour model's own (`raw`), or those of the distribution that was
-    sampled from, after temperature, top-p, top-k and penalties (`sampled`)."""
+    """Log-probabilities to store in the pairs: `raw` are the behavior model's own; `sampled` are those of the
+    distribution that tokens were drawn from, after temperature, top-p, top-k and penalties."""
     seed: int = 0
-    """A prompt's random numbers depend on this and its id alone."""
+    """Random seed. What is drawn for a prompt depends on the seed and the prompt's id alone."""
 
 
 def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:

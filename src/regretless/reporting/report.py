@@ -29,17 +29,17 @@ class ReportConfig(Section):
     """What the page shows."""
 
     title: str | None = None
-    """Heading; the name of the run folder unless given."""
+    """Heading of the page; the name of the run folder by default."""
     examples: int = Field(1, ge=0)
-    """Problems solved and problems broken by training to show, of each benchmark."""
+    """Number of example problems per benchmark that training solved, and of ones that it broke."""
     token_pairs: int = Field(100, ge=0)
-    """Pairs in the explorer, of those that were analyzed."""
+    """Most pairs in the regret explorer, of those that were analyzed."""
     tokens: int = Field(1000, ge=1)
-    """Tokens shown of each of their responses."""
+    """Most tokens to show of each response in the regret explorer."""
     seed: int = 0
-    """Seed of the choice of examples."""
+    """Random seed for the choice of examples."""
     figures: FiguresConfig | None = None
-    """Draw the responses of one pair as files as well."""
+    """Also draw the responses of one pair as image files, with these settings."""
 
 
 def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:

@@ -34,19 +34,20 @@ class FiguresConfig(Section):
     """Figures of one pair's responses, token by token."""
 
     formats: list[Literal["png", "pdf", "svg"]] = Field(["png", "pdf"], min_length=1)
-    """File formats."""
+    """File formats to write."""
     pair: int = Field(1, ge=1)
-    """Number of the pair, as the explorer counts them."""
+    """Number of the pair to draw, as shown in the regret explorer."""
     models: list[str] | None = None
-    """Models to draw; all that were analyzed unless given."""
+    """Models to draw; all that were analyzed by default."""
     measure: Literal["reward", "long_horizon", "regret"] = "reward"
-    """What tokens are shaded by."""
+    """Quantity that the color of a token shows."""
     normalized: bool = True
-    """Divide by the root mean square of the response's own values, so that models on different scales compare."""
+    """Whether to divide values by their root mean square over the response, so that models on different scales can be
+    compared."""
     width: float = Field(7.0, ge=2, le=40)
-    """Inches."""
+    """Width of the figure in inches."""
     dpi: int = Field(200, ge=30, le=1200)
-    """Resolution of png files."""
+    """Resolution of png files in dots per inch."""
 
 
 def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> list[Path]:

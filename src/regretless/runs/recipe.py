@@ -38,11 +38,11 @@ class PretrainConfig(TrainConfig):
     """Supervised training of one model before everything else; like `train`, and which model on which data."""
 
     objective: str | list[str] = "sft"
-    """The method; supervised training on the demonstrations unless given."""
+    """Objective to train with. The default `sft` is supervised training on the demonstrations."""
     model: ModelConfig
-    """What to start from."""
+    """Model to start from."""
     data: str
-    """File or hub id of demonstrations, with `prompt` and `chosen` (or `response`)."""
+    """Demonstrations: a file or a hub id, with the columns `prompt` and `chosen` (or `response`)."""
 
     @field_validator("objective")
     @classmethod
@@ -56,64 +56,65 @@ class PairsSource(Section):
     """Preference pairs that exist already, in place of sampling, verifying and pairing."""
 
     dataset: str
-    """Hub id, folder of a data set, or a .parquet, .jsonl or .json file."""
+    """Preference pairs to read: a hub id, a folder of a data set, or a .parquet, .jsonl or .json file."""
     split: str = "train"
-    """Split of a hub data set or folder."""
+    """Split to read, of a hub data set or a folder."""
     subset: str | None = None
     """Configuration of a hub data set."""
     prompt_key: str | None = None
-    """Column of the prompt; several, separated by commas, are joined. None: prompt, instruction or question."""
+    """Column with the prompt; several columns, separated by commas, are joined. By default `prompt`, `instruction` or
+    `question`, whichever the data has."""
     chosen_key: str = "chosen"
-    """Column of the preferred response."""
+    """Column with the preferred response."""
     rejected_key: str = "rejected"
-    """Column of the other response."""
+    """Column with the rejected response."""
     limit: int | None = Field(default=None, ge=1)
-    """At most this many pairs, from the start."""
+    """Most pairs to read, from the start; all by default."""
 
 
 class Recipe(Section):
     """One run from prompts to a report. A section that is left out is a stage that does not run."""
 
     name: FolderName
-    """Names the run and, unless `output_dir` is given, its folder."""
+    """Name of the run, and of its folder unless `output_dir` is given."""
     output_dir: str = ""
-    """Run folder; runs/<name> unless given."""
+    """Run folder. Left empty, it is `runs/<name>`."""
     seed: int = Field(default=0, ge=0)
-    """Seed of every stage that has none of its own, and of the random weights that `pretrain` starts from."""
+    """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads to compute with; one for each core unless given. Very small models are faster with one in all."""
+    """CPU threads to compute with; one per core by default. Very small models are faster with a single thread."""
     world: WorldConfig | None = None
-    """Make the embedded world: problems, tokenizer, demonstrations."""
+    """Generate the embedded world: problems, tokenizer and demonstrations."""
     pretrain: dict[FolderName, PretrainConfig] = Field(default_factory=dict)
-    """Models trained from scratch first, by name; each lies in {run}/pretrain/<name>."""
+    """Models to train from scratch before anything else, by name; each is written to `{run}/pretrain/<name>`."""
     model: ModelConfig | None = None
-    """The policy before preference training; also the reference."""
+    """The policy before preference training; it is also the reference model."""
     prompts: dict[FolderName, PromptSource] = Field(default_factory=dict)
-    """Prompts of several sources, by name, brought together in {run}/prompts/prompts.jsonl (`prompt`, `answer`)."""
+    """Sources of prompts, by name; they are combined into `{run}/prompts/prompts.jsonl` (`prompt`, `answer`)."""
     sample: SampleConfig | None = None
-    """Prompts to responses of the behaviour model."""
+    """Answer the prompts with behavior models, with the log-probability of every token."""
     responses: str | None = None
-    """Responses that exist already (.parquet, .jsonl): `prompts` and `sample` do not run."""
+    """File of existing responses (.parquet, .jsonl) to use in place of the stages `prompts` and `sample`."""
     verify: VerifyConfig | None = None
-    """Responses to verdicts."""
+    """Compare responses with their gold answers."""
     judge: JudgeConfig | None = None
-    """Responses to scores, by a language model on an OpenAI-compatible server."""
+    """Score responses with a language model on an OpenAI-compatible server."""
     pair: PairConfig | None = None
-    """Verdicts or scores to pairs."""
+    """Make preference pairs of verified or scored responses."""
     pairs: PairsSource | None = None
-    """Pairs that exist already: `prompts`, `sample`, `verify`, `judge` and `pair` do not run."""
+    """Existing pairs to use in place of the stages `prompts`, `sample`, `verify`, `judge` and `pair`."""
     mask: MaskConfig | None = None
-    """Add masked pairs."""
+    """Add pairs of a chosen response against its own beginning."""
     inspect: InspectConfig | None = None
-    """Say before training what the objectives will see."""
+    """Report before training what the objectives will see in the pairs."""
     train: TrainConfig | None = None
-    """Pairs to trained models, one for each objective."""
+    """Train one model per objective on the pairs."""
     evaluate: EvaluateConfig | None = None
-    """Base and trained models on benchmarks."""
+    """Evaluate the base model and the trained models on benchmarks."""
     analyze: AnalyzeConfig | None = None
-    """What training changed: token rewards, score distances, drift, gradients, calibration."""
+    """Measure what training changed: token rewards, score distances, drift, gradients, calibration."""
     report: ReportConfig | None = None
-    """One HTML page of the run."""
+    """Write one HTML page about the run."""
     _unsound: frozenset[str] = PrivateAttr(default=frozenset())
 
     @model_validator(mode="wrap")

@@ -20,20 +20,20 @@ class SamplingServer(ServerConfig):
     """The server that an engine asks, and what its log-probabilities mean."""
 
     base_urls: dict[str, str] = Field(default={})
-    """Addresses of models that run elsewhere than at `base_url`, by model name."""
+    """Server addresses by model name, for models that do not run at `base_url`."""
     endpoint: Literal["chat", "completions"] = "chat"
-    """`chat` sends messages, for the server's chat template. `completions` sends plain text, or the token ids of the
-    tokenizer that the model's settings name."""
+    """API endpoint. `chat` sends messages, which the server formats with its chat template. `completions` sends plain
+    text, or token ids if the model's settings name a tokenizer."""
     logprobs: bool = True
-    """Whether to ask for log-probabilities; some hosted models give none, which leaves data for the methods that need
-    none."""
+    """Whether to ask for log-probabilities. Some hosted models give none; their responses can only be used for
+    objectives that need none."""
     logprobs_mode: Literal["raw", "processed"] | None = None
-    """What the server's log-probabilities mean: `raw`, the model's own distribution; `processed`, the one that is drawn
-    from, after temperature, top-p, top-k and penalties. Found out by two small requests where that is possible, and
-    checked against what is said here."""
+    """What the server's log-probabilities refer to: `raw` is the model's own distribution; `processed` is the one that
+    tokens are drawn from, after temperature, top-p, top-k and penalties. By default two small requests find it out
+    where that is possible; a value given here is checked by them."""
     extensions: bool | None = None
     """Whether the server knows the parameters top_k, min_p, repetition_penalty and return_token_ids, as vLLM and SGLang
-    do; unless given, any server but OpenAI's own is taken to."""
+    do. By default this is assumed of every server but OpenAI's own."""
 
 
 class VllmOptions(Section):
@@ -56,28 +56,29 @@ class SamplingParams(Section):
     """How responses are drawn. The defaults are the paper's (appendix, data generation)."""
 
     engine: str = "transformers"
-    """What runs the model: `transformers`, `vllm`, `openai` for an OpenAI-compatible server, or a plug-in's name."""
+    """Software that runs the model: `transformers`, `vllm`, `openai` for an OpenAI-compatible server, or the name of a
+    plug-in."""
     server: SamplingServer | None = None
-    """The server, for an engine that asks one."""
+    """Server to ask, for an engine that uses one."""
     vllm: VllmOptions | None = None
     """Settings of vLLM, for the engine `vllm`."""
     n: int = Field(default=8, ge=1)
-    """Responses per prompt."""
+    """Number of responses per prompt."""
     temperature: float = Field(default=0.7, ge=0)
-    """Divides the logits; 0 takes the most likely token (greedy)."""
+    """Sampling temperature, by which the logits are divided; 0 means greedy decoding."""
     top_p: float = Field(default=0.95, gt=0, le=1)
-    """Draws from the most likely tokens that together have this probability; 1 is off."""
+    """Tokens are drawn from the most likely ones that together have this probability; 1 turns this off."""
     top_k: int = Field(default=40, ge=0)
-    """Draws from this many most likely tokens; 0 is off."""
+    """Tokens are drawn from this many most likely ones; 0 turns this off."""
     repetition_penalty: float = Field(default=1.05, gt=0)
-    """Divides positive logits, and multiplies negative ones, of tokens in the prompt or response so far; 1 is off.
-    It counts in greedy decoding too."""
+    """Divisor of positive logits, and factor of negative ones, for tokens that the prompt or response already contains;
+    1 turns this off. It also applies to greedy decoding."""
     max_new_tokens: int = Field(default=2048, ge=1)
-    """A response that has no end after this many tokens is cut there."""
+    """Most tokens in a response; a longer one is cut there."""
     batch_size: int = Field(default=64, ge=1)
-    """Responses written at the same time. Other sizes draw other responses from the same seed."""
+    """Number of responses generated at the same time. Another size draws other responses from the same seed."""
     seed: int = Field(default=0, ge=0)
-    """Equal seeds and settings draw equal responses."""
+    """Random seed; equal seeds and settings give equal responses."""
 
     @model_validator(mode="after")
     def _greedy_once(self) -> Self:

@@ -25,11 +25,11 @@ class SampleConfig(SamplingParams):
     """Settings of the sample stage."""
 
     prompts: PromptSource
-    """What to answer."""
+    """Prompts to answer."""
     models: list[ModelConfig] = Field(min_length=1)
-    """Behaviour models; each answers every prompt `n` times. One is in memory at a time."""
+    """Behavior models; each answers every prompt `n` times. Only one is in memory at a time."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Prompts with more tokens than this, under any of the models, are refused."""
+    """Most tokens in a prompt. A prompt that is longer for any of the models is rejected."""
 
     @field_validator("engine")
     @classmethod

@@ -23,21 +23,23 @@ class JudgeAccess(Section):
     """Where a judge runs, how it is asked, and what becomes of questions that it leaves open."""
 
     server: ServerConfig = ServerConfig()
-    """Where the judge runs, how fast to ask it, and the budget."""
+    """Server that runs the judge, with limits on rate and budget."""
     temperature: float | None = Field(default=None, ge=0)
-    """Of the judge; null leaves it to the server, as OpenAI's reasoning models want it."""
+    """Sampling temperature of the judge; null sends none, which OpenAI's reasoning models require."""
     reasoning_effort: str | None = None
-    """Of a judge that reasons: low, medium, high. The paper's is medium."""
+    """Reasoning effort of a judge that reasons: low, medium or high. The paper uses medium."""
     max_reply_tokens: int = Field(default=8192, ge=1)
-    """Most tokens in a judge's reply, reasoning included; a reply that is cut cannot be read."""
+    """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
     parameters: dict[str, Any] = Field(default={})
-    """More parameters of a request, as the server takes them."""
+    """Further request parameters, by the names that the server has for them."""
     attempts: int = Field(default=3, ge=1)
-    """How often a reply that cannot be read is asked for in all; then the question is counted as failed."""
+    """How often the judge is asked in all if its replies cannot be read; then the question counts as failed."""
     when_spent: Literal["stop", "go_on"] = "stop"
-    """A used-up budget ends the run, to be taken up with a larger one, or leaves the rest unjudged."""
+    """What happens when the budget is used up: `stop` ends the run, which resumes with a larger budget; `go_on` leaves
+    the remaining questions unjudged."""
     replies: str | None = None
-    """File of kept replies, which may be shared between runs; beside the output folder unless given."""
+    """File in which the judge's replies are cached; several runs may share it. By default it lies next to the output
+    folder."""
 
     @property
     @abstractmethod

@@ -22,31 +22,36 @@ class ServerConfig(Section):
     """An OpenAI-compatible server: OpenAI's own, vLLM, SGLang, llama.cpp and others."""
 
     base_url: str | None = None
-    """Address, the version at its end: http://localhost:8000/v1. Unless given, $OPENAI_BASE_URL or OpenAI's own."""
+    """Address of the server, its API version included: http://localhost:8000/v1. By default $OPENAI_BASE_URL, else
+    OpenAI's own server."""
     api_key_env: str | None = None
-    """Environment variable that holds the API key; never the key itself. Without it, OPENAI_API_KEY where `base_url` is
-    not given, and no key where it is: a recipe from elsewhere cannot have your OpenAI key sent to its own server."""
+    """Name of the environment variable that holds the API key; never the key itself. By default OPENAI_API_KEY if
+    `base_url` is not given, and no key if it is, so that a recipe from elsewhere cannot send your OpenAI key to its own
+    server."""
     concurrency: int = Field(default=16, ge=1)
-    """Requests under way at the same time."""
+    """Most requests that wait for a reply at the same time."""
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """Most requests started in a minute, evenly spread; retries count."""
+    """Most requests started per minute, evenly spaced, retries included; no limit by default."""
     timeout_seconds: float = Field(default=300, gt=0)
-    """A request without a whole reply after this time is tried again."""
+    """Seconds after which a request without a complete reply is retried."""
     max_tries: int = Field(default=8, ge=1)
-    """Times a request is sent before its question is given up: 429, 5xx, time-outs, dropped connections, garbage."""
+    """How often a request is sent at most, until its question counts as failed. Retried are the status codes 429 and
+    5xx, time-outs, dropped connections and replies that are not valid."""
     retry_seconds: float = Field(default=0.5, gt=0)
-    """Wait before the second try; doubles with every further one, up to a minute, with some randomness on top.
-    A server that names a longer wait (Retry-After) gets it."""
+    """Seconds before the first retry. The wait doubles with every further retry, up to a minute, and has a random part.
+    A longer wait that the server asks for (Retry-After) is respected."""
     max_requests: int | None = Field(default=None, ge=1)
-    """Budget: most requests sent, retries and earlier runs with the same kept replies included."""
+    """Budget: most requests sent, including retries and earlier runs with the same cached replies; no limit by
+    default."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Budget: most tokens read and written, earlier runs included. A request that might exceed it is not sent."""
+    """Budget: most tokens read and written, including earlier runs with the same cached replies. A request that might
+    exceed it is not sent. No limit by default."""
     prompt_price: float | None = Field(default=None, ge=0)
-    """Dollars for a million tokens read; with `completion_price`, the cost so far is shown."""
+    """Dollars per million tokens read. If `completion_price` is given too, the cost so far is shown."""
     completion_price: float | None = Field(default=None, ge=0)
-    """Dollars for a million tokens written, reasoning included."""
+    """Dollars per million tokens written, reasoning included."""
     limit_parameter: str = "max_completion_tokens"
-    """What the server calls the most tokens it may write in a chat reply; `max_tokens` for older ones."""
+    """Name of the request parameter that limits the tokens of a chat reply; older servers use `max_tokens`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -36,52 +36,81 @@ class PreferenceConfig(TrainingArguments):
     """
 
     objective: str = field(
-        default="repo", metadata={"help": "Method: repo, repo_det, dpo, ipo, rpo, kto, tdpo, or sft on the chosen."}
+        default="repo",
+        metadata={"help": "Objective: repo, repo_det, dpo, ipo, rpo, kto, tdpo, sft, or a plug-in's name."},
     )
-    beta: float | None = field(default=None, metadata={"help": "Inverse temperature; None takes the method's default."})
+    beta: float | None = field(
+        default=None, metadata={"help": "Hyperparameter β of the objective; by default the objective's own default."}
+    )
     objective_kwargs: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "The method's other hyperparameters (`regretless objectives`)."}
+        default_factory=dict,
+        metadata={"help": "Hyperparameters of the objective besides beta; `regretless objectives` lists them."},
     )
-    learning_rate: float = field(default=5e-6, metadata={"help": "Peak learning rate (the paper's for RePO on math)."})
-    logging_steps: float = field(default=10, metadata={"help": "Steps between log lines."})
+    learning_rate: float = field(
+        default=5e-6, metadata={"help": "Peak learning rate. The default is the paper's for RePO on math."}
+    )
+    logging_steps: float = field(
+        default=10,
+        metadata={"help": "Number of optimizer steps between two log entries; below 1, a share of all steps."},
+    )
     max_length: int | None = field(
-        default=2048, metadata={"help": "Longest prompt plus response, tokens; longer pairs are refused or cut."}
+        default=2048,
+        metadata={
+            "help": "Most tokens in prompt and response together; `truncation` says what happens to longer pairs."
+        },
     )
     max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Longest prompt, tokens; pairs with a longer one are refused."}
+        default=None, metadata={"help": "Most tokens in a prompt; pairs with a longer one are rejected."}
     )
     truncation: Literal["refuse", "keep_start"] = field(
         default="refuse",
-        metadata={"help": "`refuse` pairs longer than max_length, or `keep_start` of their responses (no EOS then)."},
+        metadata={
+            "help": "What happens to pairs longer than max_length: `refuse` rejects them, `keep_start` cuts the end of "
+            "their responses, which then have no end-of-sequence token."
+        },
     )
     max_tokens_per_microbatch: int | None = field(
-        default=None, metadata={"help": "Distinct tokens computed at a time; None: 2048 on CPU, 16384 on a GPU."}
+        default=None,
+        metadata={
+            "help": "Most distinct tokens computed at a time, which bounds memory and does not change results. By "
+            "default 2048 on a CPU and 16384 on a GPU."
+        },
     )
     group_pairs: bool = field(
         default=True,
-        metadata={"help": "Keep a prompt's pairs in one step, so that what they share is computed once."},
+        metadata={
+            "help": "Whether pairs of one prompt go into the same step, so that shared tokens are computed once."
+        },
     )
     pairs_cache_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder of tokenized pairs, read from there step by step; None: <output_dir>.cache."},
+        metadata={
+            "help": "Folder for the tokenized pairs, from which each step is read; by default "
+            "`<output_dir>.cache/pairs`."
+        },
     )
     reference_cache_dir: str | None = field(
-        default=None, metadata={"help": "Folder of cached reference log-probabilities; None: <output_dir>.cache."}
+        default=None,
+        metadata={
+            "help": "Folder for cached log-probabilities of the reference; by default `<output_dir>.cache/reference`."
+        },
     )
     model_init_kwargs: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Arguments of from_pretrained when the model is given by name."}
+        default_factory=dict, metadata={"help": "Arguments of from_pretrained for a model that is given by name."}
     )
     ref_model_init_kwargs: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Arguments of from_pretrained when ref_model is given by name."}
+        default_factory=dict, metadata={"help": "Arguments of from_pretrained for a ref_model that is given by name."}
     )
     trained_dtype: Literal["float32", "bfloat16"] | None = field(
         default=None,
         metadata={
-            "help": "Type of the trained weights. None: float32, or the dtype in model_init_kwargs, where all weights "
-            "of a model given by name are trained. In bfloat16, rounding loses small updates."
+            "help": "Data type of the trained weights; by default float32 (in Python: the dtype in model_init_kwargs, "
+            "if all weights of a model given by name are trained). In bfloat16, small updates are lost to rounding."
         },
     )
-    remove_unused_columns: bool = field(default=False, metadata={"help": "Kept False: rows are read as a whole."})
+    remove_unused_columns: bool = field(
+        default=False, metadata={"help": "Always False, because rows are read as a whole."}
+    )
 
     def __post_init__(self) -> None:
         # accelerate takes several processes without an accelerator for one each, unless it is told.

@@ -35,13 +35,13 @@ class LoraSettings(Section):
     """Low-rank adapter; the defaults are the paper's for 1.7B models (appendix, experimental configuration)."""
 
     r: int = Field(default=32, ge=1)
-    """Rank."""
+    """Rank of the adapter."""
     alpha: int = Field(default=64, ge=1)
-    """Scaling numerator."""
+    """Numerator of the adapter's scale, which is alpha / r."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout on the adapter's input."""
+    """Dropout probability on the adapter's input."""
     target_modules: str | list[str] = "all-linear"
-    """Layers that get an adapter; `all-linear` leaves out the output layer."""
+    """Names of the layers that get an adapter; `all-linear` means all linear layers except the output layer."""
 
 
 class TrainConfig(Section):
@@ -50,14 +50,16 @@ class TrainConfig(Section):
     model_config = ConfigDict(extra="allow")
 
     objective: str | list[str] = "repo"
-    """One method, or several to train side by side from the same start."""
+    """Objective to train with, or a list of objectives to train one model each from the same start."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Hyperparameters and training arguments of single methods, which `objective` picks from. What a method has here
-    counts over the common value of the file, and of a file that extends it; one that is typed replaces it, aloud."""
+    """Hyperparameters and training arguments of single objectives, by name; used for those that `objective` names. A
+    value here takes precedence over the common value in this file and in a file that extends it. A common value on the
+    command line replaces it, with a message."""
     lora: LoraSettings | None = LoraSettings()
-    """None trains all weights."""
+    """Train a low-rank adapter (LoRA) with these settings; null trains all weights."""
     eval_pairs: int = Field(default=0, ge=0)
-    """Pairs held out (whole prompts) to watch `eval_rewards/…` on."""
+    """Number of pairs to hold out of training, rounded up to whole prompts and at most half of all prompts; they give
+    the metrics `eval_rewards/…`."""
 
     @property
     def objectives(self) -> list[str]:

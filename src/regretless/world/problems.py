@@ -103,11 +103,11 @@ class Faults(Section):
     """How often a demonstration goes wrong, so that a habit hides a skill which preferences can bring out."""
 
     gives_as_plus: float = Field(default=0.0, ge=0, le=1)
-    """Probability that a "gives" is read as an addition; drawn for each one."""
+    """Probability that a "gives" is computed as an addition; drawn separately for each one."""
     forget_third: float = Field(default=0.0, ge=0, le=1)
-    """Probability that the third step, where there is one, is left out."""
+    """Probability that the third step is left out, in problems that have one."""
     off_by_one: float = Field(default=0.0, ge=0, le=1)
-    """Probability that a result is one too high or one too low; drawn for each line."""
+    """Probability that a result is one too high or one too low; drawn separately for each line."""
 
 
 def solve(problem: Problem, faults: Faults, rng: random.Random) -> str:

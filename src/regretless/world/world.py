@@ -19,26 +19,26 @@ class PolicyFaults(Faults):
     """One policy's demonstrations: how many, and how often they go wrong."""
 
     demonstrations: int = Field(default=16000, ge=1)
-    """Demonstrations to write; supervised training on them makes the policy."""
+    """Number of demonstrations to write; supervised training on them makes the policy."""
 
 
 class WorldConfig(Section):
     """The embedded world. A file of it changes only with the settings that it depends on."""
 
     seed: int = Field(default=0, ge=0)
-    """Seed of every draw."""
+    """Random seed of all problems and demonstrations."""
     prompts: int = Field(default=1500, ge=1)
-    """Problems for the behaviour models to answer, all different."""
+    """Number of distinct problems for the behavior models to answer."""
     test: int = Field(default=1000, ge=1)
-    """Held-out problems, all different; none of them is among the prompts or in any demonstration."""
+    """Number of distinct held-out problems; none of them is among the prompts or in a demonstration."""
     longer_test: int = Field(default=0, ge=0)
-    """Held-out problems with one step more than any in training; 0 writes no such file."""
+    """Number of held-out problems with one step more than any problem in training; 0 writes no such file."""
     steps: tuple[int, int] = (2, 4)
-    """Fewest and most steps of a problem."""
+    """Smallest and largest number of steps in a problem."""
     largest_amount: int = Field(default=9, ge=1, le=98)
-    """Most that is bought or given away in one step."""
+    """Largest number of things that is bought or given away in one step."""
     policies: dict[FolderName, PolicyFaults] = Field(min_length=1)
-    """Policies to be pretrained, by name, with the faults of their demonstrations."""
+    """Policies to pretrain, by name, with the faults that their demonstrations have."""
 
     @model_validator(mode="after")
     def _steps_in_order(self) -> Self:

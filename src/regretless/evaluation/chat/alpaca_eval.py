@@ -46,17 +46,18 @@ class AlpacaEvalConfig(ChatBenchmarkConfig):
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt", "baseline", "gamed_baselines")
 
     benchmark: Literal["alpaca_eval"] = "alpaca_eval"
-    """Which benchmark this is."""
+    """Name of the chat benchmark."""
     baseline: str | None = None
-    """Answers to compare with, in place of the outputs in `questions`: responses to the same prompts."""
+    """File of responses to the same prompts to compare with; by default the outputs in `questions`."""
     gamed_baselines: str | None = None
-    """CSV file of the gamed baselines (df_gamed.csv); without it there is no length-controlled win rate."""
+    """CSV file of the gamed baselines (df_gamed.csv). Without it there is no length-controlled win rate."""
     temperature: float | None = Field(default=1, ge=0)
-    """Of the judge. Nothing is drawn; some servers apply it to the probabilities that they report."""
+    """Sampling temperature sent to the judge. Nothing is sampled, but some servers apply it to the probabilities that
+    they report."""
     max_reply_tokens: int = Field(default=1, ge=1)
-    """The judge's preference is in its first token."""
+    """Most tokens in a judge's reply; the first one states its preference."""
     top_logprobs: int = Field(default=5, ge=2, le=20)
-    """How many of the most likely tokens the server is asked for."""
+    """Number of most likely tokens whose log-probabilities the server is asked for."""
 
     def templates(self) -> dict[str, JudgeTemplate]:
         """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""

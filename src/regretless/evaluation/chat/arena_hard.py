@@ -46,11 +46,12 @@ class ArenaHardConfig(ChatBenchmarkConfig):
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt", "baseline")
 
     benchmark: Literal["arena_hard"] = "arena_hard"
-    """Which benchmark this is."""
+    """Name of the chat benchmark."""
     baseline: str
-    """Answers to compare with: Arena-Hard's file of a model (gpt-4-0314.jsonl), or responses to the same prompts."""
+    """File of answers to compare with: Arena-Hard's file of a model (gpt-4-0314.jsonl), or responses to the same
+    prompts."""
     style_control: bool = True
-    """Also give the win rate at equal length and markup."""
+    """Whether to also compute the win rate at equal length and markup."""
 
     def templates(self) -> dict[str, JudgeTemplate]:
         """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""

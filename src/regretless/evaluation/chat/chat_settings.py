@@ -20,25 +20,26 @@ class ChatBenchmarkConfig(JudgeAccess):
     """Settings that name a file."""
 
     questions: str
-    """The benchmark's questions: a .jsonl, .json or .parquet file, or hf://datasets/<owner>/<name>/<file>."""
+    """Questions of the benchmark: a .jsonl, .json or .parquet file, or `hf://datasets/<owner>/<name>/<file>`."""
     limit: int | None = Field(default=None, ge=1)
-    """At most this many questions, from the start. The numbers are then not the benchmark's."""
+    """Most questions to ask, from the start. With a limit, the results are not comparable with published ones."""
     template: Literal["user", "assistant"] = "user"
-    """How a question becomes a prompt: as it is, or after the system line "You are a helpful assistant."."""
+    """How a question becomes a prompt: `user` sends it alone, `assistant` adds the system message "You are a helpful
+    assistant."."""
     max_new_tokens: int = Field(default=2048, ge=1)
-    """Longest answer; one that is cut there is judged as it is, and counted."""
+    """Most tokens in an answer. An answer that is cut is judged as it is, and counted."""
     judge: str
-    """Name of the judge on its server."""
+    """Name of the judge model on its server."""
     judge_prompt: str | None = None
-    """File with what the judge is shown, in place of this package's own words; the published files can be read."""
+    """File with the judge's prompt, in place of this package's own; the benchmark's published file can be used."""
     temperature: float | None = Field(default=0, ge=0)
-    """Of the judge; null sends none, as OpenAI's reasoning models want it."""
+    """Sampling temperature of the judge; null sends none, which OpenAI's reasoning models require."""
     max_reply_tokens: int = Field(default=4096, ge=1)
-    """Most tokens in a judge's reply, reasoning included; a reply that is cut cannot be read."""
+    """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
     bootstrap: int = Field(default=1000, ge=100)
-    """Resamples behind an interval that has no formula."""
+    """Number of bootstrap resamples, for confidence intervals that have no formula."""
     seed: int = Field(default=0, ge=0)
-    """Draws the order in which a judge sees two answers, the resamples, and answers with a temperature."""
+    """Random seed for the order in which the judge sees two answers, for the bootstrap, and for sampled answers."""
 
     @property
     def judge_name(self) -> str:

@@ -50,13 +50,13 @@ class MtBenchConfig(ChatBenchmarkConfig):
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt", "references")
 
     benchmark: Literal["mt_bench"] = "mt_bench"
-    """Which benchmark this is."""
+    """Name of the chat benchmark."""
     references: str | None = None
-    """File with the reference answers to the questions in math, reasoning and coding."""
+    """File with reference answers to the questions in math, reasoning and coding."""
     max_new_tokens: int = Field(default=1024, ge=1)
-    """Longest answer; one that is cut there is judged as it is, and counted."""
+    """Most tokens in an answer. An answer that is cut is judged as it is, and counted."""
     max_reply_tokens: int = Field(default=2048, ge=1)
-    """Most tokens in a judge's reply, reasoning included; a reply that is cut cannot be read."""
+    """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
 
     def templates(self) -> dict[str, JudgeTemplate]:
         """What the judge is shown, by the names of the published file. Raises ConfigError for one that cannot be
