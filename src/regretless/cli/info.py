@@ -28,20 +28,20 @@ TRAINING_NOTE = (
 def settings_of_stage(name: str) -> list[Setting]:
     """All settings of a section of a recipe. Raises ConfigError for an unknown one."""
     field = lookup("section", Recipe.model_fields, name)
-    found = settings_of(field.rebuild_annotation(), name)
+    rows = settings_of(field.rebuild_annotation(), name)
     if name not in ("train", "pretrain"):
-        return found or [Setting(name, type_text({}), field.default, str(field.description))]
-    place = name if name == "train" else f"{name}.NAME"
+        return rows or [Setting(name, type_text({}), field.default, str(field.description))]
+    prefix = name if name == "train" else f"{name}.NAME"
     hints = typing.get_type_hints(PreferenceConfig)
-    own = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
-    return found + [
+    arguments = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
+    return rows + [
         Setting(
-            f"{place}.{one.name}",
+            f"{prefix}.{one.name}",
             type_text(TypeAdapter(hints[one.name]).json_schema()),
             {} if one.default is dataclasses.MISSING else one.default,
             str(one.metadata["help"]),
         )
-        for one in own
+        for one in arguments
         if one.name not in ("objective", "remove_unused_columns")
     ]
 
@@ -50,13 +50,13 @@ def show_settings(name: str | None, *, as_json: bool = False) -> None:
     """Print the settings of a section, or of all sections, as a table or as JSON."""
     sections = {one: settings_of_stage(one) for one in ([name] if name else Recipe.model_fields)}
     if as_json:
-        rows = [setting._asdict() for found in sections.values() for setting in found]
+        rows = [setting._asdict() for entries in sections.values() for setting in entries]
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
         return
     output = terminal()
-    for section, found in sections.items():
+    for section, entries in sections.items():
         table = Table("setting", "type", "default", "meaning", title=f"Settings: {section}", title_justify="left")
-        for setting in found:
+        for setting in entries:
             default = setting.default if setting.default is REQUIRED else json.dumps(setting.default, default=str)
             table.add_row(setting.key.removeprefix(f"{section}."), setting.type, default, setting.meaning)
         output.print(table)

@@ -184,7 +184,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(data: Pa
         ({"gamed_baselines": str(tmp_path / "columns.csv")}, DataError, "missing column.*std_delta_len.*found index"),
         ({"gamed_baselines": str(tmp_path / "number.csv")}, DataError, "expected numbers: could not convert"),
         ({"gamed_baselines": str(tmp_path / "share.csv")}, DataError, "preferences from 0 to 1"),
-        ({"judge_prompt": str(tmp_path / "template.txt")}, ConfigError, "shows no {output_2}"),
+        ({"judge_prompt": str(tmp_path / "template.txt")}, ConfigError, "lacks {output_2}"),
         ({"judge_prompt": str(tmp_path / "nowhere.yaml")}, ConfigError, "cannot be read"),
         ({"questions": str(tmp_path / "responses.parquet")}, DataError, "missing column.s. instruction"),
         ({"questions": "hf://nonsense"}, ConfigError, "expected hf://datasets/<owner>/<name>/<file>"),
