@@ -137,8 +137,8 @@ def test_spending_when_a_reply_is_lost_counts_what_it_may_have_cost() -> None:
 @pytest.mark.parametrize(
     ("act", "problem"),
     [
-        (failure(401, "bad key"), "refuses every request: .*bad key"),
-        (failure(429, "you exceeded your quota", code="insufficient_quota"), "refuses every request: .*quota"),
+        (failure(401, "bad key"), "rejects every request: .*bad key"),
+        (failure(429, "you exceeded your quota", code="insufficient_quota"), "rejects every request: .*quota"),
         (failure(429, "come back", headers={"Retry-After": "86400"}), "asks to wait 86400 seconds"),
     ],
 )
