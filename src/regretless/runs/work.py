@@ -41,7 +41,7 @@ class Job:
     recipe: Recipe
     folder: RunFolder
     on_files: bool = False
-    """True if inputs are the files that the recipe names, false if they are earlier stages' results in the run folder."""
+    """True if inputs are the files that the recipe names, false if they are results of earlier stages."""
     form: str = ".parquet"
     """Suffix of the requested file, for a stage with several output formats."""
     output: Path | None = None
