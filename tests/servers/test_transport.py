@@ -119,7 +119,7 @@ def test_request_when_it_fails_in_passing_is_tried_again_and_then_given_up(act: 
         config = server_config(server.url, max_tries=3, timeout_seconds=0.3)
         (reply,), client = once(config)
         assert (reply.content, client.trouble) == ("yes", {kind: 2})
-        with pytest.raises(Unanswered, match=f"no reply: 3 tries, the last one: {kind}"):
+        with pytest.raises(Unanswered, match=f"no reply: 3 tries; the last one: {kind}"):
             once(config)
 
 
