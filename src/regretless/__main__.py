@@ -1,4 +1,4 @@
-"""Where the command line begins: `regretless`, and `python -m regretless` for launchers such as torchrun."""
+"""Entry point of the command line: `regretless`, and `python -m regretless` for launchers such as torchrun."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from regretless.core import interrupt
 def main() -> None:
     """Run the command line and end the process."""
     with interrupt.handled():
-        from regretless.cli import app  # inside, so that Ctrl-C finds its handler while this loads
+        from regretless.cli import app  # inside, so that Ctrl-C is handled while this loads
 
         try:
             app.main()
         except SystemExit as end:
             if int(os.environ.get("WORLD_SIZE", "1")) == 1:
                 raise
-            # One of several processes: nothing is left to do, and taking torch's gloo groups apart can hang, with a
-            # thread that waits for Python's lock while the lock's holder waits for the thread.
+            # One of several processes: nothing is left to do. Destroying torch's gloo groups can deadlock: a thread
+            # waits for the interpreter lock while the lock's holder waits for that thread.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

@@ -100,7 +100,7 @@ def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_wher
     started.kill()
     started.wait()
     with pytest.raises(
-        RegretlessError, match=rf"out: training broke off after step \d+ of 300: its process {started.pid}"
+        RegretlessError, match=rf"out: training was interrupted after step \d+ of 300: its process {started.pid}"
     ):
         watch(tmp_path / "out", once=False, every=0.05, console=Console(file=io.StringIO()))
     assert "lost" in frame(tmp_path / "out")

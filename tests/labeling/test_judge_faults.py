@@ -246,5 +246,5 @@ def test_key_when_the_recipe_names_a_server_but_no_variable_is_not_sent_there(
 def test_replies_file_when_it_is_something_else_says_so(tmp_path: Path) -> None:
     responses = write_responses(tmp_path / "in.parquet", 1, lambda _: ["a 1"])
     (tmp_path / "notes.txt").write_text("not a data base at all, just a few words to think about\n" * 40)
-    with pytest.raises(DataError, match=r"notes.txt: cannot be used as the file of kept replies"):
+    with pytest.raises(DataError, match=r"notes.txt: cannot be used as a reply cache"):
         run(settings("http://127.0.0.1:1/v1", replies=str(tmp_path / "notes.txt")), responses, tmp_path)

@@ -219,7 +219,7 @@ def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(
     refused = [json.loads(text) for text in (tmp_path / "refused.jsonl").read_text().splitlines()]
     assert {refusal["line"]: refusal["reason"] for refusal in refused} == {
         2: "empty completion",
-        3: "cut at the token limit (finish_reason length): no end-of-sequence token",
+        3: "truncated at the token limit (finish_reason length): no end-of-sequence token",
         4: "not valid JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 19)",
         5: "verdict: expected correct, wrong or unknown, got 'maybe'",
         6: "logps: expected one value per token, got 2 values for 1 tokens",
@@ -230,7 +230,7 @@ def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(
 
 def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -> None:
     write_records(tmp_path / "r.jsonl", [CORRECT[0], replace(WRONG[0], finish_reason="length")])
-    with pytest.raises(DataError, match=r"no pair results from 2 responses: only_correct 1, rows refused 1$"):
+    with pytest.raises(DataError, match=r"no pairs from 2 responses: only_correct 1, rejected rows 1$"):
         run(PairConfig(), tmp_path / "r.jsonl", tmp_path)
     assert (tmp_path / "refused.jsonl").read_text().count("\n") == 1
 

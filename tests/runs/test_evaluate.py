@@ -46,7 +46,7 @@ def test_summarize_when_some_have_no_verdict_then_they_are_not_correct_but_count
 
 
 def test_summarize_when_a_problem_has_several_responses_then_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="one response a problem"):
+    with pytest.raises(DataError, match="one response per problem"):
         write_pass(tmp_path, [C, W], ids=["same", "same"])
 
 

@@ -106,7 +106,7 @@ def test_typed_value_when_it_replaces_what_trained_methods_bring_along_then_each
         return capsys.readouterr().err.splitlines()
 
     (line,) = said(several, "train.per_device_train_batch_size=16")
-    assert line.startswith("train.per_device_train_batch_size=16 replaces what the recipe has for single methods: ")
+    assert line.startswith("train.per_device_train_batch_size=16 replaces the recipe's values for single methods: ")
     assert "kto 32, tdpo 64. " in line and "train.methods.NAME.per_device_train_batch_size=" in line
     (line,) = said(several, "train.learning_rate=1e-6")
     assert "train.learning_rate=1e-06 replaces" in line and ": repo 5e-07, tdpo 5e-06. " in line

@@ -237,7 +237,7 @@ def test_redirect_when_a_server_answers_with_one_takes_the_prompts_nowhere(statu
             assert isinstance(result.stopped, ServerError)
             said = str(result.stopped)
             assert f"HTTP {status}, a redirect to {other.url}/chat/completions" in said and "\x1b" not in said
-            assert "put the other address there" in said
+            assert "set base_url to the new address" in said
         assert len(server.requests) == 1 and other.requests == []
 
 

@@ -132,7 +132,7 @@ def test_request_when_it_fails_in_passing_is_tried_again_and_then_given_up(act: 
         config = server_config(server.url, max_tries=3, timeout_seconds=0.3)
         (reply,), client = once(config)
         assert (reply.content, client.trouble) == ("yes", {kind: 2})
-        with pytest.raises(Unanswered, match=f"no reply: 3 tries, the last one: {kind}"):
+        with pytest.raises(Unanswered, match=f"no reply: 3 tries; the last one: {kind}"):
             once(config)
 
 
@@ -150,8 +150,8 @@ def test_spending_when_a_reply_is_lost_counts_what_it_may_have_cost() -> None:
 @pytest.mark.parametrize(
     ("act", "problem"),
     [
-        (failure(401, "bad key"), "refuses every request: .*bad key"),
-        (failure(429, "you exceeded your quota", code="insufficient_quota"), "refuses every request: .*quota"),
+        (failure(401, "bad key"), "rejects every request: .*bad key"),
+        (failure(429, "you exceeded your quota", code="insufficient_quota"), "rejects every request: .*quota"),
         (failure(429, "come back", headers={"Retry-After": "86400"}), "asks to wait 86400 seconds"),
     ],
 )

@@ -45,7 +45,7 @@ def test_lots_when_drawn_vary_with_the_text_and_are_the_same_under_another_code_
     with serving() as judge:
         again = [answer.value for answer in ask(tmp_path / "b", texts[::-1]).answers]
     assert first == again[::-1]
-    assert len(set(first)) > 5 and all(str(value).startswith("By lot.\nRating code: [[") for value in first)
+    assert len(set(first)) > 5 and all(str(value).startswith("Random.\nRating code: [[") for value in first)
 
 
 def test_prompt_when_it_is_not_one_of_the_packages_is_refused(tmp_path: Path) -> None:

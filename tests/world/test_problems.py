@@ -95,7 +95,7 @@ def test_faults_occur_at_the_rates_asked_for() -> None:
 
 
 def test_distinct_problems_when_there_are_too_few_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match=r"no problem of 1 to 1 steps is left beside the \d+ .* ask for fewer"):
+    with pytest.raises(ConfigError, match=r"no problem of 1 to 1 steps is left besides the \d+ .* ask for fewer"):
         Generator((1, 1), 1).distinct(1000, random.Random(0))
 
 

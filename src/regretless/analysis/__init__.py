@@ -1,1 +1,1 @@
-"""Numbers about data before training and about tokens after it."""
+"""Statistics of preference data before training, and of tokens, scores and lengths after it."""

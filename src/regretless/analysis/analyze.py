@@ -1,4 +1,4 @@
-"""The analyze stage: what training changed, in the models' scores of given tokens and in their own responses."""
+"""The analyze stage: changes through training, in the models' scores of fixed tokens and in their own responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Responses = Mapping[str, Mapping[str, Path]]
 
 
 class AnalyzeConfig(TokenRewardsConfig):
-    """Which responses to look into, token by token and together."""
+    """Responses to analyze, token by token and in aggregate."""
 
     policies: dict[str, str] = Field(default={})
     """Folders of trained models or adapters, by name; by default what `train` made."""
@@ -52,13 +52,13 @@ def run(
     output: Path,
     responses: Responses | None = None,
 ) -> dict[str, Any]:
-    """Compare the reference and the trained models on pairs of a file; JSON files in `output`, tables on the terminal.
+    """Compare the reference and the trained models on pairs of a file; writes JSON into `output`, prints tables.
 
     token_rewards.json, score_distance.json, drift.json, gradients.json, calibration.json (from the held-out pairs that
     training scored) and lengths.json (from `responses`, in which the reference is called base). Every estimate is a
     mapping of value, standard_error, low, high (95 %), n and prompts. docs/analysis.md defines the numbers.
 
-    Raises DataError when no pair can be used, ConfigError when a model cannot be loaded.
+    Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
     """
     reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
     models = dict(zip(policies, trained, strict=True))
@@ -66,8 +66,8 @@ def run(
     read, refused = read_pairs(pairs)
     originals = [pair for pair in read if pair.kind == "original"] or read
     tokenizer = load_tokenizer(reference)
-    drawn = whole_prompts(originals, config.sample, config.seed, _prompt)
-    tokenized, unusable = tokenize_pairs(drawn, tokenizer, max_length=None, max_prompt_length=None, need_logps=False)
+    selected = whole_prompts(originals, config.sample, config.seed, _prompt)
+    tokenized, unusable = tokenize_pairs(selected, tokenizer, max_length=None, max_prompt_length=None, need_logps=False)
     check_some_left(tokenized, refused + unusable, pairs)
     sample = Sample(tokenized)
 
@@ -90,7 +90,7 @@ def run(
         if policy.objective is not None
     }
     calibrations = {
-        name: found for name, policy in policies.items() if (found := _calibration(policy.folder, read)) is not None
+        name: result for name, policy in policies.items() if (result := _calibration(policy.folder, read)) is not None
     }
     lengths = {benchmark: response_lengths(files) for benchmark, files in (responses or {}).items()}
 
@@ -161,30 +161,30 @@ def _show(
     }
     columns = ("chosen a token", "chosen, change", "rejected a token", "rejected, change")
     show_table("log-probability, nats; change a response since the start", rows, columns)
-    places = {
+    shares = {
         f"{name}, {side}": {
-            **{f"tenth {place}": found[side]["shares"][place - 1]["value"] for place in (1, 5, 10)},
-            "last token": found[side]["near_end"][0]["value"],
+            **{f"tenth {tenth}": result[side]["shares"][tenth - 1]["value"] for tenth in (1, 5, 10)},
+            "last token": result[side]["near_end"][0]["value"],
         }
-        for name, found in gradients.items()
+        for name, result in gradients.items()
         for side in ("chosen", "rejected")
-        if found[side] is not None
+        if result[side] is not None
     }
     columns = ("tenth 1", "tenth 5", "tenth 10", "last token")
-    show_table("share of the gradient (even: 0.1), last token × even", places, columns)
+    show_table("share of the gradient (even: 0.1), last token × even", shares, columns)
     held_out = {
-        name: {**found, "accuracy": with_error(found["accuracy"]), "brier": with_error(found["brier"])}
-        for name, found in calibrations.items()
+        name: {**result, "accuracy": with_error(result["accuracy"]), "brier": with_error(result["brier"])}
+        for name, result in calibrations.items()
     }
     show_table("calibration on held-out pairs", held_out, ("pairs", "confidence", "accuracy", "ece", "brier"))
-    own = {
+    response_lengths_table = {
         f"{benchmark}, {label}": {"length": with_error(entry["length"]), "change": with_error(entry["change"])}
-        for benchmark, found in lengths.items()
-        for label, entry in found["models"].items()
+        for benchmark, result in lengths.items()
+        for label, entry in result["models"].items()
     }
-    units = " and ".join(dict.fromkeys(found["unit"] for found in lengths.values()))
-    show_table(f"length of the models' own responses, {units}", own, ("length", "change"))
+    units = " and ".join(dict.fromkeys(result["unit"] for result in lengths.values()))
+    show_table(f"length of the models' own responses, {units}", response_lengths_table, ("length", "change"))
     for name in drifts.keys() - gradients.keys():
-        console.print(f"note: {name}: its folder does not say which objective trained it: no gradient shares")
+        console.print(f"note: {name}: its folder does not name the objective that trained it; no gradient shares")
     if not calibrations:
-        console.print("note: no pairs were held out of training (train.eval_pairs): no calibration")
+        console.print("note: no pairs were held out of training (train.eval_pairs); no calibration")

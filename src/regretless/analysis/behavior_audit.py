@@ -1,4 +1,4 @@
-"""Stored log-probabilities of the behaviour policy, against the reference and against a re-score by their author."""
+"""Stored log-probabilities of the behavior policy, compared with the reference and with a re-score by their model."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, to
 from regretless.modeling.scoring import score_responses
 
 FAR = 0.1
-"""Difference (nats) of two log-probabilities of one token from which on they count as different."""
+"""Difference (nats) from which on two log-probabilities of a token count as different."""
 UNKNOWN = "unknown model"
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """A distinct response with behaviour log-probabilities."""
+class Labeled:
+    """A distinct response with behavior log-probabilities."""
 
     side: SideName
     prompt_ids: Ids
     ids: Ids
     logps: tuple[float, ...]
     row: Pair
-    """A pair that it stands in."""
+    """A pair that contains it."""
 
     @property
     def model(self) -> str | None:
@@ -38,68 +38,66 @@ class Labelled:
         return self.row.sides[self.side].model
 
 
-def labelled(pairs: Sequence[tuple[TokenizedPair, Pair]]) -> list[Labelled]:
-    """Distinct responses, side by side, that have behaviour log-probabilities."""
-    found: dict[tuple[Any, ...], Labelled] = {}
+def labeled(pairs: Sequence[tuple[TokenizedPair, Pair]]) -> list[Labeled]:
+    """Distinct responses with behavior log-probabilities, for each side separately."""
+    responses: dict[tuple[Any, ...], Labeled] = {}
     for pair, row in pairs:
-        # A masked response is the beginning of one that is there already.
+        # A masked response is a prefix of a response that is already included.
         sides = pair.sides if pair.kind == "original" else (pair.chosen,)
         for name, side in zip(SIDES, sides, strict=False):
             if side.logps is not None:
-                response = Labelled(name, pair.prompt_ids, side.ids, side.logps, row)
-                found.setdefault((name, pair.prompt_ids, side.ids, side.logps), response)
-    return list(found.values())
+                response = Labeled(name, pair.prompt_ids, side.ids, side.logps, row)
+                responses.setdefault((name, pair.prompt_ids, side.ids, side.logps), response)
+    return list(responses.values())
 
 
-def gap(responses: Sequence[Labelled], reference: Reference) -> dict[str, Any]:
-    """Behaviour minus reference log-probability of each token (nats), by side."""
-    found: dict[str, Any] = {}
+def gap(responses: Sequence[Labeled], reference: Reference) -> dict[str, Any]:
+    """Behavior minus reference log-probability of each token (nats), by side."""
+    gaps: dict[str, Any] = {}
     for side in ("chosen", "rejected"):
-        own = [response for response in responses if response.side == side]
-        behavior = _joined([response.logps for response in own])
-        scored = _joined([reference[response.prompt_ids, response.ids] for response in own])
-        found[side] = {
-            "responses": len(own),
+        of_side = [response for response in responses if response.side == side]
+        behavior = _joined([response.logps for response in of_side])
+        scored = _joined([reference[response.prompt_ids, response.ids] for response in of_side])
+        gaps[side] = {
+            "responses": len(of_side),
             "tokens": behavior.size,
-            # Models are hardly ever this certain: many are the sign of padding that was recorded as tokens.
-            "share_of_exact_zeros": float(np.mean(behavior == 0)) if own else None,
+            # Models are rarely this certain: many zeros indicate padding recorded as tokens.
+            "share_of_exact_zeros": float(np.mean(behavior == 0)) if of_side else None,
             "nats_per_token": spread(behavior - scored),
         }
-    return found
+    return gaps
 
 
-def rescored(
-    responses: Sequence[Labelled], behavior: ModelConfig | None, fingerprint: str
-) -> dict[str, dict[str, Any]]:
-    """Stored minus re-scored log-probability of each token (nats), by the model that wrote the responses.
+def rescored(responses: Sequence[Labeled], behavior: ModelConfig | None, fingerprint: str) -> dict[str, dict[str, Any]]:
+    """Stored minus re-scored log-probability of each token (nats), by the model that generated the responses.
 
-    behavior: the model that wrote all of them, wherever it lies now; else each is loaded by the name it was recorded
-    under, and responses without one are only counted. fingerprint: of the tokenizer that the token ids belong to.
-    Raises ConfigError for a model with another vocabulary, and for one `behavior` next to several recorded names.
+    behavior: the model that generated all of them, wherever it is now; otherwise each model is loaded by its recorded
+    name, and responses without one are only counted. fingerprint: of the tokenizer that the token ids belong to.
+    Raises ConfigError for a model with another vocabulary, and for `behavior` with several recorded names.
     """
-    named: dict[str | None, list[Labelled]] = {}
+    named: dict[str | None, list[Labeled]] = {}
     for response in responses:
         named.setdefault(response.model, []).append(response)
     if behavior is not None and len(named.keys() - {None}) > 1:
         raise ConfigError(
-            f"inspect.behavior: the responses were written by several models ({', '.join(sorted(map(str, named)))}); "
-            "leave it out, so that each is loaded by its name"
+            f"inspect.behavior: the responses were generated by several models ({', '.join(sorted(map(str, named)))}); "
+            "omit it, so that each model is loaded by its name"
         )
     if behavior is not None:
         return {behavior.label: _difference(responses, behavior, fingerprint)} if responses else {}
     return {
-        name or UNKNOWN: {"responses": len(own)}
+        name or UNKNOWN: {"responses": len(by_model)}
         if name is None
-        else _difference(own, ModelConfig(name_or_path=name), fingerprint)
-        for name, own in named.items()
+        else _difference(by_model, ModelConfig(name_or_path=name), fingerprint)
+        for name, by_model in named.items()
     }
 
 
-def _difference(responses: Sequence[Labelled], model: ModelConfig, fingerprint: str) -> dict[str, Any]:
+def _difference(responses: Sequence[Labeled], model: ModelConfig, fingerprint: str) -> dict[str, Any]:
     tokenizer = load_tokenizer(model)
     if tokenizer_fingerprint(tokenizer) != fingerprint:
         raise ConfigError(f"inspect.rescore: {model.label} has another vocabulary than the token ids of its responses")
-    # What it was given then, where that is recorded; else what its own chat template makes of the prompt.
+    # The recorded prompt ids, if there are any; otherwise the model's own chat template makes them.
     rows = [response.row for response in responses]
     items = [
         (row.prompt_token_ids or encode_prompt(tokenizer, row.prompt, row.chat_template_kwargs), response.ids)

@@ -1,4 +1,4 @@
-"""Whether the preferences that a trained model implies come true as often as it says, on pairs held out of training."""
+"""Calibration of the preferences that a trained model implies, on pairs held out of training."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ OBSERVED = (
 def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[str, Any]:
     """Calibration of σ(margin) as the probability that the chosen response is preferred; margins in nats.
 
-    `bins`: of confidence, [0.5, 1] in ten equal parts, the last closed: number of pairs, their mean confidence, the
-    share predicted right with its 95 % Wilson interval. `ece`: the mean over pairs of the distance of the two in their
-    bin. `brier`: mean of (1 − σ(margin))². Pairs with a margin of exactly zero predict nothing: they are counted in
-    `ties`, and count in `brier` only. `accuracy` and `brier` carry a standard error over prompts; the intervals of
-    bins take pairs as independent, and are too narrow where prompts have several.
+    `bins`: ten equal intervals of confidence in [0.5, 1], the last one closed: number of pairs, their mean confidence,
+    the share of correct predictions with its 95 % Wilson interval. `ece`: the mean over pairs of the difference between
+    these two in their bin. `brier`: mean of (1 − σ(margin))². Pairs with a margin of exactly zero predict nothing: they
+    are counted in `ties`, and contribute only to `brier`. `accuracy` and `brier` have a standard error clustered by
+    prompt; the intervals of bins treat pairs as independent, and are too narrow if prompts have several pairs.
     """
     margin = np.asarray(margins, dtype=np.float64)
-    told = margin != 0
-    confidence, right = special.expit(np.abs(margin[told])), margin[told] > 0
-    # Confidence 1 belongs to the last bin.
-    place = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
+    decided = margin != 0
+    confidence, right = special.expit(np.abs(margin[decided])), margin[decided] > 0
+    # Confidence 1 is in the last bin.
+    bin_index = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
     bins = []
     distance = 0.0
     for number in range(BINS):
-        inside = place == number
+        inside = bin_index == number
         count = int(inside.sum())
         if not count:
             continue
@@ -54,12 +54,12 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
         )
         distance += count * abs(share - mean)
     ones = [1.0] * len(margin)
-    decided = [prompt for prompt, is_told in zip(prompts, told, strict=True) if is_told]
+    decided_prompts = [prompt for prompt, is_decided in zip(prompts, decided, strict=True) if is_decided]
     return {
         "pairs": len(margin),
-        "ties": int((~told).sum()),
+        "ties": int((~decided).sum()),
         "confidence": float(confidence.mean()) if len(confidence) else None,
-        "accuracy": mean_by_prompt(right.astype(float).tolist(), [1.0] * len(right), decided),
+        "accuracy": mean_by_prompt(right.astype(float).tolist(), [1.0] * len(right), decided_prompts),
         "ece": distance / len(confidence) if len(confidence) else None,
         "brier": mean_by_prompt(np.square(special.expit(-margin)).tolist(), ones, prompts),
         "bins": bins,

@@ -1,4 +1,4 @@
-"""What objectives compute at the first training step, where the policy still equals the reference."""
+"""Values of the objectives at the first training step, when the policy still equals the reference."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from regretless.objectives import Logps, Objective
 from regretless.objectives.inputs import of_data, padded, step_numbers
 
 SATURATED = 10.0
-"""Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
+"""Margin (nats) beyond which a log-sigmoid loss has almost no gradient, or almost its maximum."""
 CHUNK = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
-"""Log-probability (nats) of every response token by (prompt, response)."""
+"""Log-probability (nats) of every response token, keyed by (prompt, response)."""
 
 
 def at_start(
@@ -27,8 +27,8 @@ def at_start(
 ) -> dict[str, Any]:
     """Loss and reward margins (chosen minus rejected, nats) of pairs before the first update.
 
-    Margins are those that training logs as `rewards/margins`; None for a method that has no rewards. Pairs without the
-    behaviour log-probabilities that the objective needs are left out and counted.
+    Margins are those that training logs as `rewards/margins`; None for a method without rewards. Pairs without the
+    behavior log-probabilities that the objective needs are left out and counted.
     """
     able = usable(objective, pairs)
     losses: list[Tensor] = []
@@ -52,7 +52,7 @@ def at_start(
 
 
 def spread(values: Any) -> dict[str, float] | None:
-    """Mean and quantiles of numbers; None for none."""
+    """Mean and quantiles of numbers; None if there are none."""
     array = np.asarray(values, dtype=np.float64)
     if not array.size:
         return None
@@ -62,7 +62,7 @@ def spread(values: Any) -> dict[str, float] | None:
 
 
 def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
-    """The pairs that have what the objective needs of the data for each token, if anything."""
+    """The pairs that have all per-token data that the objective needs."""
     names = of_data(objective)
     return [pair for pair in pairs if all(side.has(name) for side in pair.sides for name in names)]
 
@@ -70,7 +70,7 @@ def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[Tokeniz
 def at_reference(
     objective: Objective, pairs: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
 ) -> Logps:
-    """What the objective reads of pairs while the policy equals the reference, float64.
+    """The objective's inputs for pairs when the policy equals the reference, float64.
 
     Rows 2i and 2i + 1 are the chosen and rejected response of pair i.
     """

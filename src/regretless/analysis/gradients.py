@@ -1,4 +1,4 @@
-"""Where along a response an objective puts its gradient, by automatic differentiation of the objective itself."""
+"""Distribution of an objective's gradient along a response, by automatic differentiation of the objective."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def gradient_places(
 ) -> dict[str, Any]:
     """Shares of |∂loss/∂log π(o_t)| along the response, at the first step of training (policy = reference), by side.
 
-    `shares`: of a response's sum over tokens, the part in each tenth of the response, mean over responses; a token
-    that lies on the border of two tenths counts in both by its overlap, so that an even spread is 0.1 everywhere.
-    `near_end`: at the last token, the one before it and so on, how many times its part in an even spread the token
-    has; over the responses that are long enough. Both with standard errors over prompts.
+    `shares`: part of a response's sum over tokens in each tenth of the response, mean over responses; a token that
+    crosses the border of two tenths counts in both by its overlap, so that an even distribution has 0.1 in every tenth.
+    `near_end`: for the last token, the one before it and so on, the ratio of its size to the size in an even
+    distribution; over the responses that are long enough. Both have standard errors clustered by prompt.
 
-    A side is None where the method gives none of its responses a gradient; `without_gradient` counts single ones, which
-    are left out, and `without_behavior_logps` the pairs that the objective cannot use.
+    A side is None if the method's gradient is zero for all its responses; `without_gradient` counts single ones, which
+    are left out, and `without_behavior_logps` counts the pairs that the objective cannot use.
     """
     able = usable(objective, pairs)
-    found: dict[str, list[tuple[Ids, Vector]]] = {side: [] for side in SIDES}
+    by_side: dict[str, list[tuple[Ids, Vector]]] = {side: [] for side in SIDES}
     for start in range(0, len(able), CHUNK):
         chunk = able[start : start + CHUNK]
-        for place, weights in enumerate(_sizes(objective, chunk, reference, ends_step)):
-            found[SIDES[place % 2]].append((chunk[place // 2].prompt_ids, weights))
+        for row, weights in enumerate(_sizes(objective, chunk, reference, ends_step)):
+            by_side[SIDES[row % 2]].append((chunk[row // 2].prompt_ids, weights))
     return {
         "without_behavior_logps": len(pairs) - len(able),
-        **{side: _summary(responses) for side, responses in found.items()},
+        **{side: _summary(responses) for side, responses in by_side.items()},
     }
 
 
 def _sizes(
     objective: Objective, pairs: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
 ) -> list[Vector]:
-    """|∂loss/∂log π| of each token, for the chosen and the rejected response of each pair in turn."""
+    """|∂loss/∂log π| of each token, for the chosen and the rejected response of each pair, alternating."""
     logps = at_reference(objective, pairs, reference, ends_step)
     policy = logps.policy.clone().requires_grad_()
     logps = dataclasses.replace(logps, policy=policy)
@@ -61,7 +61,7 @@ def _sizes(
 
 
 def tenths(sizes: Vector) -> Vector:
-    """Share of the sum of sizes (T,) in each of `BINS` equal stretches of the response."""
+    """Share of the sum of sizes (T,) in each of `BINS` parts of equal length."""
     length = len(sizes)
     until = np.concatenate([[0.0], np.cumsum(sizes)]) / sizes.sum()
     return np.diff(np.interp(np.linspace(0, length, BINS + 1), np.arange(length + 1), until))
@@ -75,13 +75,13 @@ def _summary(responses: Sequence[tuple[Ids, Vector]]) -> dict[str, Any] | None:
     shares = np.stack([tenths(sizes) for _, sizes in reached])
     ones = np.ones(len(reached))
     near_end = []
-    for place in range(1, NEAR_END + 1):
-        long = [(prompt, sizes) for prompt, sizes in reached if len(sizes) >= place]
-        strengths = [float(sizes[-place] * len(sizes) / sizes.sum()) for _, sizes in long]
+    for from_end in range(1, NEAR_END + 1):
+        long = [(prompt, sizes) for prompt, sizes in reached if len(sizes) >= from_end]
+        strengths = [float(sizes[-from_end] * len(sizes) / sizes.sum()) for _, sizes in long]
         near_end.append(mean_by_prompt(strengths, [1] * len(long), [prompt for prompt, _ in long]))
     return {
         "responses": len(reached),
         "without_gradient": len(responses) - len(reached),
-        "shares": [mean_by_prompt(shares[:, place].tolist(), ones.tolist(), prompts) for place in range(BINS)],
+        "shares": [mean_by_prompt(shares[:, tenth].tolist(), ones.tolist(), prompts) for tenth in range(BINS)],
         "near_end": near_end,
     }

@@ -1,4 +1,4 @@
-"""The inspect stage: what objectives will see in the data, said before training starts."""
+"""The inspect stage: statistics of the data as the objectives will see it, before training starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from regretless.analysis.behavior_audit import gap, labelled, rescored
+from regretless.analysis.behavior_audit import gap, labeled, rescored
 from regretless.analysis.first_step import SATURATED, at_start, spread
 from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
@@ -61,10 +61,10 @@ def run(
     output: Path,
     objectives: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Numbers about the pairs of a file, for the policy `model` and each objective (name → hyperparameters).
+    """Statistics of the pairs of a file, for the policy `model` and each objective (name → hyperparameters).
 
     Written into the folder `output`: inspect.json and refused.jsonl; tables go to the terminal. Log-probabilities and
-    margins are in nats, lengths in tokens. Raises DataError when no pair is left, ConfigError for bad objectives.
+    margins are in nats, lengths in tokens. Raises DataError if no pair is usable, ConfigError for bad objectives.
     """
     built = dict(_objectives(objectives, config.betas))
     tokenizer = load_tokenizer(model)
@@ -84,7 +84,7 @@ def run(
     of_source = {pair.origin: pair for pair in read}
     rows = [(pair, of_source[pair.source]) for pair in tokenized]
 
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "data": _counts(rows, refused),
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
@@ -98,39 +98,39 @@ def run(
         responses = list(dict.fromkeys(_responses([pair for pair, _ in sample])))
         scores = score_responses(load_model(model), responses, description="inspect: reference")
         reference = dict(zip(responses, scores, strict=True))
-        found["objectives"] = {
+        results["objectives"] = {
             label: at_start(
                 objective, [pair for pair, _ in sample], reference, lambda token: "\n" in codec.pieces[token]
             )
             for label, objective in built.items()
         }
-        found["behavior_minus_reference"] = gap(labelled(sample), reference)
+        results["behavior_minus_reference"] = gap(labeled(sample), reference)
         if config.rescore:
-            found["stored_minus_rescored"] = rescored(labelled(sample), config.behavior, codec.fingerprint)
-    write_json(output / "inspect.json", {"notes": _notes(found), "scored_pairs": len(sample), **found})
-    _show(found)
+            results["stored_minus_rescored"] = rescored(labeled(sample), config.behavior, codec.fingerprint)
+    write_json(output / "inspect.json", {"notes": _notes(results), "scored_pairs": len(sample), **results})
+    _show(results)
     return {
         "pairs": len(tokenized),
         "refused": len(refused),
         "scored_pairs": len(sample),
-        "distinct_token_ratio": found["tokens"]["distinct_token_ratio"],
+        "distinct_token_ratio": results["tokens"]["distinct_token_ratio"],
     }
 
 
 def _objectives(choices: Mapping[str, Mapping[str, Any]], betas: Sequence[float]) -> Iterator[tuple[str, Objective]]:
-    """Each objective with its own β, then with the others, by a label that says so."""
+    """Each objective with its own β, then with the other values, labeled with them."""
     for name, settings in choices.items():
-        own = build(name, **settings)
+        objective = build(name, **settings)
         if "beta" not in hyperparameter_names(name):
-            yield name, own
+            yield name, objective
             continue
-        for beta in dict.fromkeys([own.model_dump()["beta"], *betas]):
+        for beta in dict.fromkeys([objective.model_dump()["beta"], *betas]):
             yield f"{name} β={beta:g}", build(name, **{**settings, "beta": beta})
 
 
 def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
     pairs = [pair for pair, _ in rows]
-    # Numbers and texts differ from row to row; the reason does not.
+    # Numbers and texts differ from row to row; the rest of the reason does not.
     reasons = Counter(re.sub(r"'[^']*'|\d[\d.]*", "…", refusal.reason) for refusal in refused)
     return {
         "pairs": len(pairs),
@@ -148,7 +148,7 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
 
 
 def _tokens(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
-    """Tokens that a trainer reads: every pair by itself, or every prompt, response and prefix of a response once."""
+    """Tokens that a trainer processes: pair by pair, or every distinct prompt, response and response prefix once."""
     responses = _responses(pairs)
     pairwise = sum(len(prompt) + len(response) for prompt, response in responses)
     distinct = token_count(responses)
@@ -177,47 +177,49 @@ def _equal_scores(pair: Pair) -> bool:
     return None not in scores and len(set(scores)) == 1
 
 
-def _notes(found: Mapping[str, Any]) -> list[str]:
-    """What a reader should not miss in the numbers."""
-    data, notes = found["data"], []
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    """Remarks on the numbers that a reader should not miss."""
+    data, notes = results["data"], []
     lacking = sum(data["without_behavior_logps"].values())
     if lacking:
         whole = "no pair has" if lacking == data["pairs"] else f"{lacking} of {data['pairs']} pairs lack"
         reasons = "; ".join(data["without_behavior_logps"])
-        notes.append(f"{whole} behaviour log-probabilities ({reasons}): repo cannot use them, repo_det and others can")
+        notes.append(f"{whole} behavior log-probabilities ({reasons}): repo cannot use them, repo_det and others can")
     for name, counts in data["without_token_numbers"].items():
         notes.append(
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "
             "objectives that need it cannot use them"
         )
     if data["equal_scores"]:
-        notes.append(f"{data['equal_scores']} pairs have equal scores on both sides: no preference is behind them")
+        notes.append(f"{data['equal_scores']} pairs have equal scores on both sides: they express no preference")
     notes += [
-        f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: ranked "
-        "right they teach nothing, ranked wrong they pull with full strength from the first step on; lower β"
-        for label, entry in found.get("objectives", {}).items()
+        f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: "
+        "correctly ranked pairs contribute no gradient, wrongly ranked ones the maximum; lower β"
+        for label, entry in results.get("objectives", {}).items()
         if (entry["saturated"] or 0) > 0.1
     ]
-    if "objectives" not in found:
+    if "objectives" not in results:
         notes.append("no model was loaded (inspect.sample is 0): no margins and no gap to the reference")
     return notes
 
 
-def _show(found: Mapping[str, Any]) -> None:
-    data, tokens = found["data"], found["tokens"]
+def _show(results: Mapping[str, Any]) -> None:
+    data, tokens = results["data"], results["tokens"]
     console.print(
         f"{data['pairs']} pairs ({data['masked']} masked) of {data['distinct_responses']} distinct responses to "
-        f"{data['prompts']} prompts; {data['refused']} rows refused; a pairwise trainer reads "
+        f"{data['prompts']} prompts; {data['refused']} rows rejected; a pairwise trainer reads "
         f"{tokens['pairwise']:,} tokens, {tokens['distinct_token_ratio']:.2f} times the distinct ones"
     )
-    show_table("tokens", found["lengths"], ("mean", "min", "median", "q95", "max"))
+    show_table("tokens", results["lengths"], ("mean", "min", "median", "q95", "max"))
     margins = {
         label: {"loss": entry["loss"], "saturated": entry["saturated"], **(entry["margin"] or {})}
-        for label, entry in found.get("objectives", {}).items()
+        for label, entry in results.get("objectives", {}).items()
     }
     show_table("margin at the start, nats", margins, ("loss", "saturated", "mean", "q05", "median", "q95"))
-    gaps = {side: entry["nats_per_token"] or {} for side, entry in found.get("behavior_minus_reference", {}).items()}
-    show_table("behaviour − reference, nats a token", gaps, ("mean", "q05", "median", "q95"))
-    show_table("stored − re-scored", found.get("stored_minus_rescored", {}), ("mean", "mean_distance", "max_distance"))
-    for note in _notes(found):
+    gaps = {side: entry["nats_per_token"] or {} for side, entry in results.get("behavior_minus_reference", {}).items()}
+    show_table("behavior − reference, nats a token", gaps, ("mean", "q05", "median", "q95"))
+    show_table(
+        "stored − re-scored", results.get("stored_minus_rescored", {}), ("mean", "mean_distance", "max_distance")
+    )
+    for note in _notes(results):
         console.print(f"note: {note}", markup=False, soft_wrap=True)

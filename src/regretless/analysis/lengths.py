@@ -1,4 +1,4 @@
-"""Whether training makes a model's own responses longer or shorter."""
+"""Change of the length of a model's own responses through training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from regretless.core.run_folder import BASE
 
 
 def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:
-    """Mean length of each model's responses to the same problems, and its difference to the base model's.
+    """Mean length of each model's responses to the same problems, and the difference to the base model's.
 
-    files: responses (parquet) by the model's label. Lengths are in tokens where all responses have token ids, the end
-    of sequence included, else in characters (`unit`). Both numbers come with standard error and 95 % interval over
-    problems; the difference is paired, over the problems that both answered, and None for the base itself.
+    files: responses (parquet) by the model's label. Lengths are in tokens if all responses have token ids (with the
+    end-of-sequence token), else in characters (`unit`). Both numbers have a standard error and a 95 % interval over
+    problems; the difference is paired, over the problems that both models answered, and None for the base model.
     """
     tables = {
         label: pq.read_table(path, columns=["prompt_id", "response", "token_ids"]) for label, path in files.items()
@@ -33,12 +33,12 @@ def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:
         "unit": "tokens" if in_tokens else "characters",
         "models": {
             label: {
-                "length": _mean(own),
+                "length": _mean(of_model),
                 "change": None
                 if base is None or label == BASE
-                else _mean({key: own[key] - base[key] for key in own if key in base}),
+                else _mean({key: of_model[key] - base[key] for key in of_model if key in base}),
             }
-            for label, own in lengths.items()
+            for label, of_model in lengths.items()
         },
     }
 

@@ -1,4 +1,4 @@
-"""How far apart two models' scores of the same tokens are: the paper's score distance."""
+"""Difference between two models' scores of the same tokens: the paper's score distance."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from regretless.analysis.subset import SIDES, Item, Sample, Scores
 
 
 def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
-    """Score distance of each two models: the mean squared difference of token log-probabilities, nats squared.
+    """Score distance of every two models: the mean squared difference of token log-probabilities, nats squared.
 
-    The mean runs over all tokens of the chosen and rejected responses, a response in several pairs once (paper, table
-    of the ablation, column MSE, there against RePO's model). Models in the order of `scores`; rows hold `first`,
-    `second`, and the estimate with its standard error and interval over prompts.
+    The mean is over all tokens of the chosen and rejected responses; a response in several pairs counts once (paper,
+    table of the ablation, column MSE, there relative to RePO's model). Models are in the order of `scores`; each row
+    has `first`, `second`, and the estimate with its standard error and interval, clustered by prompt.
     """
-    found = []
+    rows = []
     for first, second in combinations(scores, 2):
 
         def squares(item: Item, one: Scores = scores[first], other: Scores = scores[second]) -> float:
@@ -26,5 +26,5 @@ def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[s
             return float(np.square(difference).sum())
 
         estimate = sample.mean(squares, lambda item: len(item[1]), *SIDES)
-        found.append({"first": first, "second": second, **estimate})
-    return found
+        rows.append({"first": first, "second": second, **estimate})
+    return rows

@@ -1,4 +1,4 @@
-"""The pairs that models are compared on: whole prompts, so that what they share is computed once."""
+"""The pairs that models are compared on: whole prompts, so that shared tokens are computed once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Scores = Mapping[Item, NDArray[np.float32]]
 
 
 def whole_prompts(rows: Sequence[T], count: int | None, seed: int, prompt_of: Callable[[T], Hashable]) -> list[T]:
-    """All rows of prompts drawn at random until there are `count` rows or more; all rows for None."""
+    """All rows of random prompts until there are `count` rows or more; all rows for None."""
     if count is None or count >= len(rows):
         return list(rows)
     groups: dict[Hashable, list[T]] = {}
@@ -33,12 +33,12 @@ def whole_prompts(rows: Sequence[T], count: int | None, seed: int, prompt_of: Ca
         groups.setdefault(prompt_of(row), []).append(row)
     order = list(groups.values())
     Random(seed).shuffle(order)
-    taken: list[T] = []
+    selected: list[T] = []
     for group in order:
-        if len(taken) >= count:
+        if len(selected) >= count:
             break
-        taken.extend(group)
-    return taken
+        selected.extend(group)
+    return selected
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sample:
         return list(dict.fromkeys(responses))
 
     def score(self, model: ModelConfig, label: str) -> Scores:
-        """Token log-probabilities of all responses under a model, which is loaded and let go again."""
+        """Token log-probabilities of all responses under a model, which is loaded for this and then released."""
         items = list(dict.fromkeys(item for side in SIDES for item in self.items(side)))
         values = score_responses(load_model(model), items, description=f"analyze: {label}"[:28])
         return dict(zip(items, values, strict=True))

@@ -1,4 +1,4 @@
-"""Tables of numbers on the terminal, one look for all of the stage's results."""
+"""Tables of numbers on the terminal, in one style for all results of the stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regretless.core.terminal import console
 
 
 def show_table(title: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print a row for each entry with its values in `columns`; nothing when no row has any of them."""
+    """Print one row per entry with its values in `columns`; nothing if no row has any of them."""
     cells = {name: [values.get(column) for column in columns] for name, values in rows.items()}
     if all(cell is None for row in cells.values() for cell in row):
         return

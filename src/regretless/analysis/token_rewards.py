@@ -1,4 +1,4 @@
-"""What each token of a few responses is worth to the trained policies: implicit rewards and the terms of the regret."""
+"""Values of each token of a few responses for the trained policies: implicit rewards and the terms of the regret."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Vector = NDArray[np.float64]
 
 UNITS = {
     "reference": "nats: log-probability of the token under the reference",
-    "behavior": "nats: log-probability of the token under the policy that wrote the response; null where unknown",
+    "behavior": "nats: log-probability of the token under the policy that generated the response; null where unknown",
     "weights": "how often RePO's double sum over future tokens counts the token (paper's formula)",
     "logps": "nats: log-probability of the token under the policy",
     "reward": "nats: beta (logps - reference), the implicit reward, which is also the regret's local term",
     "long_horizon": "nats: beta weights (logps - behavior), the token's part in the regret's long-horizon term",
-    "regret": "nats: reward + long_horizon, the token's full term; null where the behaviour policy is unknown",
+    "regret": "nats: reward + long_horizon, the token's full term; null where the behavior policy is unknown",
 }
 """Meaning of every number in token_rewards.json. A response's RePO score (paper's formula) is the sum of `regret`."""
 
 
 class TokenRewardsConfig(Section):
-    """Which responses to look into token by token."""
+    """Responses to analyze token by token."""
 
     pairs: int = Field(4, ge=1)
     """Number of pairs to analyze token by token, from different prompts where there are enough. Masked pairs are used
@@ -60,13 +60,13 @@ def run(
     policies: Mapping[str, ModelConfig],
     output: Path,
 ) -> dict[str, Any]:
-    """Score a few pairs token by token under the reference and each policy into `output`/token_rewards.json.
+    """Score a few pairs token by token under the reference and each policy, into `output`/token_rewards.json.
 
-    Per response (chosen and rejected): `tokens`, the text that each token adds, which join to `text`; `names`, the
-    tokens as the vocabulary has them; and the numbers of `UNITS`, one a token. All policies must have the reference's
+    For each response (chosen and rejected): `tokens`, the text that each token adds, concatenated in `text`; `names`,
+    the tokens as in the vocabulary; and the numbers of `UNITS`, one per token. All policies must have the reference's
     tokenizer, as models trained from it do.
 
-    Raises DataError when no pair can be used, ConfigError when a model cannot be loaded.
+    Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
     """
     tokenizer = load_tokenizer(reference)
     read, refused = read_pairs(pairs)
@@ -77,14 +77,14 @@ def run(
     policy_logps = {name: _score(model, items, name) for name, model in policies.items()}
 
     entries = []
-    place = 0
+    index = 0
     for pair, tokens in chosen:
         responses = []
         for name, side in zip(SIDES, tokens.sides, strict=True):
-            scored = {policy: logps[place] for policy, logps in policy_logps.items()}
-            values = _values(config.beta, reference_logps[place], side.logps, scored)
+            scored = {policy: logps[index] for policy, logps in policy_logps.items()}
+            values = _values(config.beta, reference_logps[index], side.logps, scored)
             responses.append({"side": name, **_texts(tokenizer, side.ids), **values})
-            place += 1
+            index += 1
         entries.append({"pair_id": tokens.pair_id, "kind": tokens.kind, "prompt": pair.prompt, "responses": responses})
     content = {
         "units": UNITS,
@@ -100,7 +100,7 @@ def run(
 def _choose(
     config: TokenRewardsConfig, pairs: Sequence[Pair], tokenizer: Tokenizer, refused: list[Refusal]
 ) -> list[tuple[Pair, TokenizedPair]]:
-    """The usable pairs to look into, in random order; the ones that cannot be tokenized are added to `refused`."""
+    """The usable pairs to analyze, in random order; pairs that cannot be tokenized are added to `refused`."""
     order = random.Random(config.seed).sample(range(len(pairs)), len(pairs))
     of_prompt: Counter[tuple[bool, str | None]] = Counter()
     turns: dict[int, int] = {}
@@ -110,9 +110,9 @@ def _choose(
         of_prompt[key] += 1
     order.sort(key=turns.__getitem__)
     usable = _usable((pairs[index] for index in order if pairs[index].kind != "masked"), tokenizer, refused)
-    found = list(itertools.islice(usable, config.pairs))
+    originals = list(itertools.islice(usable, config.pairs))
     usable = _usable((pairs[index] for index in order if pairs[index].kind == "masked"), tokenizer, refused)
-    return found + list(itertools.islice(usable, config.pairs - len(found) + config.masked))
+    return originals + list(itertools.islice(usable, config.pairs - len(originals) + config.masked))
 
 
 def _usable(
@@ -125,7 +125,7 @@ def _usable(
 
 
 def _score(config: ModelConfig, items: Sequence[tuple[Ids, Ids]], name: str) -> list[NDArray[np.float32]]:
-    # One model in memory at a time.
+    # Only one model is in memory at a time.
     return score_responses(load_model(config), items, description=f"token rewards: {name}")
 
 
@@ -166,17 +166,17 @@ def _texts(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def text_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Text that each token adds to the decoded text; joined, they are the text without special tokens.
+    """Text that each token adds to the decoded text; concatenated, they are the text without special tokens.
 
-    A special token adds nothing. Where several tokens share a character, the last of them adds it.
+    A special token adds nothing. If several tokens share a character, the last of them adds it.
     """
     pieces: list[str] = []
-    shown = ""
+    decoded = ""
     for count in range(1, len(ids) + 1):
         text = str(tokenizer.decode(list(ids[:count]), skip_special_tokens=True, clean_up_tokenization_spaces=False))
         if count < len(ids):
-            # Bytes of an unfinished character decode to the replacement character: wait for the rest of them.
+            # The bytes of an incomplete character decode to the replacement character, so wait for the rest.
             text = text.rstrip("\ufffd")
-        pieces.append(text[len(shown) :])
-        shown = text if len(text) > len(shown) else shown
+        pieces.append(text[len(decoded) :])
+        decoded = text if len(text) > len(decoded) else decoded
     return pieces

@@ -1,1 +1,1 @@
-"""The command line: parsing, and what its verbs do."""
+"""The command line: argument parsing and the commands."""

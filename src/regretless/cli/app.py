@@ -44,7 +44,7 @@ FLAGS: dict[str, Any] = {
         str | None, typer.Option(help="Hub id or folder; more as settings, such as model.dtype=bfloat16.")
     ],
     "adapter": Annotated[str | None, typer.Option(help="Adapter to put on the model.")],
-    "objective": Annotated[list[str] | None, typer.Option(help="Objective to look at; repeat for several.")],
+    "objective": Annotated[list[str] | None, typer.Option(help="Objective to inspect; repeat for several.")],
     "benchmark": Annotated[
         list[str] | None, typer.Option(help="gsm8k, math, …, or NAME=FILE with prompt and answer; repeat for several.")
     ],
@@ -53,7 +53,7 @@ FLAGS: dict[str, Any] = {
     ],
     "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
 }
-"""What stages read, as `core.stages` names it."""
+"""Options and arguments for what a stage reads, keyed by the names in `core.stages`."""
 
 
 class StageCommand(TyperCommand):
@@ -86,34 +86,37 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/quickstart.yaml.")],
     overrides: Overrides = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="The whole path in seconds, offline: real architecture class, tiny sizes.")
+        bool,
+        typer.Option(
+            "--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."
+        ),
     ] = False,
-    output_dir: Annotated[Path | None, typer.Option(help="Run folder, in place of the recipe's.")] = None,
+    output_dir: Annotated[Path | None, typer.Option(help="Run folder; overrides the recipe's.")] = None,
     first: Annotated[
-        str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones are left alone.")
+        str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones do not run.")
     ] = None,
     last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Last stage to run.")] = None,
 ) -> None:
-    """Run all stages of a recipe; what is done and unchanged is skipped, an interrupted run resumes."""
+    """Run all stages of a recipe. Finished, unchanged stages are skipped; an interrupted run resumes."""
     from regretless.cli import verbs
 
     verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, first=first, last=last)
 
 
 def _add_stage(stage: Stage) -> None:
-    """Make a stage a command: its own flags, then settings file, output and settings."""
+    """Add the command of a stage: its own flags, then settings file, output and settings."""
 
-    def command(**given: Any) -> None:
-        config, output, settings = given.pop("config"), given.pop("output"), given.pop("settings")
-        if stage.name == "report" and (run_dir := given["run_dir"]) is not None:
+    def command(**named: Any) -> None:
+        config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings")
+        if stage.name == "report" and (run_dir := named["run_dir"]) is not None:
             if "=" in run_dir.name:
-                given["run_dir"], settings = None, [str(run_dir), *(settings or [])]
+                named["run_dir"], settings = None, [str(run_dir), *(settings or [])]
             elif output is None:
                 output = run_dir / "report"
         from regretless.cli import verbs
         from regretless.cli.request import Request
 
-        verbs.stage(Request(stage.name, config, output, settings or [], given))
+        verbs.stage(Request(stage.name, config, output, settings or [], named))
 
     options = {name: FLAGS[name] for name in stage.flags}
     options |= {"config": Config, "output": Output if stage.result else Folder, "settings": Settings}
@@ -134,24 +137,24 @@ for _stage in STAGES.values():
 @app.command()
 def watch(
     run_dir: Annotated[Path, typer.Argument(help="Run folder, or the folder that training writes to.")],
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
     from regretless.cli import watch as view
 
-    with interrupt.saying("no longer watching; training goes on"):
+    with interrupt.saying("stopped watching; training continues"):
         view.watch(run_dir, once=once, every=every)
 
 
 @app.command()
 def settings(
     stage: Annotated[
-        str | None, typer.Argument(metavar="[STAGE]", help="One section of a recipe; all unless given.")
+        str | None, typer.Argument(metavar="[STAGE]", help="One section of a recipe; default: all.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
-    """Every setting of a stage, or of all, with type, default and meaning."""
+    """Print every setting of a stage, or of all stages, with type, default and meaning."""
     from regretless.cli.info import show_settings
 
     show_settings(stage, as_json=as_json)
@@ -159,7 +162,7 @@ def settings(
 
 @app.command()
 def objectives() -> None:
-    """Table of the objectives and their hyperparameters."""
+    """Print a table of the objectives and their hyperparameters."""
     from regretless.cli.info import show_objectives
 
     show_objectives()
@@ -167,14 +170,14 @@ def objectives() -> None:
 
 @app.command()
 def env() -> None:
-    """Versions and hardware, for a bug report."""
+    """Print versions and hardware, for a bug report."""
     from regretless.cli.info import show_environment
 
     show_environment()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a problem that the user can act on ends as its message and exit code."""
+    """Run the command line; a known error ends it with a message and an exit code."""
     never_fail_to_print()
     try:
         with interrupt.handled():
@@ -189,6 +192,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(error: RegretlessError) -> NoReturn:
-    """Say the error on the terminal and end with its exit code."""
+    """Print the error and exit with its exit code."""
     typer.echo(printable(f"error: {error}"), err=True)
     sys.exit(error.exit_code)

@@ -32,22 +32,22 @@ def settings_of_stage(name: str) -> list[Setting]:
     """All settings of a section of a recipe. Raises ConfigError for an unknown one."""
     field = lookup("section", Recipe.model_fields, name)
     annotation = field.rebuild_annotation()
-    found = settings_of(annotation, name)
+    rows = settings_of(annotation, name)
     if name not in ("train", "pretrain"):
         default = REQUIRED if field.is_required() else field.default
         kind = type_text(TypeAdapter(annotation).json_schema())
-        return found or [Setting(name, kind, default, str(field.description))]
-    place = name if name == "train" else f"{name}.NAME"
+        return rows or [Setting(name, kind, default, str(field.description))]
+    prefix = name if name == "train" else f"{name}.NAME"
     hints = typing.get_type_hints(PreferenceConfig)
-    own = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
-    return found + [
+    arguments = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
+    return rows + [
         Setting(
-            f"{place}.{one.name}",
+            f"{prefix}.{one.name}",
             type_text(TypeAdapter(hints[one.name]).json_schema()),
             one.default,
             str(one.metadata["help"]),
         )
-        for one in own
+        for one in arguments
         if one.name not in ("objective", "remove_unused_columns", *UNUSED)
     ]
 
@@ -63,15 +63,15 @@ def show_settings(name: str | None, *, as_json: bool = False) -> None:
     """Print the settings of a section, or of all sections, in groups or as JSON."""
     sections = {one: settings_of_stage(one) for one in ([name] if name else Recipe.model_fields)}
     if as_json:
-        rows = [setting._asdict() for found in sections.values() for setting in found]
+        rows = [setting._asdict() for entries in sections.values() for setting in entries]
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
         return
     output = terminal()
-    for section, found in sections.items():
+    for section, entries in sections.items():
         output.print(Text(f"Settings of {section}", style="bold underline"))
-        for note in notes_on(section, found):
+        for note in notes_on(section, entries):
             output.print(note)
-        for group in grouped(found):
+        for group in grouped(entries):
             _show_group(group, section)
 
 

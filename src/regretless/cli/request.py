@@ -18,12 +18,12 @@ from regretless.runs.recipe import Recipe, apply_overrides, checked_recipe, run_
 S = TypeVar("S", bound=Section)
 T = TypeVar("T")
 MODEL = "model."
-"""Begins the overrides of a stage's command that are about the model."""
+"""Prefix of overrides that concern the model, in a stage's command."""
 FILE_SUFFIXES = (".parquet", ".jsonl")
 OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
-"""Flags that a command can do without: what they name may also be a setting."""
+"""Flags that are not required, because settings can replace them."""
 NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
-"""Another section of a recipe that a stage looks into, where the config file is a recipe."""
+"""Stage → another section of the recipe that it also reads, if the config file is a recipe."""
 MISSING = "(missing)"
 
 
@@ -36,15 +36,15 @@ class Request:
     output: Path | None
     overrides: Sequence[str]
     given: Mapping[str, Any]
-    """What the flags named; None where they were left out."""
+    """Values of the flags; None where a flag was left out."""
 
     def recipe(self) -> Recipe:
-        """A recipe of the stage's section alone, on the files that the flags name, to work at the output.
+        """A recipe of the stage's section alone, for the files that the flags name; its run folder is at the output.
 
-        Raises ConfigError with every problem: flags that are missing, settings, and files that are not there.
+        Raises ConfigError with every problem: missing flags, bad settings, and files that do not exist.
         """
         missing = self._missing()
-        hint = " (or give --config RECIPE alone, to work in its run folder)" if missing else ""
+        hint = " (or use --config RECIPE alone, to work in the recipe's run folder)" if missing else ""
         where = f"regretless {self.verb}{hint}"
         required = [f"--{name.replace('_', '-')}: required" for name in missing]
         problems: list[str] = []
@@ -56,7 +56,7 @@ class Request:
         return recipe
 
     def section(self, kind: type[S]) -> S:
-        """Settings of the stage, checked by themselves. Raises ConfigError that lists every problem."""
+        """Settings of the stage, checked on their own. Raises ConfigError that lists every problem."""
         return kind.parse(self._settings({}), f"settings of {self.verb}")
 
     def _ahead(self, recipe: Recipe, missing: Sequence[str]) -> list[str]:
@@ -64,7 +64,7 @@ class Request:
         return recipe_problems(recipe, [name for name in names if name not in missing])
 
     def _in_flags(self, problem: str) -> str:
-        """A problem of the recipe under the name that the command line has for its setting."""
+        """A problem of the recipe, with the setting renamed to its command line flag."""
         names = (
             ("pairs.dataset", "--pairs"),
             ("responses", "--responses"),
@@ -101,59 +101,59 @@ class Request:
             values[neighbor] = other
         values[self.verb] = self._settings(self._flags())
         if self.verb == "judge" and isinstance(values["judge"], Mapping) and values["judge"].get("replies") is None:
-            # What was paid for outlives the work folder, which goes away.
+            # Replies that were paid for must outlive the work folder, which is deleted.
             values["judge"] = {**values["judge"], "replies": f"{self.output}.replies.sqlite"}
         return values
 
     def _flags(self) -> dict[str, Any]:
-        """What the flags say of the stage's own settings."""
-        given = {name: value for name, value in self.given.items() if value}
+        """Settings of the stage that its flags set."""
+        flags = {name: value for name, value in self.given.items() if value}
         values: dict[str, Any] = {}
-        if "prompts" in given:
-            values["prompts"] = {"dataset": given["prompts"]}
-        if self.verb == "sample" and "model" in given:
+        if "prompts" in flags:
+            values["prompts"] = {"dataset": flags["prompts"]}
+        if self.verb == "sample" and "model" in flags:
             values["models"] = [self._model()]
-        if "objective" in given:
-            values["objectives"] = given["objective"]
-        if "benchmark" in given:
-            values["benchmarks"] = _once("--benchmark", map(_benchmark, given["benchmark"]))
-        if "policy" in given:
-            values["policies"] = _once("--policy", map(_policy, given["policy"]))
+        if "objective" in flags:
+            values["objectives"] = flags["objective"]
+        if "benchmark" in flags:
+            values["benchmarks"] = _once("--benchmark", map(_benchmark, flags["benchmark"]))
+        if "policy" in flags:
+            values["policies"] = _once("--policy", map(_policy, flags["policy"]))
         return values
 
     def _settings(self, flags: Mapping[str, Any]) -> Any:
         """Settings of the stage: the config file's (a recipe's section), then the flags, then the overrides."""
         values = self._file()
         if self._is_recipe():
-            given = values.get(self.verb)
-            values = with_seeds({**values, self.verb: {} if given is None else given})[self.verb]
-        own = [text for text in self.overrides if not text.startswith(MODEL)]
-        return apply_overrides(merge(values, flags), own) if isinstance(values, Mapping) else values
+            section = values.get(self.verb)
+            values = with_seeds({**values, self.verb: {} if section is None else section})[self.verb]
+        overrides = [text for text in self.overrides if not text.startswith(MODEL)]
+        return apply_overrides(merge(values, flags), overrides) if isinstance(values, Mapping) else values
 
     def _model(self) -> Any:
-        """The model that the flags and `model.…` overrides name, on top of a recipe's."""
+        """The model from the flags and the `model.…` overrides, on top of the recipe's."""
         values = self._file().get("model") if self._is_recipe() else None
         flags = {"name_or_path": self.given.get("model"), "adapter": self.given.get("adapter")}
         named = {key: value for key, value in flags.items() if value is not None}
         if "name_or_path" in named:
-            values = None  # another model: nothing that the recipe says about its own holds for it
-        own = [text.removeprefix(MODEL) for text in self.overrides if text.startswith(MODEL)]
+            values = None  # another model: the recipe's settings describe its own model and do not apply
+        overrides = [text.removeprefix(MODEL) for text in self.overrides if text.startswith(MODEL)]
         is_mapping = values is None or isinstance(values, Mapping)
-        return apply_overrides({**(values or {}), **named}, own) if is_mapping else values
+        return apply_overrides({**(values or {}), **named}, overrides) if is_mapping else values
 
     def _folder(self) -> Path:
-        """The run folder: where an output file is made, or the output folder itself."""
+        """The run folder: a work folder beside an output file, or the output folder itself."""
         output = self.output or Path(MISSING)
         is_file = STAGES[self.verb].result and output.suffix in FILE_SUFFIXES
         return output.with_name(f".{output.name}.work") if is_file else output
 
     def _is_recipe(self) -> bool:
-        """Whether the config file is a recipe, and not one stage's settings."""
+        """True if the config file is a recipe, false if it holds one stage's settings."""
         values = self._file()
         return "name" in values or self.verb in values
 
     def _file(self) -> dict[str, Any]:
-        """What the config file holds, with `{run}` as the folder of the recipe that it is."""
+        """Content of the config file; if it is a recipe, `{run}` is replaced by its run folder."""
         values = read_yaml(self.config) if self.config else {}
         run = run_folder(str(values.get("name")), str(values.get("output_dir") or ""))
         return dict(substitute(values, run))
@@ -172,10 +172,10 @@ def _policy(text: str) -> tuple[str, str]:
 
 
 def _once(flag: str, named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """What a repeated flag names. Raises ConfigError for a name that comes twice."""
+    """Mapping of a repeated flag's NAME=VALUE pairs. Raises ConfigError for a duplicate name."""
     values: dict[str, T] = {}
     for name, value in named:
         if name in values:
-            raise ConfigError(f"{flag} {name}: named twice; give each its own name")
+            raise ConfigError(f"{flag} {name}: used twice; every name must be unique")
         values[name] = value
     return values

@@ -1,4 +1,4 @@
-"""What the command line's verbs do: one stage on files that the user names, or on a recipe's run folder."""
+"""The commands: a recipe, or one stage on files that the user names or in a recipe's run folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 
-disable_progress_bar()  # transformers' own, of loading and saving: the stages have theirs
-warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # between peft and transformers
+disable_progress_bar()  # transformers' bars for loading and saving; the stages have their own
+warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # peft calls it on transformers
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     first: str | None = None,
     last: str | None = None,
 ) -> None:
-    """Run a recipe, or its stages from `first` to `last`, and show what came out. Raises what its stages raise."""
+    """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
     recipe = load_recipe(path, overrides, None if smoke else recipe_problems)
     if smoke:
         recipe = smoke_recipe(recipe)
@@ -60,7 +60,7 @@ def stage(request: Request) -> None:
     name = request.verb
     if request.config is not None and request.output is None and not any(request.given.values()):
         if name not in read_yaml(request.config):
-            raise ConfigError(f"{request.config}: is no recipe with a section {name}, so say on which files to work")
+            raise ConfigError(f"{request.config}: not a recipe with a section {name}; name the input files by flags")
         overrides = [f"{name}.{text}" for text in request.overrides]
         recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
         pipeline.run_recipe(recipe, only=[name])
@@ -73,7 +73,7 @@ def stage(request: Request) -> None:
 
 
 def _on_files(request: Request) -> None:
-    """Run a stage as a recipe of that one section, on the files that the flags name."""
+    """Run a stage as a recipe with only that section, on the files that the flags name."""
     recipe = request.recipe()
     output = request.output
     assert output is not None
@@ -94,9 +94,9 @@ def _do(name: str, job: Job) -> None:
 
 
 def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
-    """Run a stage in a folder beside the output file, then put the file `made` and rejected rows in their places.
+    """Run a stage in a work folder beside the output file, then copy the file `made` and rejected rows to the output.
 
-    The folder stays when the work is interrupted, so that the same command resumes, and goes away otherwise.
+    An interruption leaves the work folder, so that the same command resumes; otherwise the folder is deleted.
     """
     folder = RunFolder(recipe.run_dir)
     with folder.locked():
@@ -133,8 +133,8 @@ def _report(request: Request) -> None:
     reject("regretless report", [*missing, *absent])
     assert config is not None and run_dir is not None and output is not None
     if output.resolve() == (run_dir / "report").resolve():
-        # Where the run's own stage writes: it must neither refuse the folder nor take this page, of other settings and
-        # of a run that may still go on, for its own.
+        # The run's own report stage also writes here. Without this mark, that stage could refuse the folder, or treat
+        # this page as its own result, although it has other settings and the run may not be finished.
         RunFolder(run_dir).mark_unfinished("report")
     reporting.run(config, run_dir, output)
     console.print(f"report: {output / 'report.html'}", markup=False, soft_wrap=True)
@@ -148,12 +148,12 @@ def _publish(source: Path, target: Path) -> None:
 
 
 def _publish_refused(source: Path, output: Path) -> None:
-    """Put refused rows beside the output file, as <name>.refused.jsonl; without any, none of an earlier run stays."""
+    """Write rejected rows to `<name>.refused.jsonl`; if there are none, delete the file from an earlier run."""
     target = output.with_suffix(".refused.jsonl")
     target.unlink(missing_ok=True)
     if source.is_file() and source.stat().st_size:
         _copy(source, target)
-        console.print(f"refused rows: {target}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"rejected rows: {target}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _copy(source: Path, target: Path) -> None:

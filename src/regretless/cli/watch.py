@@ -26,11 +26,11 @@ from regretless.training.log import FILE, TrainingLog, is_alive, read
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COURSE = 32
-"""Characters of a measure's course."""
+"""Characters in the sparkline of a measure."""
 
 
 class Measure(NamedTuple):
-    """One row of the view: a name in the log, and how it is shown."""
+    """One row of the view: a name in the log, and how it is displayed."""
 
     key: str
     name: str
@@ -51,53 +51,53 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class Trainings:
-    """The trainings of a folder at one moment, by their place in it."""
+    """The trainings of a folder at one moment, keyed by their path in it."""
 
     logs: Mapping[str, TrainingLog]
     to_come: Sequence[str]
-    """Those that the folder's recipe asks for and that have not ended."""
+    """Trainings that the folder's recipe asks for and that have not ended."""
     run_is_alive: bool
-    """Whether the process that works on the recipe is there."""
+    """True if the process that runs the recipe is alive."""
 
     @property
     def current(self) -> str | None:
-        """The training that runs, else the one that began last."""
+        """The running training, else the one that started last."""
         order = sorted(self.logs, key=lambda name: (self.logs[name].state == "running", self.logs[name].start["time"]))
         return order[-1] if order else None
 
     @property
     def is_over(self) -> bool:
-        """Whether all that was to be trained is."""
+        """True if every requested training has ended."""
         return not self.to_come and not any(log.state == "running" for log in self.logs.values())
 
 
 def watch(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
-    """Show the training in a run folder (or in training's own output folder) until it has ended, or one frame.
+    """Show the training in a run folder (or in training's own output folder) until it ends; with `once`, one frame.
 
-    every: seconds between two looks. Raises DataError when nothing trains or trained here, RegretlessError when
-    training broke off.
+    every: seconds between two updates. Raises DataError if the folder has no training, RegretlessError if training
+    was interrupted.
     """
     console = console or terminal()
-    found = look(folder)
-    if found.current is None and not (found.to_come and found.run_is_alive):
+    trainings = look(folder)
+    if trainings.current is None and not (trainings.to_come and trainings.run_is_alive):
         raise DataError(
             f"{folder}: no training here; expected {FILE} in it, or in train/<name> or pretrain/<name> below it, as "
             "`regretless run`, `regretless train` and PreferenceTrainer write it once training begins"
         )
     if once:
-        console.print(frame(folder, found))
+        console.print(frame(folder, trainings))
         return
-    with Live(frame(folder, found), console=console, auto_refresh=False) as live:
-        while not found.is_over:
-            _check(folder, found)
+    with Live(frame(folder, trainings), console=console, auto_refresh=False) as live:
+        while not trainings.is_over:
+            _check(folder, trainings)
             time.sleep(every)
-            found = look(folder)
-            live.update(frame(folder, found), refresh=True)
-        _check(folder, found)
+            trainings = look(folder)
+            live.update(frame(folder, trainings), refresh=True)
+        _check(folder, trainings)
 
 
 def look(folder: Path) -> Trainings:
-    """The trainings of a folder as they are now."""
+    """The trainings of a folder at this moment."""
     files = [folder / FILE, *sorted(folder.glob(f"pretrain/*/{FILE}")), *sorted(folder.glob(f"train/*/{FILE}"))]
     logs = {file.parent.relative_to(folder).as_posix(): log for file in files if (log := read(file)) is not None}
     ended = {name for name, log in logs.items() if log.state == "ended"}
@@ -106,7 +106,7 @@ def look(folder: Path) -> Trainings:
 
 
 def _asked_for(folder: Path) -> Iterator[str]:
-    """Folders of the trainings that the run's recipe names, in their order."""
+    """Folders of the trainings that the run's recipe names, in its order."""
     file = folder / "recipe.yaml"
     recipe = read_yaml(file) if file.is_file() else {}
     yield from (f"pretrain/{name}" for name in recipe.get("pretrain") or ())
@@ -122,37 +122,37 @@ def _run_is_alive(folder: Path) -> bool:
     return owner is not None and (owner[2] != platform.node() or is_alive(int(owner[1])))
 
 
-def _check(folder: Path, found: Trainings) -> None:
-    """Raise RegretlessError when nothing is left to wait for although the training has not ended well."""
-    name = found.current
-    if name is None or found.run_is_alive:
+def _check(folder: Path, trainings: Trainings) -> None:
+    """Raise RegretlessError if training stopped before its end and nothing is running."""
+    name = trainings.current
+    if name is None or trainings.run_is_alive:
         return
-    log = found.logs[name]
-    place, reached = folder / name, f"step {log.step} of {log.steps}"
+    log = trainings.logs[name]
+    path, reached = folder / name, f"step {log.step} of {log.steps}"
     if log.end is not None and "failed" in log.end:
-        raise RegretlessError(f"{place}: training failed after {reached}: {log.end['failed']}")
+        raise RegretlessError(f"{path}: training failed after {reached}: {log.end['failed']}")
     if log.state == "lost":
         raise RegretlessError(
-            f"{place}: training broke off after {reached}: its process {log.start['process']} is gone; the command "
-            "that started it goes on from its last checkpoint"
+            f"{path}: training was interrupted after {reached}: its process {log.start['process']} is gone; the "
+            "command that started it resumes from its last checkpoint"
         )
-    if log.state == "ended" and found.to_come:
+    if log.state == "ended" and trainings.to_come:
         raise RegretlessError(
-            f"{folder}: the run broke off before {', '.join(found.to_come)}; the same command goes on"
+            f"{folder}: the run was interrupted before {', '.join(trainings.to_come)}; the same command resumes it"
         )
 
 
-def frame(folder: Path, found: Trainings) -> RenderableType:
-    """One picture of the trainings: the current one's progress and measures, and what comes next."""
-    name = found.current
-    waiting = Text(f"to come: {', '.join(item for item in found.to_come if item != name)}", style="dim")
+def frame(folder: Path, trainings: Trainings) -> RenderableType:
+    """One picture of the trainings: progress and measures of the current one, and the ones to come."""
+    name = trainings.current
+    waiting = Text(f"to come: {', '.join(item for item in trainings.to_come if item != name)}", style="dim")
     if name is None:
         return Group(Text(str(folder), style="bold"), waiting)
-    log = found.logs[name]
+    log = trainings.logs[name]
     title = Text.assemble(((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {log.state}")
     bar = Table.grid(padding=(0, 1))
     bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
-    return Group(title, bar, _measures(log), *([waiting] if any(item != name for item in found.to_come) else []))
+    return Group(title, bar, _measures(log), *([waiting] if any(item != name for item in trainings.to_come) else []))
 
 
 def _clock(log: TrainingLog) -> Text:
@@ -175,11 +175,11 @@ def _measures(log: TrainingLog) -> Table:
 
 
 def sparks(values: Sequence[float], width: int = COURSE) -> str:
-    """The last `width` values as bars from their smallest to their largest; values that are not finite are gaps."""
-    shown = values[-width:]
-    finite = [value for value in shown if abs(value) < float("inf")]
+    """The last `width` values as bars between their minimum and maximum; values that are not finite are gaps."""
+    recent = values[-width:]
+    finite = [value for value in recent if abs(value) < float("inf")]
     if not finite:
-        return " " * len(shown)
+        return " " * len(recent)
     low, high = min(finite), max(finite)
     scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] if abs(value) < float("inf") else " " for value in shown)
+    return "".join(SPARKS[round((value - low) * scale)] if abs(value) < float("inf") else " " for value in recent)

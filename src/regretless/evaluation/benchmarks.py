@@ -1,4 +1,4 @@
-"""The mathematics benchmarks by name: where they lie on the hub and which columns hold problem and answer."""
+"""The mathematics benchmarks by name: where they are on the hub, and which columns hold problem and answer."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ BENCHMARKS: Registry[Mapping[str, Any]] = Registry(
     },
     lambda _, part: None if isinstance(part, Mapping) else f"expected settings of PromptSource, got {part!r}",
 )
-"""Settings of `PromptSource`; a recipe's own settings go over them. Columns are those of the original files too, so
-that `dataset: <local copy>` is all that a machine without the hub needs. The gold answer may be a worked solution: the
-verifier takes what stands behind `####` or in the last `\\boxed{}`."""
+"""Settings of `PromptSource`, which a recipe's own settings override. The columns are also those of the original
+files, so that `dataset: <local copy>` is all that a machine without the hub needs. The gold answer may be a worked
+solution: the verifier reads what follows `####` or the last `\\boxed{}`."""

@@ -1,6 +1,6 @@
 """Verified or judged responses of models to benchmarks, as results with their uncertainty.
 
-Answering and verifying are the stages `sample` and `verify`, judging is in `chat/`; `runs/evaluate.py` runs them for
+Sampling and verifying are the stages `sample` and `verify`, judging is in `chat/`; `runs/evaluate.py` runs them for
 every model and benchmark.
 """
 
@@ -30,7 +30,7 @@ PASS_AT_1 = "Pass@1 (%)"
 
 
 class BenchmarkSource(Section):
-    """One benchmark: a known one by name, problems of the user's own, or a known one with settings of its own."""
+    """One benchmark: a known one by name, the user's own problems, or a known one with changed settings."""
 
     benchmark: Annotated[str, AfterValidator(BENCHMARKS.check)] | None = None
     """Name of a known benchmark, which supplies every setting that is not given here."""
@@ -59,15 +59,15 @@ class BenchmarkSource(Section):
     def source(self) -> PromptSource:
         """The prompts and gold answers."""
         known = BENCHMARKS[self.benchmark] if self.benchmark else {"answer_column": "answer"}
-        given = self.model_dump(exclude_none=True, exclude={"benchmark"})
+        changes = self.model_dump(exclude_none=True, exclude={"benchmark"})
         if self.dataset is not None:
             # A local copy has its own split and configuration, if any.
             known = {name: value for name, value in known.items() if name not in ("split", "subset")}
-        return PromptSource(**(dict(known) | given))
+        return PromptSource(**(dict(known) | changes))
 
 
 class EvaluateConfig(Section):
-    """Greedy Pass@1 of the base and the trained models, sampling over seeds where asked for, and chat benchmarks."""
+    """Greedy Pass@1 of the base and the trained models, optional sampling runs over seeds, and chat benchmarks."""
 
     benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
     """Benchmarks with gold answers, each under a label of your choice."""
@@ -102,7 +102,7 @@ class EvaluateConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Give server and seed to the chat benchmarks that say nothing else."""
+        """Pass server and seed on to the chat benchmarks that do not set them."""
         if not isinstance(values, Mapping) or not isinstance(values.get("chat"), Mapping):
             return values
         shared = {name: values[name] for name in ("server", "seed") if values.get(name) is not None}
@@ -119,20 +119,20 @@ class EvaluateConfig(Section):
         if not self.benchmarks and not self.chat:
             raise ValueError("expected at least one benchmark in `benchmarks` or `chat`")
         if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
-            raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another")
+            raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another one")
         return self
 
 
 def summarize(responses: Path) -> dict[str, Any]:
-    """Pass@1 of one pass over a benchmark: verified responses, one a problem.
+    """Pass@1 of one pass over a benchmark: verified responses, one per problem.
 
-    A response without a verdict (cut, or the checker could not tell) is not correct, and counted by its reason.
-    Raises DataError when there are no responses, or several to one problem.
+    A response without a verdict (truncated, or undecided by the verifier) is not correct, and counted by its reason.
+    Raises DataError if there are no responses, or several to one problem.
     """
     columns = ["prompt_id", "verdict", "verdict_reason", "finish_reason"]
     rows = pq.read_table(responses, columns=columns).to_pylist()
     if not rows or len({row["prompt_id"] for row in rows}) != len(rows):
-        raise DataError(f"{responses}: expected one response a problem, got {len(rows)} rows; sample with n=1")
+        raise DataError(f"{responses}: expected one response per problem, got {len(rows)} rows; sample with n=1")
     reasons: dict[str, int] = {}
     for row in rows:
         if row["verdict"] not in (Verdict.CORRECT, Verdict.WRONG):
@@ -154,30 +154,30 @@ def summarize(responses: Path) -> dict[str, Any]:
 def collect(evaluate_dir: Path) -> dict[str, Any]:
     """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
-    Shares, not percentages; a bound that cannot be known is None. `gain` is the paired difference to the base model.
-    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat.stage.collect`).
-    Raises DataError when there is no result, or when two models answered different problems or were judged otherwise.
+    Shares, not percentages; a bound that cannot be computed is None. `gain` is the paired difference to the base model.
+    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat.results.collect`).
+    Raises DataError if there is no result, or if two models answered different problems or were judged differently.
     """
     greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
     judged = chat_benchmarks.collect(evaluate_dir)
     if not greedy and not judged:
-        raise DataError(f"{evaluate_dir}: no result.json of any model and benchmark")
-    rows = [_row(benchmark, label, found, greedy) for (benchmark, label), found in greedy.items()]
+        raise DataError(f"{evaluate_dir}: no result.json for any model and benchmark")
+    rows = [_row(benchmark, label, result, greedy) for (benchmark, label), result in greedy.items()]
     seeds = []
     for benchmark, label in greedy:
         passes = [read_json(file) for file in sorted((evaluate_dir / label / benchmark).glob("seed-*/result.json"))]
         if passes:
             if any(one["verdicts"].keys() != greedy[benchmark, label]["verdicts"].keys() for one in passes):
                 raise DataError(f"{benchmark}: the seeds of {label} answered different problems; evaluate it again")
-            found = over_seeds([one["pass_at_1"] for one in passes])
-            low, high = (known(bound) for bound in found.interval)
+            summary = over_seeds([one["pass_at_1"] for one in passes])
+            low, high = (known(bound) for bound in summary.interval)
             seeds.append(
                 {
                     "benchmark": benchmark,
                     "label": label,
-                    "seeds": found.n,
-                    "mean": found.mean,
-                    "sd": known(found.sd),
+                    "seeds": summary.n,
+                    "mean": summary.mean,
+                    "sd": known(summary.sd),
                     "low": low,
                     "high": high,
                 }
@@ -185,29 +185,29 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     return {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
 
 
-def _row(benchmark: str, label: str, found: Mapping[str, Any], greedy: Mapping[Any, Any]) -> dict[str, Any]:
+def _row(benchmark: str, label: str, result: Mapping[str, Any], greedy: Mapping[Any, Any]) -> dict[str, Any]:
     base = greedy.get((benchmark, BASE))
     gain, low, high = None, None, None
     if base is not None and label != BASE:
-        if base["verdicts"].keys() != found["verdicts"].keys():
+        if base["verdicts"].keys() != result["verdicts"].keys():
             raise DataError(f"{benchmark}: {label} and {BASE} answered different problems; evaluate both again")
         problems = sorted(base["verdicts"])
         difference = paired_difference(
-            [base["verdicts"][problem] for problem in problems], [found["verdicts"][problem] for problem in problems]
+            [base["verdicts"][problem] for problem in problems], [result["verdicts"][problem] for problem in problems]
         )
         gain, (low, high) = difference.mean, (known(bound) for bound in difference.interval)
     return {
         "benchmark": benchmark,
         "label": label,
-        "n": found["n"],
-        "value": found["pass_at_1"],
-        "low": known(found["interval"][0]),
-        "high": known(found["interval"][1]),
+        "n": result["n"],
+        "value": result["pass_at_1"],
+        "low": known(result["interval"][0]),
+        "high": known(result["interval"][1]),
         "gain": gain,
         "gain_low": low,
         "gain_high": high,
-        "cut": found["cut"],
-        "unknown": sum(found["unknown"].values()),
+        "cut": result["cut"],
+        "unknown": sum(result["unknown"].values()),
     }
 
 
@@ -216,7 +216,7 @@ def _in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Table for the terminal: each number with its 95 % interval, and paired gains over the base."""
+    """Table for the terminal: each number with its 95 % interval, and paired gains over the base model."""
     table = Table(title="Results (95 % interval)")
     for column in ("benchmark", "model", "metric"):
         table.add_column(column)
@@ -233,8 +233,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
             str(row["unknown"]),
         )
     for row in results["seeds"]:
-        shown = _percent(row["mean"], row["low"], row["high"])
-        table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", shown, "", "")
+        text = _percent(row["mean"], row["low"], row["high"])
+        table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", text, "", "")
     for cells in chat_benchmarks.table_rows(results.get("chat", [])):
         table.add_row(*cells)
     return table

@@ -1,1 +1,1 @@
-"""Responses to verdicts: verifiers that compare a response with its gold answer."""
+"""Verdicts and scores of responses: verifiers that compare with the gold answer, and a judge."""

@@ -1,8 +1,8 @@
-r"""Where the answer stands in a response or a worked solution.
+r"""Extraction of the answer from a response or a worked solution.
 
 Tried in this order: the last `\boxed{}`; the last marked line (GSM8K's `#### x`, `Answer: x`, `<answer>x</answer>`);
-the last "the answer is x"; and at last the last formula or number of the text. All repeats in the patterns are
-bounded: hostile text costs linear time.
+the last "the answer is x"; and finally the last formula or number of the text. All repeats in the patterns are
+bounded, so that adversarial text costs linear time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from regretless.labeling.numerals import SCALES, UNIT_LETTERS, VARIABLE, clean, 
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
 MAX_BOXES = 20
-"""Boxes looked at, from the end: enough for any answer, and a bound on the work for a text made of boxes."""
+"""Boxes examined, from the end: enough for any answer, and a bound on the work for a text full of boxes."""
 MAX_TAIL = 1000
-"""Characters after "the answer is" in which the answer has to stand."""
+"""Characters after "the answer is" within which the answer must begin."""
 TOKEN_REST = re.compile(r"[\w.,]{0,20000}")
-"""What a tail is longer by, so that it does not end within a number."""
+"""Extra characters of a tail, so that it does not end inside a number."""
 BARE_BOX = re.compile(r"[^\s$.,;\\]{0,80}")
 LINK = re.compile(r"(?:,|;|、|&|and|or|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=)?")
 LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.|\*\*")
@@ -52,7 +52,7 @@ NO_ANSWER = re.compile(
     r"(?i:correct|right|wrong|incorrect|clear|obvious|as follows|below|above|not|found|given|in\b|yes it|this|that|what"
     r"|how|obtained|simple|shown|unique|valid|consistent|reasonable|verified|confirmed|accurate|the same)"
 )
-"""How a sentence goes on that speaks about an answer and states none."""
+"""Continuation of a sentence that mentions an answer without stating one."""
 BREAK = re.compile(r"(?i:,|;|:|\s(?:because|since|as|so|which|where|when|for)\b)")
 REASON = re.compile(r",?\s(?:because|since)\b")
 COPULA = re.compile(r"(?i:\b(?:is|are|equals|be)\b|是|为)")
@@ -66,7 +66,7 @@ SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
 ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 MAX_CHOICE = 60
-"""Longest line (characters) that is taken for a choice alone."""
+"""Longest line (characters) that can be a bare choice."""
 CHOICE = re.compile(r"\(([A-J])\)|([A-J])(?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s)(?!\s?[:.]?=)")
 LETTERS = re.compile(
     r"\(?[A-J]\)?(?:(?:\s?[,;&、和]\s?|,?\s(?:and|or)\s)\(?[A-J]\)?){1,9}(?!\s?[,;&、和]?\s?(?:and|or)?\s?[\d(\\$])(?!\w)"
@@ -91,7 +91,7 @@ LATEX = re.compile(
     r"|[0-9+\-*/^_=()\[\]{}|<>&%! ]|[.,](?=\s?[\d\\(\[+-])|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z'’]))"
     r"{2,600}"
 )
-"""LaTeX without dollar signs around it: commands, numbers, single letters and what stands between them."""
+"""LaTeX without dollar signs around it: commands, numbers, single letters and the characters between them."""
 TEXT_ONLY = re.compile(
     r"\\(?:text|mathrm|therefore|because|q?quad|boxed|[cl]?dots|(?:black)?square|item|implies|hfill)"
 )
@@ -102,26 +102,27 @@ LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 
 def answer_in_response(text: str) -> str | None:
-    """The final answer of a response as it is written there, or None when it holds none."""
+    """The final answer of a response as written there, or None if it has none."""
     text = plain_text(text)
     return boxed(text) or _marked(text) or _stated(text) or _last_expression(text)
 
 
 def answers_in_response(text: str) -> list[str]:
-    r"""Every answer that a response marks as one, in its order, without repeats: each `\boxed{}`, what stands behind
-    each "the answer is", and the last marked line. A formula or number alone is none. At most 20 of each, from the end.
+    r"""Every answer that a response marks as one, in order, without duplicates: each `\boxed{}`, the text after each
+    "the answer is", and the last marked line. A bare formula or number does not count. At most 20 of each, from the
+    end.
     """
     text = plain_text(text)
-    found = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
-    found += [_answer_at(text, match.end()) or "" for match in list(STATEMENT.finditer(text))[-MAX_BOXES:]]
-    found += [boxed(text) or "", _marked(text) or ""]
-    return list(dict.fromkeys(filter(None, found)))
+    answers = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
+    answers += [_answer_at(text, match.end()) or "" for match in list(STATEMENT.finditer(text))[-MAX_BOXES:]]
+    answers += [boxed(text) or "", _marked(text) or ""]
+    return list(dict.fromkeys(filter(None, answers)))
 
 
 def answer_in_gold(text: str) -> str | None:
-    """The answer of a gold text, which may be a worked solution (boxed, `#### x`, `A: x`, "the answer is x") or bare.
+    """The answer in a gold text, which may be a worked solution (boxed, `#### x`, `A: x`, "the answer is x") or bare.
 
-    None when the text or its box is empty.
+    None if the text or its box is empty.
     """
     text = plain_text(text)
     if BOX.search(text):
@@ -130,30 +131,30 @@ def answer_in_gold(text: str) -> str | None:
 
 
 def is_prose(text: str) -> bool:
-    """Whether words follow each other, as they do in sentences and not in formulas."""
+    """True if words follow each other, as in sentences and not in formulas."""
     return PROSE.search(text) is not None
 
 
 def boxed(text: str) -> str | None:
     r"""Content of the last non-empty `\boxed{}` or `\fbox{}`, or None.
 
-    Boxes that only "and", "or" or a comma part make one answer: `\boxed{3}$ and $\boxed{5}` is "3, 5".
+    Boxes separated only by "and", "or" or a comma form one answer: `\boxed{3}$ and $\boxed{5}` is "3, 5".
     """
-    found: list[str] = []
+    contents: list[str] = []
     next_start = len(text)
     starts = [match.span() for match in BOX.finditer(text)]
     for start, begin in reversed(starts[-MAX_BOXES:]):
         content, end = _box_content(text, begin)
-        if found and not _linked(text[end:next_start]):
+        if contents and not _linked(text[end:next_start]):
             break
-        if content and content not in found:
-            found.insert(0, content)
+        if content and content not in contents:
+            contents.insert(0, content)
         next_start = start
-    return ", ".join(found) or None
+    return ", ".join(contents) or None
 
 
 def _box_content(text: str, begin: int) -> tuple[str, int]:
-    """What a box holds, from its brace on, and where it ends; a box that is never closed ends with its line."""
+    """Content of a box, from its brace on, and its end position; an unclosed box ends with its line."""
     if text[begin : begin + 1] != "{":
         token = BARE_BOX.match(text, begin)
         end = token.end() if token else begin
@@ -177,7 +178,7 @@ def _linked(gap: str) -> bool:
 def _marked(text: str) -> str | None:
     """Answer of the last `#### x`, `Answer: x` or `<answer>x</answer>`.
 
-    `####` also opens a heading in Markdown, and `A:` a choice: before the last line only a plain number is believed.
+    `####` also starts a Markdown heading, and `A:` a choice: before the last line only a plain number counts.
     """
     tags = list(TAG.finditer(text))
     if tags and tags[-1][1].strip():
@@ -186,7 +187,7 @@ def _marked(text: str) -> str | None:
     for match in reversed(matches[-MAX_BOXES:]):
         line, _, after = text[match.end() : match.end() + MAX_TAIL].lstrip().partition("\n")
         answer = _answer_at(text, match.end())
-        # A line of its own "Answer" is a heading, and so believable; so is "Final answer: x".
+        # A separate line "Answer" is a heading, and so plausible; so is "Final answer: x".
         is_sure = not after.strip() or len(match[0].strip(" \t*_#>:\n")) > 1
         if answer and (is_sure or read_number(clean(line.strip(" *"))) is not None):
             return answer
@@ -203,7 +204,7 @@ def _stated(text: str) -> str | None:
 
 
 def _answer_at(text: str, start: int) -> str | None:
-    """The answer that begins at a place, or on the next line: a list of formulas, numbers or choices, or words."""
+    """The answer that begins at a position, or on the next line: a list of formulas, numbers or choices, or words."""
     rest = text[start : start + MAX_TAIL] + TOKEN_REST.match(text, start + MAX_TAIL)[0]  # type: ignore[index]
     rest = rest[OPENING.match(rest).end() :]  # type: ignore[union-attr]  # it matches everything
     if inner := STATEMENT.match(rest) or re.match(rf"(?i:the\s(?:final\s)?)(?={STATEMENT.pattern})", rest):
@@ -227,7 +228,7 @@ def _answer_at(text: str, start: int) -> str | None:
 
 
 def _in_sentence(sentence: str) -> str | None:
-    """The answer in a sentence that does not begin with it: behind its last "is", else its first formula, else its last
+    """The answer in a sentence that does not begin with it: after its last "is", else its first formula, else its last
     number, else its words."""
     if not sentence or (NO_ANSWER.match(sentence) and not any(character.isdigit() for character in sentence)):
         return None
@@ -248,11 +249,11 @@ def _has_value(piece: str) -> bool:
 
 
 Piece = tuple[int, int, bool]
-"""Start and end of a formula (true) or of mathematics in plain text."""
+"""Start and end of a piece; true for a formula, false for mathematics in plain text."""
 
 
 def _pieces(text: str) -> list[Piece]:
-    """Formulas, and what looks like mathematics outside of them, in order."""
+    """Formulas, and other pieces that look like mathematics, in order."""
     formulas = [(match.start(), match.end(), True) for match in MATH.finditer(text) if _is_formula(match)]
     plain: list[Piece] = []
     begin = 0
@@ -266,14 +267,14 @@ def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
     latex = [_stripped(match) for match in LATEX.finditer(text, begin, end) if _is_latex(match[0])]
     groups = [(match.start(), match.end(), False) for match in GROUP.finditer(text, begin, end) if _is_group(match[0])]
     groups = [*latex, *(group for group in groups if not any(one[0] <= group[0] < one[1] for one in latex))]
-    found: list[Piece] = list(groups)
+    pieces: list[Piece] = list(groups)
     for match in PLAIN.finditer(text, begin, end):
         piece = match[0].rstrip(" -/=")
         stop = match.start() + len(piece)
         is_inside = any(start <= match.start() < until for start, until, _ in groups)
         if not is_inside and _has_value(piece):
-            found.append((match.start(), stop, False))
-    return sorted(found)
+            pieces.append((match.start(), stop, False))
+    return sorted(pieces)
 
 
 def _stripped(match: re.Match[str]) -> Piece:
@@ -290,7 +291,7 @@ def _is_group(text: str) -> bool:
 
 
 def _run_from_start(text: str, pieces: Sequence[Piece]) -> list[Piece]:
-    """The first piece, and those that only "and", "or" or a comma part from it, up to the end of a clause."""
+    """The first piece, and further ones separated only by "and", "or" or a comma, up to the end of a clause."""
     run = [pieces[0]]
     for piece in pieces[1:]:
         if not _linked(text[run[-1][1] : piece[0]]):
@@ -303,7 +304,7 @@ def _run_from_start(text: str, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _run_to_end(text: str, pieces: Sequence[Piece]) -> list[Piece]:
-    """The last piece, and those before it that only "and", "or" or a comma part from it; calculations are no list."""
+    """The last piece, and earlier ones separated only by "and", "or" or a comma; calculations do not form a list."""
     run = [pieces[-1]]
     for piece in reversed(pieces[:-1]):
         either = (text[piece[0] : piece[1]], text[run[0][0] : run[0][1]])
@@ -318,7 +319,7 @@ def _is_calculation(piece: str) -> bool:
 
 
 def _join(text: str, run: Sequence[Piece]) -> str | None:
-    """The text of some pieces, as one answer: a chain of equations states its last side."""
+    """The text of some pieces as one answer: a chain of equations states its last side."""
     parts = []
     for start, end, is_formula in run:
         part = _formula(text[start:end]) if is_formula else text[start:end].strip().rstrip(".,;:!")
@@ -335,7 +336,7 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
 
 
 def _last_expression(text: str) -> str | None:
-    """The last formula or number, whichever ends later, with those that it is listed with; bold ones go first."""
+    """The last formula or number, whichever ends later, with those in the same list; bold ones take precedence."""
     text = ANNOTATION.sub("", text)
     last_line = text.rstrip().rpartition("\n")[2]
     for bold in reversed(BOLD.findall(last_line)):
@@ -358,6 +359,6 @@ def _content(match: re.Match[str]) -> str:
 
 
 def _is_formula(match: re.Match[str]) -> bool:
-    """Whether a `$...$` holds a formula and not the prose between two amounts of dollars."""
+    """True if `$...$` is a formula, and not the prose between two amounts of dollars."""
     content = _content(match)
     return bool(content) and not is_prose(WORDS_IN_FORMULA.sub("", content))

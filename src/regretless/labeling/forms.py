@@ -1,4 +1,4 @@
-r"""Forms of an answer that hold several parts: lists, choices, equations, `\pm`. Text in, parts as text out."""
+r"""Parses answers with several parts: lists, choices, equations, `\pm`. Input and parts are text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from regretless.labeling.numerals import VARIABLE, read_number
 
 MAX_ITEMS = 20
-"""Longer lists stay one expression: comparing two lists takes time in proportion to the product of their lengths."""
+"""Longer lists remain one expression: comparing two lists takes time proportional to the product of their lengths."""
 TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s?\{([^{}]*)\}")
 CHOICE = re.compile(
     r"(?:(?i:option|choice|answer)\s|选项)?\s?(?:\(\s?([A-Ja-j])\s?\)|([A-J])(?:[).:](?!\w*=)|$))\s*(.*)", re.DOTALL
@@ -16,33 +16,33 @@ CHOICE = re.compile(
 SEPARATOR = re.compile(r",|;|、|\band\b|\bor\b|和|或|\\(?:lor|land|vee|wedge)(?![a-zA-Z])")
 THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
 NAME = re.compile(r"(?:\\?[a-zA-Z](?:_\{?\w{1,9}\}?|'|\s?\(\s?[a-z]\s?\))?|[A-Za-z]{3,20}|\\[a-z]{2,7})\s*")
-"""What stands left of an equation that states a value: x, f(x), a_1, Area, \theta."""
+"""Left side of an equation that states a value: x, f(x), a_1, Area, \theta."""
 PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 OPEN, CLOSE = "([{", ")]}"
 
 
 class Choice(NamedTuple):
-    """An answer among given ones: its letter, and the text behind the letter."""
+    """One of several options: its letter, and the text after the letter."""
 
     letter: str
     value: str
 
 
 class Group(NamedTuple):
-    """Items and the brackets around them; "" for a bare list, which is a set like one in braces."""
+    """Items and their brackets; "" for a bare list, which is a set like one in braces."""
 
     brackets: str
     items: list[str]
 
 
 def read_choice(text: str) -> Choice | None:
-    r"""The choice that a cleaned text is: `B`, `(B)`, `B. 21`, `\textbf{(B)} 21`, "option B"; else None."""
+    r"""The choice that a cleaned text states: `B`, `(B)`, `B. 21`, `\textbf{(B)} 21`, "option B"; else None."""
     match = CHOICE.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip())
     return Choice((match[1] or match[2]).upper(), match[3].strip()) if match else None
 
 
 def read_group(text: str) -> Group | None:
-    r"""The list, pair, interval or set that a cleaned text is, `3 \pm 2` too; None for anything else, or a long one."""
+    r"""The list, pair, interval or set that a cleaned text states, also `3 \pm 2`; None for others or long lists."""
     if text.count("=") < 2 and read_number(stated_values(text)[-1]):
         return None  # x = 1,234
     text = TEXT_COMMAND.sub(r"\1", text).replace(r"\{", "{").replace(r"\}", "}").strip()
@@ -70,7 +70,7 @@ def _closes_at_end(text: str) -> bool:
 
 
 def _split(text: str) -> list[str] | None:
-    """Parts between separators outside of all brackets; None where brackets do not match or a part is empty."""
+    """Parts between separators outside of all brackets; None if brackets do not match or a part is empty."""
     cuts, depth = [], 0
     separators = {match.start(): match.end() for match in SEPARATOR.finditer(text)}
     # "1,200, 300" has two items, "1,200" alone would be a number.
@@ -100,16 +100,16 @@ def _both_signs(item: str) -> list[str]:
 
 
 def sides(text: str) -> list[str]:
-    """Sides of a chain of equations and approximations; the text itself where it is none, or has an inequality."""
+    """Sides of a chain of equations and approximations; the text itself if it is no chain, or has an inequality."""
     if re.search(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|l?t|gt|equiv|in)(?![a-zA-Z])", text):
         return [text]
     return [side.strip() for side in re.split(r"=|≈|\\approx(?![a-zA-Z])", text)]
 
 
 def stated_values(text: str) -> list[str]:
-    """What an answer states as its value: itself; of `x = 5` or `2 + 3 = 5` the last side; of `1/3 ≈ 0.33` both.
+    """Values that an answer states: itself; for `x = 5` or `2 + 3 = 5` the last side; for `1/3 ≈ 0.33` both.
 
-    An equation between two expressions, such as `y = 2x`, states itself as well as its last side when a name is left.
+    An equation between two expressions, such as `y = 2x`, states itself as well as its last side if a name is left.
     """
     parts = sides(text)
     if len(parts) == 1 or not all(parts):

@@ -1,4 +1,4 @@
-"""The judge stage: a language model rates responses, aspect by aspect, and its ratings become scores."""
+"""The judge stage: a language model rates responses on several aspects, and the ratings are averaged to scores."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JudgeConfig(JudgeAccess):
         return self.model
 
     def files(self) -> dict[str, Path]:
-        """Files that the ratings depend on besides the responses, by the setting that names them."""
+        """Files, besides the responses, that the ratings depend on, keyed by their setting."""
         named = {"system": self.system, "layout": self.layout}
         named |= {f"rubrics.{name}": path for name, path in self.rubrics.items()}
         return {key: Path(path).expanduser() for key, path in named.items() if path is not None}
@@ -89,14 +89,14 @@ Ratings = dict[str, Rating]
 
 
 def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
-    """Score the responses of a file with a judge; returns counts, and what was spent.
+    """Score the responses of a file with a judge; returns counts and cost.
 
-    Written into the folder `output`: responses.parquet (all rows in their order, with `score` = mean over the aspects;
-    None where it is unknown), judgments.jsonl (each response's ratings and the judge's reasons) and refused.jsonl.
-    Replies are kept beside the folder (or in `config.replies`), so that no run asks for one twice.
+    Written into the folder `output`: responses.parquet (all rows in their order, with `score` = mean over the aspects,
+    or None if unknown), judgments.jsonl (ratings and reasons for each response) and refused.jsonl.
+    Replies are cached beside the folder (or in `config.replies`), so that no run asks for one twice.
 
-    Raises ConfigError for templates or a key that cannot be used, DataError when nothing can be judged, BudgetError
-    when the budget is used up, ServerError when the server is down; after the last two, a further run goes on.
+    Raises ConfigError for unusable templates or a missing key, DataError if nothing can be judged, BudgetError if the
+    budget is spent, ServerError if the server is down; after the last two, the next run resumes.
     """
     rows, refused = read_responses(responses)
     rows, ambiguous = split_ambiguous(rows, responses)
@@ -106,7 +106,7 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     prompt = JudgePrompt(config.system, config.layout, config.shown_system)
     aspects = load_aspects(config.aspects, config.rubrics, config.typed, config.not_applicable)
     groups = group_responses(rows)
-    # Prompt by prompt: when a budget ends, what was paid for is mostly complete.
+    # In order of prompts: if the budget ends, most prompts that were started are complete.
     questions = [make_question(config, prompt, aspect, group) for group in groups.values() for aspect in aspects]
     answers = ask_judge(config, questions, output)
     by_prompt = _by_prompt(answers.answers, list(groups), aspects)
@@ -128,25 +128,27 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
 
 
 def group_responses(rows: Sequence[Response]) -> dict[str, Group]:
-    """Distinct responses of each prompt, by prompt id, in the order of the rows.
+    """Distinct responses of each prompt, keyed by prompt id, in the order of the rows.
 
-    Raises DataError when one prompt id stands for two prompts.
+    Raises DataError if one prompt id stands for two prompts.
     """
     groups: dict[str, Group] = {}
     for row in rows:
         group = groups.setdefault(row.prompt_id, Group(row.prompt_id, row.prompt, []))
         if group.prompt != row.prompt:
-            raise DataError(f"{row.origin}: prompt id {row.prompt_id} stands for two prompts; give each its own id")
+            raise DataError(
+                f"{row.origin}: prompt id {row.prompt_id} stands for two prompts; every prompt needs its own id"
+            )
         if row.response not in group.texts:
             group.texts.append(row.response)
     return groups
 
 
 def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: Group) -> Question[Ratings]:
-    """The request for one aspect of all responses to a prompt. Their order is drawn anew for every attempt."""
+    """The request for one aspect of all responses to a prompt. Every attempt has a new random order."""
 
     def shuffled(attempt: int) -> list[str]:
-        # By content and not by place: the order of a file's rows must not matter.
+        # Seeded by content, not by position: the order of rows in a file must not matter.
         texts = sorted(group.texts)
         Random(f"{config.seed}:{group.prompt_id}:{aspect.name}:{attempt}").shuffle(texts)
         return texts
@@ -166,10 +168,10 @@ def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, grou
 
 
 def judgment_of(row: Response, answers: Mapping[str, Answer[Ratings]]) -> dict[str, Any]:
-    """What is known of a response: its score, or why there is none, and what the judge said of each aspect.
+    """Judgment of a response: its score, or why there is none, and the judge's reply for each aspect.
 
-    The score is the mean of the aspects' ratings, those that do not apply left out; it is None when a single aspect is
-    unknown: a mean over the others would not compare with those of other responses.
+    The score is the mean of the aspects' ratings, without those that do not apply. It is None if a single aspect is
+    unknown, because a mean over the others would not be comparable with the scores of other responses.
     """
     aspects: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
@@ -196,7 +198,7 @@ def judgment_of(row: Response, answers: Mapping[str, Answer[Ratings]]) -> dict[s
 def _by_prompt(
     answers: Sequence[Answer[Ratings]], prompts: Sequence[str], aspects: Sequence[Aspect]
 ) -> dict[str, dict[str, Answer[Ratings]]]:
-    """Answers by prompt and aspect; they come prompt by prompt."""
+    """Answers keyed by prompt and aspect; the input is in order of prompts."""
     names = [aspect.name for aspect in aspects]
     starts = range(0, len(answers), len(names))
     return {
@@ -220,12 +222,12 @@ def _summary(
 
 
 def _aspect_summary(name: str, judgments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = [judgment["aspects"][name] for judgment in judgments]
-    known = [aspect["rating"] for aspect in found if "rating" in aspect]
+    entries = [judgment["aspects"][name] for judgment in judgments]
+    known = [aspect["rating"] for aspect in entries if "rating" in aspect]
     values = [value for value in known if value is not None]
     return {
         "rated": len(values),
         "mean": fmean(values) if values else None,
         "not_applicable": len(known) - len(values),
-        "unknown": len(found) - len(known),
+        "unknown": len(entries) - len(known),
     }

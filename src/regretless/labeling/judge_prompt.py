@@ -1,4 +1,4 @@
-"""What a judge is shown: templates for the system message, the layout of a request, and the scale of each aspect."""
+"""The judge's prompt: templates for the system message, the layout of a request, and the scale of each aspect."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from regretless.data.prompts import SYSTEM_LINES
 from regretless.data.records import Message, Text
 
 ShownSystem = Literal["own", "all", "none"]
-"""Which of a prompt's system messages a judge is shown as part of the instruction."""
+"""Which of a prompt's system messages the judge receives as part of the instruction."""
 ASPECTS = ("instruction_following", "helpfulness", "honesty", "truthfulness")
-"""Aspects with a scale of their own in this package."""
+"""Aspects whose scale is part of this package."""
 PROBE_CODE, PROBE_INSTRUCTION, PROBE_GUIDELINE = "c0de", "an instruction", "a guideline"
 PROBE_TEXTS = ("the first text", "the second text")
 
@@ -30,37 +30,37 @@ class Aspect:
 
     name: str
     guideline: str
-    """What to look for and the scale, as shown to the judge."""
+    """Criteria and scale, as the judge receives them."""
     has_types: bool
-    """Whether the judge also names kinds of merit or fault."""
+    """True if the judge also names types of merit or fault."""
     not_applicable: bool
-    """Whether N/A is a rating."""
+    """True if N/A is a valid rating."""
 
 
 class JudgePrompt:
-    """The messages of a request, made from two templates.
+    """The messages of a request, rendered from two templates.
 
-    The layout is given `instruction`, `completions` (the texts in the order shown), `aspect_guideline`, `identifier`
-    (defined for aspects with types), `not_applicable`, and `code`: it marks where texts begin and end, and which output
-    blocks are genuine.
+    Variables of the layout: `instruction`, `completions` (the texts in random order), `aspect_guideline`, `identifier`
+    (defined for aspects with types), `not_applicable`, and `code`, which marks where texts begin and end, and which
+    output blocks are genuine.
     """
 
     def __init__(self, system: str | None, layout: str | None, shown_system: ShownSystem = "own") -> None:
-        """system, layout: files of the templates; this package's own where None. shown_system: see `as_instruction`.
-        Raises ConfigError for a layout that cannot work."""
+        """system, layout: template files; this package's own if None. shown_system: see `as_instruction`.
+        Raises ConfigError for a layout that omits something required."""
         self._shown_system = shown_system
         self._system = Template("system", system).render()
         self._layout = Template("layout", layout)
         for has_types in (False, True):
-            shown = self._user(
+            rendered = self._user(
                 PROBE_INSTRUCTION, PROBE_TEXTS, Aspect("", PROBE_GUIDELINE, has_types, False), PROBE_CODE
             )
-            _check_layout(shown, self._layout.where)
-        self.uses_code = f"[{PROBE_CODE}]" in _headings(shown)[1]
-        """Whether the headings of output blocks carry the code."""
+            _check_layout(rendered, self._layout.where)
+        self.uses_code = f"[{PROBE_CODE}]" in _headings(rendered)[1]
+        """True if the headings of output blocks contain the code."""
 
     def messages(self, prompt: Text, texts: Sequence[str], aspect: Aspect, code: str) -> list[Message]:
-        """Messages that ask for ratings of texts, in this order, as answers to a prompt."""
+        """Messages that ask for ratings of these texts, in this order, as answers to a prompt."""
         instruction = as_instruction(prompt, self._shown_system)
         user: Message = {"role": "user", "content": self._user(instruction, texts, aspect, code)}
         return [{"role": "system", "content": self._system}, user] if self._system else [user]
@@ -79,9 +79,9 @@ class JudgePrompt:
 def load_aspects(
     names: Sequence[str], rubrics: Mapping[str, str], typed: Sequence[str], not_applicable: Sequence[str]
 ) -> list[Aspect]:
-    """Aspects by name, their guidelines from `rubrics` (name to file) or from this package.
+    """Aspects by name, with guidelines from `rubrics` (name → file) or from this package.
 
-    Raises ConfigError when a file cannot be used.
+    Raises ConfigError if a file cannot be used.
     """
     return [
         Aspect(name, Template(name, rubrics.get(name)).render(), name in typed, name in not_applicable)
@@ -90,18 +90,20 @@ def load_aspects(
 
 
 def as_instruction(prompt: Text, shown_system: ShownSystem = "own") -> str:
-    """What a prompt asks for, as one text: of a conversation with one message its content, else every message under
-    its role.
+    """The instruction in a prompt, as one text: the content if the conversation has one message, else every message
+    with its role.
 
-    shown_system: which system messages belong to it. `own`: all but those of this package's templates, which a prompt
-    did not come with; `all`; `none`.
+    shown_system: which system messages are included. `own`: all but those of this package's templates, which sampling
+    added to the prompt; `all`; `none`.
     """
     if isinstance(prompt, str):
         return prompt
-    shown = [message for message in prompt if message["role"] != "system" or _is_shown(message, shown_system)] or prompt
-    if len(shown) == 1:
-        return shown[0]["content"]
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in shown)
+    included = [
+        message for message in prompt if message["role"] != "system" or _is_shown(message, shown_system)
+    ] or prompt
+    if len(included) == 1:
+        return included[0]["content"]
+    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in included)
 
 
 def _is_shown(system: Message, shown_system: ShownSystem) -> bool:
@@ -109,44 +111,47 @@ def _is_shown(system: Message, shown_system: ShownSystem) -> bool:
 
 
 class Template:
-    """A Jinja template from a file, or of this package by name. Raises ConfigError when it cannot be used."""
+    """A Jinja template from a file, or of this package by name. Raises ConfigError if it cannot be used."""
 
     def __init__(self, name: str, path: str | None) -> None:
         self.where = path or f"{name}.jinja"
         try:
-            own = resources.files("regretless.labeling").joinpath(f"templates/{name}.jinja")
-            source = own.read_text("utf-8") if path is None else Path(path).expanduser().read_text("utf-8")
-            # Sandboxed: a template may come with somebody else's recipe. Nothing is escaped: this is no HTML.
+            packaged = resources.files("regretless.labeling").joinpath(f"templates/{name}.jinja")
+            source = packaged.read_text("utf-8") if path is None else Path(path).expanduser().read_text("utf-8")
+            # Sandboxed, because a template may come with somebody else's recipe. Nothing is escaped: this is not HTML.
             environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
             self._template = environment.from_string(source)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"template {self.where}: cannot be read ({error}); give the path of a text file"
+                f"template {self.where}: cannot be read ({error}); set it to the path of a text file"
             ) from error
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"template {self.where}:{error.lineno}: {error.message}") from error
 
     def render(self, **values: Any) -> str:
-        """The text, without white space at its ends."""
+        """The rendered text, without white space at its ends."""
         try:
             return self._template.render(values).strip()
         except jinja2.TemplateError as error:
             known = ", ".join(values) or "nothing"
-            raise ConfigError(f"template {self.where}: {error}; it is given {known}") from error
+            raise ConfigError(f"template {self.where}: {error}; available variables: {known}") from error
 
 
-def _headings(shown: str) -> dict[int, str]:
-    """Lines that show the heading of an output block, by the number of the text."""
-    return {int(found[1]): found[0] for found in re.finditer(r"output for text (\d+).*", shown, re.IGNORECASE)}
+def _headings(rendered: str) -> dict[int, str]:
+    """Heading lines of output blocks, keyed by the number of the text."""
+    return {int(match[1]): match[0] for match in re.finditer(r"output for text (\d+).*", rendered, re.IGNORECASE)}
 
 
-def _check_layout(shown: str, where: str) -> None:
-    """Refuse a layout that leaves something out, before anything is paid for."""
+def _check_layout(rendered: str, where: str) -> None:
+    """Reject a layout that omits something required, before any paid request."""
     parts = (PROBE_INSTRUCTION, *PROBE_TEXTS, PROBE_GUIDELINE)
-    missing = [part for part in parts if part not in shown]
-    problems = [f"{', '.join(missing)} did not come through; show instruction, completions and aspect_guideline"]
+    missing = [part for part in parts if part not in rendered]
+    problems = [f"{', '.join(missing)} missing in the result; show instruction, completions and aspect_guideline"]
     problems = problems if missing else []
-    if not {1, 2} <= set(_headings(shown)) or re.search(r"^\W*rating\W*:", shown, re.IGNORECASE | re.MULTILINE) is None:
+    if (
+        not {1, 2} <= set(_headings(rendered))
+        or re.search(r"^\W*rating\W*:", rendered, re.IGNORECASE | re.MULTILINE) is None
+    ):
         problems.append(
             "ask for a block for each text, headed '#### Output for Text 1' and so on, with a line 'Rating:'"
         )

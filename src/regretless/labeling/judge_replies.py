@@ -1,4 +1,4 @@
-"""A judge's reply to ratings: one block per text, or nothing at all."""
+"""Parser of a judge's reply with ratings: exactly one block per text, or an error."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ THOUGHTS_END = "</think>"
 
 @dataclass(frozen=True)
 class Rating:
-    """What a judge said of one text."""
+    """The judge's rating of one text."""
 
     value: int | None
-    """1 to 5; None where the judge finds that the aspect does not apply."""
+    """1 to 5; None if the judge states that the aspect does not apply."""
     types: str | None
-    """The numbers of kinds that it names, as it wrote them."""
+    """Numbers of the named types, as written."""
     rationale: str
-    """Its reasons."""
+    """The judge's reasons."""
 
 
 def parse_ratings(reply: str, texts: Sequence[str], code: str | None, *, not_applicable: bool) -> list[Rating]:
-    """Ratings of all texts, in the order in which the judge was shown them.
+    """Ratings of all texts, in the order in which the judge received them.
 
-    reply: what the judge wrote; nothing else is ever parsed. texts: what it was shown, to tell quotations. code: what
-    its headings have to carry, or None. not_applicable: whether N/A is a rating.
+    reply: the judge's text; nothing else is parsed. texts: the texts that it received, to detect quotations. code:
+    required in its headings, or None. not_applicable: whether N/A is a rating.
 
-    A text that imitates a block cannot rate itself. Where the judge quotes it, the quotation lacks the code; with a
-    prompt that uses none, it makes one block too many or repeats the text's words. A quoted rating inside a block is a
-    second rating, or stands where none belongs.
-    Raises UnreadableError when there is not exactly one block with one rating for each text, in order.
+    A text that imitates a block cannot rate itself. If the judge quotes it, the quotation lacks the code; with a prompt
+    without a code, it makes one block too many or repeats the text's words. A quoted rating inside a block is a second
+    rating, or is at a position where none belongs.
+    Raises UnreadableError unless there is exactly one block with one rating for each text, in order.
     """
-    # Some servers leave a reasoning model's thoughts in front of its answer, drafts of blocks included.
+    # Some servers leave a reasoning model's thoughts before its answer, and these may contain draft blocks.
     answer = reply.replace("\r\n", "\n").rpartition(THOUGHTS_END)[2]
     headings = [match for match in HEADING.finditer(answer) if code is None or match[2] == code]
     numbers = [int(match[1]) for match in headings]
@@ -47,31 +47,31 @@ def parse_ratings(reply: str, texts: Sequence[str], code: str | None, *, not_app
         raise UnreadableError("no output blocks" if not numbers else "not one output block per text, in order")
     starts = [match.start() for match in headings]
     blocks = [answer[start:end] for start, end in zip(starts, [*starts[1:], len(answer)], strict=True)]
-    shown = [_words(text) for text in texts]
-    return [_rating(block, shown, not_applicable) for block in blocks]
+    texts_words = [_words(text) for text in texts]
+    return [_rating(block, texts_words, not_applicable) for block in blocks]
 
 
-def _rating(block: str, shown: Sequence[str], not_applicable: bool) -> Rating:
+def _rating(block: str, texts: Sequence[str], not_applicable: bool) -> Rating:
     lines = [line for line in block.split("\n") if line.strip()]
     matches = [FIELD.fullmatch(line) for line in lines]
     names = [match[1].casefold() if match else "" for match in matches]
     if names.count("rating") != 1:
         raise UnreadableError("several ratings in a block" if "rating" in names else "no rating in a block")
     at = names.index("rating")
-    # Line 0 is the heading. Prose right before the fields or right behind the rating: the rating may be a quotation.
+    # Line 0 is the heading. Prose directly before the fields or after the rating: the rating may be a quotation.
     if not names[1] or not (names[at + 1 :] or ["end"])[0]:
         raise UnreadableError("text between the fields of a block")
-    if any(_words("\n".join(lines[: at + 1])) in text for text in shown):
+    if any(_words("\n".join(lines[: at + 1])) in text for text in texts):
         raise UnreadableError("output block repeats a text")
     values = {name: match[2].strip(" \t*_") for name, match in zip(names, matches, strict=True) if match}
-    given = values["rating"].strip("[]<>. ")
-    number = NUMBER.fullmatch(given)
-    if number is None and not (not_applicable and NOT_APPLICABLE.fullmatch(given)):
+    rating_text = values["rating"].strip("[]<>. ")
+    number = NUMBER.fullmatch(rating_text)
+    if number is None and not (not_applicable and NOT_APPLICABLE.fullmatch(rating_text)):
         raise UnreadableError("rating is not on the scale")
     reasons = [match[2].strip() for name, match in zip(names, matches, strict=True) if match and "rational" in name]
     return Rating(int(number[1]) if number else None, values.get("type"), "\n".join(reasons))
 
 
 def _words(text: str) -> str:
-    """Only the words, so that markup and line breaks do not hide a quotation."""
+    """The words only, so that markup and line breaks cannot hide a quotation."""
     return " ".join(["", *WORD.findall(text.casefold()), ""])

@@ -1,8 +1,8 @@
 r"""Verifiers of mathematical answers, built on math-verify (https://github.com/huggingface/Math-Verify).
 
 Plain numbers, choices, equal texts and lists of them are decided here, without a computer algebra system. Everything
-else is parsed by math-verify; numbers are compared by value, exactly unless a decimal is among them, and what is no
-number by its `verify`.
+else is parsed by math-verify. Numbers are compared by value, exactly unless one of them is a decimal; other
+expressions are compared by math-verify's `verify`.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ from regretless.labeling.forms import TEXT_COMMAND, read_choice, read_group, sta
 from regretless.labeling.numerals import APPROXIMATION, clean, equal_numbers, read_number, without_unit
 
 ALGEBRA_SECONDS = 5
-"""Limit of parsing and comparing one row (the processor's seconds). It cannot interrupt a long operation inside C code,
-such as a power of huge integers: for that the worker's time limit kills the process."""
+"""Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
+as a power of huge integers; there the worker's time limit kills the process."""
 EXACT_DIGITS = 300
-"""Two values without decimals, such as sums of roots, are equal when so many digits of their difference are zero."""
+"""Two values without decimals, such as sums of roots, are equal if this many digits of their difference are zero."""
 EXPONENT_NOTATION = re.compile(r"(\d\.?)[eE]([-+]?\d+)(?![\w.])")
 IMAGINARY_UNIT = re.compile(r"(?<=\d)i(?![a-zA-Z])")
-# math-verify takes them for Euler's number and the imaginary unit, whatever their subscript.
+# math-verify reads them as Euler's number and the imaginary unit, whatever their subscript.
 WITH_SUBSCRIPT = {"e": r"\varepsilon ", "E": r"\varepsilon ", "I": r"\iota "}
 SUBSCRIPT = re.compile(r"(?<![a-zA-Z\\])([eEI])\s?(?=_)")
 DECIMAL_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 DIGITS = re.compile(r"([-+]?)0*(\d{4000,})")
-"""Integers that are compared digit by digit: Python converts no text of more than 4300 digits to an integer."""
+"""Integers that are compared digit by digit: Python refuses to convert texts of more than 4300 digits to an integer."""
 
 
 class Outcome(NamedTuple):
-    """A verdict and what was compared."""
+    """A verdict and the kind of comparison."""
 
     verdict: Verdict
     reason: str
 
 
 def check(response: str, answer: str) -> Check:
-    """Verdict on a response given a gold answer (bare, or a worked solution). Never raises.
+    """Verdict on a response for a gold answer (bare, or a worked solution). Never raises.
 
     Unknown: the gold answer is empty or cannot be parsed, or the comparison failed or took longer than
-    `ALGEBRA_SECONDS`. That limit acts between two operations of Python: one power of huge integers has no end here. The
-    verify stage checks in processes that can be killed (`regretless.labeling.pool.Pool`).
+    `ALGEBRA_SECONDS`. That limit applies between two operations of Python: one power of huge integers is not limited
+    here. The verify stage runs checks in processes that can be killed (`regretless.labeling.pool.Pool`).
     """
     return quick_check(response, answer) or check_by_algebra(response, answer)
 
 
 def quick_check(response: str, answer: str) -> Check | None:
-    """The verdict where no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
-    gold, found = answer_in_gold(answer), answer_in_response(response)
+    """The verdict if no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
+    gold, extracted = answer_in_gold(answer), answer_in_response(response)
     if gold is None:
-        return Check(Verdict.UNKNOWN, "gold answer is empty", found)
-    if found is None:
+        return Check(Verdict.UNKNOWN, "gold answer is empty", extracted)
+    if extracted is None:
         return Check(Verdict.WRONG, "no answer found")
-    outcome = _decide(clean(gold), clean(found), None)
-    return Check(*outcome, found) if outcome else None
+    outcome = _decide(clean(gold), clean(extracted), None)
+    return Check(*outcome, extracted) if outcome else None
 
 
 def check_by_algebra(response: str, answer: str) -> Check:
-    """The verdict of the computer algebra system on a response and a gold answer that hold an answer. Never raises."""
+    """The verdict of the computer algebra system on a response and a gold text, both with an answer. Never raises."""
     return _by_algebra(answer_in_gold(answer) or "", answer_in_response(response) or "")
 
 
 def check_any(response: str, answer: str) -> Check:
-    """As `check`, but one right answer among all that the response gives is enough. Never raises.
+    """As `check`, but one correct answer among all in the response is enough. Never raises.
 
-    The authors' released code grades so: every box, and everything behind "the answer is", counts.
+    The authors' released code grades this way: every box, and every text after "the answer is", counts.
     """
     quick = quick_check_any(response, answer)
     if quick:
         return quick
     gold = answer_in_gold(answer) or ""
-    checks = [_by_algebra(gold, found) for found in answers_in_response(response)]
+    checks = [_by_algebra(gold, extracted) for extracted in answers_in_response(response)]
     order = (Verdict.CORRECT, Verdict.UNKNOWN, Verdict.WRONG)
     return min(checks, key=lambda check: order.index(check.verdict))
 
@@ -88,28 +88,28 @@ def quick_check_any(response: str, answer: str) -> Check | None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", answers[-1] if answers else None)
     if not answers:
         return Check(Verdict.WRONG, "no answer found")
-    outcomes = [_decide(clean(gold), clean(found), None) for found in answers]
-    checks = [Check(*outcome, found) for outcome, found in zip(outcomes, answers, strict=True) if outcome]
+    outcomes = [_decide(clean(gold), clean(extracted), None) for extracted in answers]
+    checks = [Check(*outcome, extracted) for outcome, extracted in zip(outcomes, answers, strict=True) if outcome]
     correct = [check for check in checks if check.verdict == Verdict.CORRECT]
     if correct:
         return correct[0]
     return checks[-1] if len(checks) == len(answers) else None
 
 
-def _by_algebra(gold: str, found: str) -> Check:
+def _by_algebra(gold: str, extracted: str) -> Check:
     try:
         with processor_limit(ALGEBRA_SECONDS):
-            outcome = _decide_by_algebra(clean(gold), clean(found))
+            outcome = _decide_by_algebra(clean(gold), clean(extracted))
     except TimeoutError:
-        return Check(Verdict.UNKNOWN, "comparison timed out", found)
+        return Check(Verdict.UNKNOWN, "comparison timed out", extracted)
     except Exception as error:
-        return Check(Verdict.UNKNOWN, f"comparison failed: {type(error).__name__}", found)
-    return Check(*outcome, found)
+        return Check(Verdict.UNKNOWN, f"comparison failed: {type(error).__name__}", extracted)
+    return Check(*outcome, extracted)
 
 
-def _decide_by_algebra(gold: str, found: str) -> Outcome:
-    """Of whole expressions where the algebra can read both, else of their parts."""
-    outcome = _decide(gold, found, _compare, is_parts_only=True)
+def _decide_by_algebra(gold: str, extracted: str) -> Outcome:
+    """Compares whole expressions if the algebra system can parse both, else their parts."""
+    outcome = _decide(gold, extracted, _compare, is_parts_only=True)
     assert outcome is not None
     return outcome
 
@@ -118,55 +118,55 @@ Algebra = Callable[[str, str], Outcome]
 
 
 def _decide(
-    gold: str, found: str, algebra: Algebra | None, is_parts_only: bool = False, depth: int = 0
+    gold: str, extracted: str, algebra: Algebra | None, is_parts_only: bool = False, depth: int = 0
 ) -> Outcome | None:
-    """Compare two cleaned answers by their form; what has none is left to `algebra`, or undecided (None) without it.
+    """Compare two cleaned answers by their form; other forms go to `algebra`, or stay undecided (None) without it.
 
-    With `is_parts_only` even plain numbers and equal texts go to the algebra.
+    With `is_parts_only`, even plain numbers and equal texts go to the algebra system.
     """
     if not is_parts_only:
-        if _bare(gold) == _bare(found):
+        if _bare(gold) == _bare(extracted):
             return Outcome(Verdict.CORRECT, "same text")
-        numbers = read_number(gold), read_number(found)
+        numbers = read_number(gold), read_number(extracted)
         if numbers[0] and numbers[1]:
             return _verdict(equal_numbers(numbers[0], numbers[1]), "numbers")
-        digits = DIGITS.fullmatch(gold), DIGITS.fullmatch(found)
+        digits = DIGITS.fullmatch(gold), DIGITS.fullmatch(extracted)
         if digits[0] and digits[1]:
             return _verdict(digits[0].groups() == digits[1].groups(), "numbers")
-        if outcome := _decide_bases(gold, found):
+        if outcome := _decide_bases(gold, extracted):
             return outcome
     if depth < 3:
         part = lambda one, other: _decide(one, other, algebra, is_parts_only, depth + 1)  # noqa: E731
         for by_form in (_decide_choices, _decide_groups, _decide_sides):
-            if outcome := by_form(gold, found, part):
+            if outcome := by_form(gold, extracted, part):
                 return outcome
-    return algebra(gold, found) if algebra else None
+    return algebra(gold, extracted) if algebra else None
 
 
 Part = Callable[[str, str], Outcome | None]
 
 
-def _decide_choices(gold: str, found: str, decide: Part) -> Outcome | None:
-    """`(B)`, `B. 21`, "option B": by their letters, and by what stands behind them where both sides say it."""
-    choices = read_choice(gold), read_choice(found)
+def _decide_choices(gold: str, extracted: str, decide: Part) -> Outcome | None:
+    """`(B)`, `B. 21`, "option B": by their letters, and by the text after them if both sides have it."""
+    choices = read_choice(gold), read_choice(extracted)
     if choices[0] and choices[1]:
         same = choices[0].letter == choices[1].letter
         if same and choices[0].value and choices[1].value:
             return decide(choices[0].value, choices[1].value)
         return _verdict(same, "choices")
     if choices[0] and choices[0].value:
-        return decide(choices[0].value, found)
+        return decide(choices[0].value, extracted)
     if choices[1] and choices[1].value:
         return decide(gold, choices[1].value)
     return None
 
 
-def _decide_groups(gold: str, found: str, decide: Part) -> Outcome | None:
-    """Lists and sets without regard to order, pairs and intervals item by item."""
-    groups = read_group(gold), read_group(found)
+def _decide_groups(gold: str, extracted: str, decide: Part) -> Outcome | None:
+    """Lists and sets in any order, pairs and intervals item by item."""
+    groups = read_group(gold), read_group(extracted)
     if groups[0] is None or groups[1] is None:
-        # A list is not one number, and neither is a number a list.
-        alone = found if groups[0] else gold
+        # A list is not a number, and a number is not a list.
+        alone = extracted if groups[0] else gold
         group = groups[0] or groups[1]
         if group and not group.brackets and read_number(stated_values(alone)[-1]):
             return _verdict(False, "lists") if all(map(_is_plain, group.items)) else None
@@ -188,7 +188,7 @@ def _is_plain(item: str) -> bool:
 
 
 def _all(outcomes: list[Outcome | None]) -> Outcome | None:
-    """Wrong where one item is; undecided or unknown where one is that."""
+    """Wrong if one item is wrong; else undecided or unknown if one item is."""
     wrong = [outcome for outcome in outcomes if outcome and outcome.verdict == Verdict.WRONG]
     if wrong:
         return _verdict(False, "lists")
@@ -199,7 +199,7 @@ def _all(outcomes: list[Outcome | None]) -> Outcome | None:
 
 
 def _any(outcomes: list[Outcome | None]) -> Outcome | None:
-    """Correct where one item is; else undecided or unknown where one is that."""
+    """Correct if one item is correct; else undecided or unknown if one item is."""
     known = [outcome for outcome in outcomes if outcome]
     correct = [outcome for outcome in known if outcome.verdict == Verdict.CORRECT]
     if correct or None in outcomes:
@@ -207,28 +207,28 @@ def _any(outcomes: list[Outcome | None]) -> Outcome | None:
     return next((outcome for outcome in known if outcome.verdict == Verdict.UNKNOWN), _verdict(False, "lists"))
 
 
-def _decide_sides(gold: str, found: str, decide: Part) -> Outcome | None:
+def _decide_sides(gold: str, extracted: str, decide: Part) -> Outcome | None:
     """`x = 5` and `2 + 3 = 5` by the value that they state."""
-    values = stated_values(gold), stated_values(found)
-    if values == ([gold], [found]):
+    values = stated_values(gold), stated_values(extracted)
+    if values == ([gold], [extracted]):
         return None
     if (
-        gold.partition("=")[0].strip() != found.partition("=")[0].strip()
+        gold.partition("=")[0].strip() != extracted.partition("=")[0].strip()
         and values[0] != [gold]
-        and values[1] != [found]
+        and values[1] != [extracted]
     ):
-        return None  # x = 5 and y = 5: the algebra knows what a name is
+        return None  # x = 5 and y = 5: the algebra system distinguishes the names
     outcomes = [decide(one, other) for one in values[0] for other in values[1]]
     return outcomes[0] if len(outcomes) == 1 else _any(outcomes)
 
 
 def warm_up() -> None:
-    """Load the computer algebra system, and let it build what it builds at first use (about a second)."""
+    """Load the computer algebra system, including what it builds at first use (about a second)."""
     check_by_algebra(r"\boxed{x^2-1}", "(x-1)(x+1)")
 
 
 def parse_answer(text: str) -> Any | None:
-    """The sympy object that a cleaned answer means, or None when math-verify cannot parse it."""
+    """The sympy object of a cleaned answer, or None if math-verify cannot parse it."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
     from sympy import Rational  # type: ignore[import-untyped]
@@ -239,7 +239,9 @@ def parse_answer(text: str) -> Any | None:
     target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
     text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], text)
     text = IMAGINARY_UNIT.sub(" i", EXPONENT_NOTATION.sub(r"\1 \\cdot 10^{\2}", text))
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own alarms are off: ours stands around
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns that its own timeouts are off: this package's limit applies
     parsed = parse(
         rf"\boxed{{{text}}}",
         extraction_config=[target],
@@ -253,25 +255,25 @@ def parse_answer(text: str) -> Any | None:
     return Rational(number.value) if number else None
 
 
-def _compare(gold: str, found: str) -> Outcome:
+def _compare(gold: str, extracted: str) -> Outcome:
     """Compare two cleaned answers as expressions. Raises what math-verify and sympy raise."""
     from math_verify import verify
     from sympy import MatrixBase
 
-    gold, found = without_unit(gold), without_unit(found)
+    gold, extracted = without_unit(gold), without_unit(extracted)
     gold_value = None if is_prose(gold) else parse_answer(gold)
-    found_value = parse_answer(found)
+    extracted_value = parse_answer(extracted)
     if gold_value is None:
         return Outcome(Verdict.UNKNOWN, "gold answer cannot be parsed")
-    if found_value is None and DIGITS.search(found):
+    if extracted_value is None and DIGITS.search(extracted):
         return Outcome(Verdict.UNKNOWN, "number too long to read")
-    if found_value is None:
+    if extracted_value is None:
         return Outcome(Verdict.WRONG, "answer cannot be parsed")
-    is_approximate = bool(DECIMAL_POINT.search(gold) or DECIMAL_POINT.search(found))
-    if _is_number(gold_value) and _is_number(found_value):
-        equal = _equal_values(gold_value, found_value, is_approximate)
-        if not equal and gold.endswith("%") != found.endswith("%"):  # 25% is met by 25, too
-            whole = (100 * gold_value, found_value) if gold.endswith("%") else (gold_value, 100 * found_value)
+    is_approximate = bool(DECIMAL_POINT.search(gold) or DECIMAL_POINT.search(extracted))
+    if _is_number(gold_value) and _is_number(extracted_value):
+        equal = _equal_values(gold_value, extracted_value, is_approximate)
+        if not equal and gold.endswith("%") != extracted.endswith("%"):  # 25% is met by 25, too
+            whole = (100 * gold_value, extracted_value) if gold.endswith("%") else (gold_value, 100 * extracted_value)
             equal = _equal_values(*whole, is_approximate)
         return _verdict(equal, "numbers")
 
@@ -280,39 +282,39 @@ def _compare(gold: str, found: str) -> Outcome:
             return _equal_values(one, other, is_approximate)
         return bool(verify(one, other, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True))
 
-    if isinstance(gold_value, MatrixBase) and isinstance(found_value, MatrixBase):
-        entries = zip(gold_value.flat(), found_value.flat(), strict=False)
-        equal = gold_value.shape == found_value.shape and all(same(one, other) for one, other in entries)
+    if isinstance(gold_value, MatrixBase) and isinstance(extracted_value, MatrixBase):
+        entries = zip(gold_value.flat(), extracted_value.flat(), strict=False)
+        equal = gold_value.shape == extracted_value.shape and all(same(one, other) for one, other in entries)
         return _verdict(equal, "expressions")
-    return _verdict(same(gold_value, found_value), "expressions")
+    return _verdict(same(gold_value, extracted_value), "expressions")
 
 
 def _exact(value: Any) -> Any:
-    """An expression with each decimal as the fraction that it is printed as: 0.1 is a tenth, and no binary number."""
+    """An expression with each decimal as an exact fraction: 0.1 is a tenth, and not a binary number."""
     from sympy import Float, Rational
 
     return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
 
 
 def _is_number(value: Any) -> bool:
-    """Whether an expression has a value: no symbols, sets, relations or infinities."""
+    """True if an expression has a value: no symbols, sets, relations or infinities."""
     from sympy import Expr
 
     return isinstance(value, Expr) and not value.free_symbols and bool(value.is_number) and value.is_finite is not False
 
 
-def _equal_values(gold: Any, found: Any, is_approximate: bool) -> bool:
-    """Whether two numbers agree: exactly, unless a decimal stands for a gold number that is no integer.
+def _equal_values(gold: Any, extracted: Any, is_approximate: bool) -> bool:
+    """True if two numbers agree: exactly, unless one is a decimal and the gold number is not an integer.
 
-    The difference is evaluated with up to EXACT_DIGITS digits, more as more of them cancel.
+    The difference is evaluated with up to EXACT_DIGITS digits, depending on how many of them cancel.
     """
     gold = gold.doit()
-    difference = gold - found.doit()
+    difference = gold - extracted.doit()
     if difference.is_Rational:
         error: Any = abs(difference)
     else:
         parts = difference.evalf(2, maxn=EXACT_DIGITS).as_real_imag()
-        # A part without any certain digit is zero as far as EXACT_DIGITS digits say.
+        # A part without any certain digit is zero within EXACT_DIGITS digits.
         error = abs(sum(abs(part) for part in parts if not (part.is_Float and part._prec == 1)))
     if error == 0:
         return True
@@ -321,17 +323,17 @@ def _equal_values(gold: Any, found: Any, is_approximate: bool) -> bool:
     return bool(error <= abs(gold).evalf(20) * APPROXIMATION.numerator / APPROXIMATION.denominator)
 
 
-def _decide_bases(gold: str, found: str) -> Outcome | None:
-    """Compare numbers written with a base (`1011_2`), which math-verify would drop; a base left out is the gold's."""
+def _decide_bases(gold: str, extracted: str) -> Outcome | None:
+    """Compare numbers with a base (`1011_2`), which math-verify would drop; an omitted base is the gold number's."""
     in_base = IN_BASE.fullmatch(gold.replace(" ", ""))
-    other = IN_BASE.fullmatch(found.replace(" ", "")) if in_base else None
+    other = IN_BASE.fullmatch(extracted.replace(" ", "")) if in_base else None
     if in_base and other:
         return _verdict(in_base.groups() == other.groups(), "numbers")
     return None
 
 
 def _bare(text: str) -> str:
-    r"""Text for comparing as such: no white space, `\text{}`, brackets of a choice `(C)`, nor capitals in words."""
+    r"""Text for literal comparison: no white space, `\text{}`, brackets of a choice `(C)`, or capitals in words."""
     bare = re.sub(r"\s+", "", TEXT_COMMAND.sub(r"\1", text))
     if choice := re.fullmatch(r"\(([A-Z])\)", bare):
         return choice[1]

@@ -1,7 +1,7 @@
 r"""Plain numbers as people and models write them: `1,234`, `\$6`, `25\%`, `12\frac{3}{5}`, `4.5e33`, `18 eggs`.
 
-Most answers of school mathematics are plain numbers. Read here, exactly and without a computer algebra system, they are
-compared in microseconds; what is not plain goes to `regretless.labeling.math_verifier`.
+Most answers of school mathematics are plain numbers. Parsed here, exactly and without a computer algebra system, they
+are compared in microseconds; anything else goes to `regretless.labeling.math_verifier`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 APPROXIMATION = Fraction(1, 10_000)
-"""Relative error up to which a decimal stands for a gold value that is no integer (as in Qwen2.5-Math's evaluation)."""
+"""Relative tolerance of a decimal for a gold value that is not an integer (as in Qwen2.5-Math's evaluation)."""
 MAX_LENGTH, MAX_EXPONENT = 300, 400
 MAX_CLEANED = 2000
-"""Longer texts stay as they are: no answer is so long, and the patterns take time in proportion to its square."""
+"""Longer texts are not parsed: no answer is that long, and the patterns take quadratic time."""
 
 NO_SPACE = re.compile(r"\\!\s?|(?<=\d)\\,(?=\d{3})")
 SPACING = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])")
@@ -26,7 +26,7 @@ CURRENCY = re.compile(
 WHOLLY_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|boldsymbol|mbox|rm|bf)\s?\{([^{}]*)\}"
 )
-# A single letter in roman type can be a unit (m, s) as well as the imaginary unit or a variable, which have to stay.
+# A single letter in roman type can be a unit (m, s), but also the imaginary unit or a variable, which must stay.
 TEXT_UNIT = re.compile(
     r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*\\(?:text|textbf|textrm|textnormal|mathrm|mbox|operatorname)\s?\{"
     r"(?!\s?[a-fiknx-z]\s?\})[^{}]*\}(?:\s?\^\s?(?:\{-?\d+\}|\d))?$"
@@ -36,7 +36,7 @@ CHINESE_SCALE = re.compile(r"(?<=\d)\s?(万亿|[千万亿])")
 CHINESE_SCALES = {"千": 3, "万": 4, "亿": 8, "万亿": 12}
 CHINESE_UNIT = re.compile(r"(?<=[\d}%)])\s?[\u4e00-\u9fff]{1,12}[²³]?$")
 PERCENT = re.compile(r"(?<=[\d.}\])])\s?(?:percent\b|per\scent\b|\\text\s?\{\s?percent\s?\})")
-# What stands in brackets behind a number and is not multiplied with it: words.
+# Words in brackets after a number, which are not a factor.
 REMARK = re.compile(
     r"(?<=[\d}%])\s?\((?:[A-Za-z]{3,20}(?:\s[A-Za-z]{1,20}){0,8}|[\u4e00-\u9fff]{1,20}|\\text\s?\{[^{}()]*\})\)$"
 )
@@ -97,29 +97,29 @@ UNIT_NAMES = re.compile(
     r"|(?:centi|milli|kilo)met(?:er|re)s?|k?g|(?:kilo)?grams?|pounds?|lit(?:er|re)s?|m?L|h|hours?|s|seconds?|min|minutes?|days?|weeks?"
     r"|months?|years?|degrees?|radians?|dollars?|cents?|euros?|ways?)(?:\s?\^\s?\{?[23]\}?|[²³])?$"
 )
-"""Units behind an expression that is no plain number: only known words."""
+"""Units after an expression that is not a plain number: only known words."""
 VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 NOT_UNITS = {"and", "or", "pi", "mod", "times", "over", "sqrt", "sin", "cos", "tan", "log", "exp", "plus", "minus"}
 
 
 @dataclass(frozen=True)
 class Numeral:
-    """A number and how it was written."""
+    """A number and its notation."""
 
     value: Fraction
     place: Fraction | None = None
     """Value of one unit in the last digit of a decimal; None for integers and fractions, which are exact."""
     percent: bool = False
-    """Whether a percent sign stood behind it; `value` is the number before the sign."""
+    """True if a percent sign followed it; `value` is the number before the sign."""
 
 
 def plain_text(text: str) -> str:
-    """Text with full-width digits and punctuation as those of ASCII, and one kind of minus."""
+    """Text with ASCII digits and punctuation in place of full-width ones, and one kind of minus."""
     return text.translate(FULL_WIDTH).replace("−", "-")
 
 
 def clean(text: str) -> str:
-    """Text of an answer without what carries no value: spacing, currency, degrees, units in `\\text{}`, full stops."""
+    """Answer without parts that carry no value: spacing, currency, degrees, units in `\\text{}`, full stops."""
     if len(text) > MAX_CLEANED:
         return text.strip()
     text = plain_text(text)
@@ -133,14 +133,14 @@ def clean(text: str) -> str:
     if whole := WHOLLY_TEXT.fullmatch(text):
         return whole[1].strip(" .")
     while (shorter := REMARK.sub("", CHINESE_UNIT.sub("", TEXT_UNIT.sub("", text))).rstrip()) != text:
-        if LETTER.fullmatch(shorter):  # `(B) \\text{east}` is a choice and no quantity
+        if LETTER.fullmatch(shorter):  # `(B) \\text{east}` is a choice, not a quantity
             break
         text = shorter
     return text
 
 
 def without_unit(text: str) -> str:
-    """A cleaned expression such as `12 \\sqrt{3} feet` without its unit; as it is where letters may be variables."""
+    """A cleaned expression such as `12 \\sqrt{3} feet` without its unit; unchanged if letters may be variables."""
     unit = UNIT_NAMES.search(text)
     return text[: unit.start()] if unit and not VARIABLE.search(text[: unit.start()]) else text
 
@@ -151,7 +151,7 @@ def _power(match: re.Match[str]) -> str:
 
 
 def read_number(text: str) -> Numeral | None:
-    """The plain number that a cleaned text is, units behind it left out; None when it is anything else."""
+    """The plain number that a cleaned text states, without units; None if it is anything else."""
     if len(text) > MAX_LENGTH:
         return None
     if words := NUMBER_WORDS.fullmatch(text):
@@ -180,7 +180,7 @@ def _read_simple(text: str) -> Numeral | None:
     whole, point, decimals = digits.partition(".")
     place = Fraction(10) ** (int(exponent) - len(decimals))
     value = int(whole + decimals) * place
-    # `2 \times 10^5` is an exact integer; `2e5` and `2.0 \times 10^5` are how measured values are printed.
+    # `2 \times 10^5` is an exact integer; `2e5` and `2.0 \times 10^5` are notations of measured values.
     is_decimal = bool(point) or "e" in text.lower()
     return Numeral(-value if sign == "-" else value, place if is_decimal else None)
 
@@ -199,17 +199,19 @@ def _read_ratio(text: str) -> Numeral | None:
     return Numeral(-value if sign == "-" else value)
 
 
-def equal_numbers(gold: Numeral, found: Numeral) -> bool:
-    """Whether `found` states the gold number.
+def equal_numbers(gold: Numeral, extracted: Numeral) -> bool:
+    """True if `extracted` states the gold number.
 
-    Integers and fractions are met exactly, `27.0` too. Where either number is a decimal, a gold value that is no
-    integer is met within a relative 1e-4, but never beyond half a unit of the gold's last digit. `25%` is met by 25,
-    25 % and 0.25.
+    Integers and fractions must agree exactly; `27.0` is also an integer. If either number is a decimal, a gold value
+    that is not an integer has a relative tolerance of 1e-4, but at most half a unit of the gold's last digit. `25%`
+    equals 25, 25 % and 0.25.
     """
-    if gold.percent == found.percent:
-        return _close(gold, found.value, found.place)
-    whole, share = (found.value, found.value / 100) if found.percent else (found.value, found.value * 100)
-    return _close(gold, whole, found.place) or _close(gold, share, found.place)
+    if gold.percent == extracted.percent:
+        return _close(gold, extracted.value, extracted.place)
+    whole, share = (
+        (extracted.value, extracted.value / 100) if extracted.percent else (extracted.value, extracted.value * 100)
+    )
+    return _close(gold, whole, extracted.place) or _close(gold, share, extracted.place)
 
 
 def _close(gold: Numeral, value: Fraction, place: Fraction | None) -> bool:

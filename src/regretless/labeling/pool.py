@@ -1,4 +1,4 @@
-"""Worker processes with a time limit for every row: a row can kill its process, but neither stall nor crash the run."""
+"""Worker processes with a time limit per row: a row can kill its process, but cannot stall or crash the run."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from regretless.labeling.worker import WAITING
 CheckFunction = Callable[[str, str], Check]
 
 START_SECONDS = 120.0
-"""Time a worker has to import its verifier: long, for a machine that is busy."""
+"""Time for a worker to import its verifier: long enough for a busy machine."""
 ROWS_PER_WORKER = 32
-"""Rows that make another worker worth its start (about a second for the algebra system)."""
+"""Rows for which starting another worker pays off (the start takes about a second for the algebra system)."""
 
 
 class Worker:
-    """One process and the row it works on."""
+    """One process and its current row."""
 
     def __init__(self, check: CheckFunction, seconds: float) -> None:
-        """Start the process; `seconds` is the time limit of a row, of the processor's time."""
+        """Start the process; `seconds` is the time limit of a row, in processor time."""
         self.seconds = seconds
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         paths = os.pathsep.join(path or str(os.curdir) for path in sys.path)
@@ -52,14 +52,14 @@ class Worker:
         self._received = b""
 
     def send(self, row: int, response: str, answer: str) -> None:
-        """Give the process its next row. That it is gone shows up when its output is read."""
+        """Send the process its next row. If the process is gone, reading its output reports that."""
         self.row, self.deadline = row, time.monotonic() + WAITING * self.seconds
         with contextlib.suppress(BrokenPipeError):
             self.input.write(json.dumps([response, answer]).encode() + b"\n")
             self.input.flush()
 
     def receive(self) -> bytes | None:
-        """What the process wrote: a whole line, an empty one when it is not complete, None when the process ended."""
+        """Output of the process: a whole line, an empty one if it is incomplete, None if the process ended."""
         block = os.read(self.output.fileno(), 1 << 16)
         self._received += block
         if not block:
@@ -70,27 +70,27 @@ class Worker:
         return line
 
     def end(self) -> int:
-        """Kill the process, wait until it is gone, and return its exit code (negative: the signal that ended it)."""
+        """Kill the process, wait for its end, and return its exit code (negative: the signal that ended it)."""
         self.process.kill()
         code = self.process.wait()
         for stream in (self.input, self.output, self.errors):
-            with contextlib.suppress(OSError):  # closing flushes, and nobody reads
+            with contextlib.suppress(OSError):  # closing flushes, although nothing reads
                 stream.close()
         return code
 
     def last_words(self) -> str:
-        """Last line that the process wrote to its standard error."""
+        """Last line that the process wrote to standard error."""
         self.errors.seek(0)
         return self.errors.read().decode(errors="replace").strip().rpartition("\n")[2]
 
 
 class Pool:
-    """Workers of one verifier, started when rows need them; a context manager that ends them."""
+    """Workers of one verifier, started as rows need them; a context manager that ends them."""
 
     def __init__(self, check: CheckFunction, *, workers: int, seconds: float) -> None:
-        """`workers`: at most so many processes. `seconds`: time limit of a row, of the processor's time.
+        """`workers`: maximum number of processes. `seconds`: time limit of a row, in processor time.
 
-        Raises ConfigError when a process could not find the function by its module and name.
+        Raises ConfigError if a process could not import the function by its module and name.
         """
         module, name = check.__module__, check.__qualname__
         if module == "__main__" or "." in name:
@@ -108,10 +108,10 @@ class Pool:
             self.workers.pop().end()
 
     def run(self, rows: Sequence[tuple[str, str]]) -> Iterator[tuple[int, Check]]:
-        """Check rows (response, answer); yields their positions and outcomes as they come, each position once.
+        """Check rows (response, answer); yields their indices and outcomes as they complete, each index once.
 
-        A row that takes longer than its time limit, or whose process dies, is unknown, and its process is replaced.
-        Raises RegretlessError when a worker cannot start.
+        A row that exceeds its time limit, or whose process dies, is unknown, and its process is replaced.
+        Raises RegretlessError if a worker cannot start.
         """
         waiting = deque(range(len(rows)))
         done = 0
@@ -145,7 +145,7 @@ class Pool:
         return Check(Verdict.UNKNOWN, "verifier timed out" if is_late else f"verifier died: exit code {code}")
 
     def _events(self) -> list[tuple[Worker, bytes | None]]:
-        """Wait for what happens next: lines of the workers, and None for each that ended or is past its deadline."""
+        """Wait for the next events: lines of the workers, and None for each that ended or is past its deadline."""
         busy = [worker for worker in self.workers if worker.row is not None or not worker.is_ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:

@@ -1,4 +1,4 @@
-"""The table of verifiers. A new one is a file with a `check` function and a line here, or a plug-in."""
+"""The table of verifiers. To add one, write a file with a `check` function and add a line here, or use a plug-in."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ VERIFIERS: Registry[Verifier] = Registry(
     },
     lambda _, part: None if isinstance(part, Verifier) else f"expected a Verifier, got {part!r}",
 )
-"""What `verify.verifier` may name."""
+"""Allowed values of `verify.verifier`."""

@@ -1,4 +1,4 @@
-"""Stage `verify`: responses and gold answers in, verdicts out."""
+"""The verify stage: verdicts from responses and gold answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = ("answer", "prompt_id", "response_id")
 RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))
 RESULT = "responses.parquet"
 PART_ROWS = 2000
-"""Rows between two points that a killed run can go on from."""
+"""Rows per part; an interrupted run resumes after its last complete part."""
 
 
 class VerifyConfig(Section):
@@ -58,21 +58,21 @@ class VerifyConfig(Section):
 
 
 class Question(NamedTuple):
-    """What a verdict depends on."""
+    """The fields that a verdict depends on."""
 
     response: str
     answer: str
     is_cut: bool
-    """Whether the response ran into the limit on its tokens, and is therefore not graded."""
+    """True if the response reached its token limit, and is therefore not graded."""
 
 
 def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESULT) -> dict[str, Any]:
     """Write the rows {prompt, response, answer, …} with `verdict`, `verdict_reason` and `extracted`; returns counts.
 
     Written into the folder `output`: the file `result` (.parquet or .jsonl) with all columns of the rows, and
-    refused.jsonl. An interrupted run resumes behind its last finished part. Raises DataError when no row can be used.
+    refused.jsonl. An interrupted run resumes after its last complete part. Raises DataError if no row is usable.
     """
-    kept: dict[int, dict[str, Any]] = {}
+    usable: dict[int, dict[str, Any]] = {}
     refused: list[Refusal] = []
     for number, row in read_rows(responses):
         if isinstance(row, Refusal):
@@ -80,12 +80,12 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
         elif problem := _problem(row):
             refused.append(Refusal(str(responses), number, problem, row))
         else:
-            kept[number] = row
+            usable[number] = row
     is_table = result.endswith(".parquet")
     if is_table:
-        refused += _split_types(kept, responses)
+        refused += _split_types(usable, responses)
     report_refusals(sorted(refused, key=lambda refusal: refusal.line), output / "refused.jsonl")
-    rows = list(kept.values())
+    rows = list(usable.values())
     check_some_left(rows, refused, responses)
     questions = [
         Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length" and not config.grade_cut)
@@ -103,7 +103,7 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows that may differ in their columns, but not in the types of these."""
+    """Write rows that may have different columns, but the same type in each column."""
     write_parquet(path, pa.table({name: _array(name, rows) for name in _names(rows)}))
 
 
@@ -112,9 +112,9 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
-    """A column of a table. Raises ArrowException or OverflowError when its values have no type in common."""
+    """A column of a table. Raises ArrowException or OverflowError if its values have no common type."""
     rows = list(rows)
-    # Gold answers and names come as numbers and as texts; everywhere else in the package they are texts.
+    # Gold answers and names may be numbers or texts; everywhere else in the package they are texts.
     values = [row.get(name) for row in rows]
     if name in NAMES:
         values = [None if value is None else str(value) for value in values]
@@ -124,7 +124,7 @@ def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
 
 
 def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refusal]:
-    """Take the rows out that do not fit into one table with the others; a column's commonest kind of value counts."""
+    """Remove the rows that do not fit into one table with the others; the most common type of a column counts."""
     refused: list[Refusal] = []
     for name in _names(rows.values()):
         while True:
@@ -139,14 +139,14 @@ def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refus
                 ]
                 if not others:
                     raise DataError(
-                        f"{responses}: column {name}: its values have no type in common that a table can hold; write a "
-                        ".jsonl file, or take the column out"
+                        f"{responses}: column {name}: its values have no common type for a table; write a "
+                        ".jsonl file, or remove the column"
                     ) from None
             refused += [
                 Refusal(
                     str(responses),
                     number,
-                    f"{name}: expected {most} as in most rows, for a table, got {found(rows[number][name])}; or write "
+                    f"{name}: expected {most}, as in most rows, got {found(rows[number][name])}; or write "
                     "a .jsonl file",
                     rows[number],
                 )
@@ -195,7 +195,7 @@ def _summary(checks: Sequence[Check], refused: Sequence[Refusal]) -> dict[str, A
 
 
 def _checks(config: VerifyConfig, questions: Sequence[Question], parts: Path | None) -> list[Check]:
-    """Outcomes in the order of the questions; parts that lie in the folder `parts` are taken from there."""
+    """Outcomes in the order of the questions; finished parts are read from the folder `parts`."""
     verifier = VERIFIERS[config.verifier]
     checks: list[Check] = []
     workers = config.workers or os.cpu_count() or 1
@@ -207,7 +207,9 @@ def _checks(config: VerifyConfig, questions: Sequence[Question], parts: Path | N
             part = questions[start : start + PART_ROWS]
             file = parts / f"{start}.json" if parts else None
             if file and file.is_file():
-                outcomes = [Check(Verdict(verdict), reason, found) for verdict, reason, found in read_json(file)]
+                outcomes = [
+                    Check(Verdict(verdict), reason, extracted) for verdict, reason, extracted in read_json(file)
+                ]
                 advance(len(outcomes))
             else:
                 outcomes = [Check(Verdict.UNKNOWN, "")] * len(part)
@@ -221,7 +223,7 @@ def _checks(config: VerifyConfig, questions: Sequence[Question], parts: Path | N
 
 
 def _check_part(verifier: Verifier, pool: Pool, part: Sequence[Question]) -> Iterator[tuple[int, Check]]:
-    """Positions and outcomes as they come: first what is decided here at once, then what the workers find."""
+    """Indices and outcomes as they complete: first those that are decided here at once, then those of the workers."""
     hard: list[int] = []
     for position, question in enumerate(part):
         check = _quick(verifier, question)
@@ -238,5 +240,5 @@ def _quick(verifier: Verifier, question: Question) -> Check | None:
         return Check(Verdict.UNKNOWN, "truncated")
     try:
         return verifier.quick(question.response, question.answer)
-    except Exception:  # whatever it is, it shows in the worker, where it costs one row
+    except Exception:  # any error recurs in the worker, where it affects one row
         return None

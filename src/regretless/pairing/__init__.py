@@ -1,1 +1,1 @@
-"""Verdicts and scores to preference pairs, and masked pairs from chosen responses."""
+"""Preference pairs from verdicts and scores, and masked pairs from chosen responses."""

@@ -1,8 +1,8 @@
-"""The mask stage: adds pairs of a chosen response against its own beginning (paper, ablation and data appendix).
+"""The mask stage: adds pairs of a chosen response and its own beginning (paper, ablation and data appendix).
 
-The paper removes "the last m tokens". Here they are the last m tokens that were recorded, the end-of-sequence token
-among them, as in the authors' released code; what is left never ends. Each distinct chosen response gives at most one
-masked pair: in the paper's math data, where most stand in two pairs, that is its 31.5K for 63K pairs.
+The paper removes "the last m tokens". Here these are the last m recorded tokens, including the end-of-sequence token,
+as in the authors' released code, so the rest never ends with it. Each distinct chosen response yields at most one
+masked pair: in the paper's math data, where most occur in two pairs, this gives its 31.5K for 63K pairs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MaskConfig(Section):
 
 @dataclass(frozen=True)
 class _Source:
-    """A chosen response that can be masked, and by how many tokens."""
+    """A chosen response that can be masked, and the number of tokens to remove."""
 
     pair: Pair
     key: str
@@ -54,10 +54,10 @@ class _Source:
 
 
 def run(config: MaskConfig, pairs: Path, output: Path) -> dict[str, Any]:
-    """Add masked pairs to the pairs of a file; returns counts, also of chosen responses left out and why.
+    """Add masked pairs to the pairs of a file; returns counts, also of chosen responses that were left out, by reason.
 
-    Written into the folder `output`: pairs.parquet (the pairs read, in their order, then the masked ones) and
-    refused.jsonl. Raises DataError when no pair can be read, or fewer masked pairs can be made than `count` asks for.
+    Written into the folder `output`: pairs.parquet (the input pairs in their order, then the masked ones) and
+    refused.jsonl. Raises DataError if no pair can be read, or if fewer masked pairs are possible than `count` asks for.
     """
     originals, refused = split_kinds(*read_pairs(pairs))
     report_refusals(refused, output / "refused.jsonl")
@@ -68,17 +68,17 @@ def run(config: MaskConfig, pairs: Path, output: Path) -> dict[str, Any]:
 
 
 def mask_pairs(pairs: Sequence[Pair], config: MaskConfig) -> tuple[list[Pair], dict[str, Any]]:
-    """Masked pairs for the chosen responses of pairs, and counts. Raises DataError when `count` cannot be met."""
+    """Masked pairs for the chosen responses of pairs, and counts. Raises DataError if `count` cannot be reached."""
     codec = codec_of(load_tokenizer(ModelConfig(name_or_path=config.tokenizer))) if config.tokenizer else None
     left_out: Counter[str] = Counter()
     sources = list(_sources(pairs, config, codec, left_out))
     originals = sum(pair.kind == "original" for pair in pairs)
     wanted = _wanted(config, originals, len(sources), left_out)
-    # By a random number of its own, so that what is taken does not depend on what else is there.
+    # Every response has its own random number, so that its selection does not depend on the other responses.
     order = sorted(sources, key=lambda source: (Random(f"{config.seed}:take:{source.key}").random(), source.key))
-    taken = {source.key for source in order[:wanted]}
-    masked = [_masked(source, codec) for source in sources if source.key in taken]
-    lengths = Counter(source.length for source in sources if source.key in taken)
+    selected = {source.key for source in order[:wanted]}
+    masked = [_masked(source, codec) for source in sources if source.key in selected]
+    lengths = Counter(source.length for source in sources if source.key in selected)
     return masked, {
         "masked": len(masked),
         "chosen_responses": len(sources) + sum(left_out.values()),
@@ -104,7 +104,7 @@ def _wanted(config: MaskConfig, originals: int, available: int, left_out: Counte
 def _sources(
     pairs: Iterable[Pair], config: MaskConfig, codec: Codec | None, left_out: Counter[str]
 ) -> Iterable[_Source]:
-    """Distinct chosen responses of original pairs that can be masked, in order; the others are counted by reason."""
+    """Distinct chosen responses of original pairs that can be masked, in order; others are counted by reason."""
     seen: set[str] = set()
     usable, foreign = 0, None
     for pair in pairs:
@@ -133,18 +133,18 @@ def _sources(
     if foreign is not None and codec is not None and not usable:
         raise ConfigError(
             f"mask.tokenizer: expected the tokenizer that made the ids ({foreign}), got another vocabulary "
-            f"({codec.fingerprint}); name the behaviour model's"
+            f"({codec.fingerprint}); set it to the behavior model's tokenizer"
         )
 
 
 def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
-    """Why the text that is left of a response cannot be written, or None. Raises ConfigError without a tokenizer."""
+    """Why the remaining text of a response cannot be written, or None. Raises ConfigError without a tokenizer."""
     if pair.chosen.token_ids is None:
         return None
     if codec is None:
         raise ConfigError(
-            "mask.tokenizer: required to write the text of the tokens that are left; give the hub id or folder of the "
-            "behaviour model's tokenizer"
+            "mask.tokenizer: required to write the text of the remaining tokens; set it to the hub id or folder of the "
+            "behavior model's tokenizer"
         )
     if pair.tokenizer not in (None, codec.fingerprint):
         return "another_tokenizer"

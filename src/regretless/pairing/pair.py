@@ -1,4 +1,4 @@
-"""The pair stage: responses with verdicts or scores in, preference pairs out."""
+"""The pair stage: preference pairs from responses with verdicts or scores."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ class PairConfig(Section):
 
 
 def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
-    """Pair the responses of a file; returns counts of prompts, responses and pairs, and of what was left out and why.
+    """Pair the responses of a file; returns counts of prompts, responses and pairs, and of omitted rows by reason.
 
-    Written into the folder `output`: pairs.parquet (`Pair` records, a prompt's pairs together, prompts in the order of
-    their ids) and refused.jsonl. The result does not depend on the order of the rows. Raises DataError when no pair
-    results.
+    Written into the folder `output`: pairs.parquet (`Pair` records, grouped by prompt, sorted by prompt id) and
+    refused.jsonl. The result does not depend on the order of the rows. Raises DataError if there is no pair.
     """
     rows, refused = read_responses(responses)
     clear, ambiguous = split_ambiguous(rows, responses)
@@ -72,15 +71,15 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
         )
     summary = {"prompts": len(prompts), "responses": len(rows), "refused": len(refused), **counts}
     if not pairs:
-        raise DataError(f"{responses}: no pair results from {len(rows)} responses: {_explain(summary)}")
+        raise DataError(f"{responses}: no pairs from {len(rows)} responses: {_explain(summary)}")
     write_records(output / "pairs.parquet", pairs)
     return summary
 
 
 def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[Pair], dict[str, Any]]:
-    """Pairs of responses, and counts: pairs, distinct responses in them, prompts and responses left out by reason.
+    """Pairs of responses, and counts: pairs, distinct responses in them, and omitted prompts and responses by reason.
 
-    Raises DataError when one prompt id stands for two prompts.
+    Raises DataError if one prompt id stands for two prompts.
     """
     rule = RULES.find(config.rule)
     pairs: list[Pair] = []
@@ -91,11 +90,11 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
         if not candidates:
             dropped["no_usable_response"] += 1
             continue
-        found = rule.select(candidates, config.max_correct, config.max_wrong, Random(f"{config.seed}:{prompt_id}"))
-        if isinstance(found, str):
-            dropped[found] += 1
+        selected = rule.select(candidates, config.max_correct, config.max_wrong, Random(f"{config.seed}:{prompt_id}"))
+        if isinstance(selected, str):
+            dropped[selected] += 1
             continue
-        pairs.extend(_pair(chosen, rejected, config) for chosen, rejected in found)
+        pairs.extend(_pair(chosen, rejected, config) for chosen, rejected in selected)
     return pairs, {
         "pairs": len(pairs),
         "prompts_paired": len({pair.prompt_id for pair in pairs}),
@@ -107,24 +106,24 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
 
 
 def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[Response], list[Refusal]]:
-    """Responses that can stand in a pair, with the log-probabilities it will carry, and the others with the reason."""
-    kept: list[Response] = []
+    """Responses that can be paired, with the log-probabilities for the pair, and the rejected rows with reasons."""
+    usable: list[Response] = []
     refused: list[Refusal] = []
     for number, row in enumerate(rows, 1):
-        labelled = _with_logps(row, config.logps)
+        labeled = _with_logps(row, config.logps)
         reason: str | None
         if not row.response.strip():
             reason = "empty completion"
         elif row.finish_reason == "length":
-            reason = "cut at the token limit (finish_reason length): no end-of-sequence token"
+            reason = "truncated at the token limit (finish_reason length): no end-of-sequence token"
         else:
-            reason = logps_problem("logps", labelled.pieces, labelled.logps)
+            reason = logps_problem("logps", labeled.pieces, labeled.logps)
         if reason is None:
-            kept.append(labelled)
+            usable.append(labeled)
             continue
         source, _, line = (row.origin or f"responses:{number}").rpartition(":")
         refused.append(Refusal(source, int(line), reason, {"response_id": row.response_id, "response": row.response}))
-    return kept, refused
+    return usable, refused
 
 
 def _with_logps(row: Response, kind: LogpsKind) -> Response:
@@ -134,7 +133,7 @@ def _with_logps(row: Response, kind: LogpsKind) -> Response:
 
 
 def _order(response: Response) -> tuple[str, str, str, list[int], str]:
-    # By content before the id: rows without an id have one made from their line number.
+    # Content comes before the id: ids of rows without one are derived from their line number.
     return (
         response.prompt_id,
         response.response,
@@ -145,13 +144,13 @@ def _order(response: Response) -> tuple[str, str, str, list[int], str]:
 
 
 def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -> list[Response]:
-    """Distinct responses of one prompt that a rule can use; equal texts count once."""
+    """Distinct responses of one prompt that a rule can use; equal texts are merged."""
     first = group[0]
     other = next((response for response in group if response.prompt != first.prompt), None)
     if other is not None:
         raise DataError(
             f"prompt id {first.prompt_id}: stands for two prompts ({first.origin} and {other.origin}); "
-            "give each prompt its own id"
+            "every prompt needs its own id"
         )
     candidates: list[Response] = []
     for _, equal in groupby(group, key=lambda response: response.response):
@@ -165,19 +164,19 @@ def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -
 
 
 def _merged(same: Sequence[Response]) -> Response:
-    """One response for equal texts: the verdict that they agree on, and the mean of their scores."""
+    """One response for equal texts: the verdict if all agree, and the mean of their scores."""
     verdicts = {response.verdict for response in same if response.verdict not in (None, Verdict.UNKNOWN)}
     scores = [response.score for response in same if response.score is not None]
     return replace(
         next((response for response in same if response.logps is not None), same[0]),
-        # A text judged both ways is not known to be either.
+        # A text with two different verdicts is undecided.
         verdict=verdicts.pop() if len(verdicts) == 1 else Verdict.UNKNOWN,
         score=fmean(scores) if scores else None,
     )
 
 
 def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
-    # A pair has one tokenizer: ids of two cannot both be the policy's.
+    # A pair has one tokenizer: at most one of two tokenizers can be the policy's.
     comparable = chosen.tokenizer == rejected.tokenizer
     same_prompt_ids = comparable and chosen.prompt_token_ids == rejected.prompt_token_ids
     has_logps = comparable and (chosen.logps is not None or rejected.logps is not None)
@@ -207,12 +206,12 @@ def _side(response: Response, with_tokens: bool) -> Side:
 
 
 def _completion(response: Response) -> Text:
-    """A text after a text, a message after messages: what TRL and others read as a pair."""
+    """A string after a string, messages after messages, as TRL and others expect in a pair."""
     if isinstance(response.prompt, str):
         return response.response
     return [{"role": "assistant", "content": response.response}]
 
 
 def _explain(summary: dict[str, Any]) -> str:
-    reasons = {**summary["prompts_dropped"], **summary["responses_left_out"], "rows refused": summary["refused"]}
+    reasons = {**summary["prompts_dropped"], **summary["responses_left_out"], "rejected rows": summary["refused"]}
     return ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "no responses"

@@ -1,4 +1,4 @@
-"""The rules that choose which two responses to a prompt make a pair."""
+"""The rules that select which two responses to a prompt form a pair."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Chosen = list[tuple[Response, Response]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Which responses can be paired, and which pairs a prompt's responses give."""
+    """Which responses can be paired, and which pairs the responses of a prompt form."""
 
     unusable: Callable[[Response], str | None]
     """Why a response cannot be paired, or None."""
     select: Callable[[Sequence[Response], int, int, Random], Chosen | str]
-    """Pairs of one prompt's usable, distinct responses, or why there are none.
+    """Pairs from the usable, distinct responses to one prompt, or the reason why there are none.
 
-    Takes the responses in an order that does not depend on the file's, the most correct and most wrong responses to
-    take, and the prompt's own random numbers.
+    Arguments: the responses, in an order that does not depend on the file's order; the most correct and the most wrong
+    responses to use; the prompt's own random generator.
     """
 
 
@@ -33,7 +33,7 @@ def _undecided(response: Response) -> str | None:
     return None if response.verdict in (Verdict.CORRECT, Verdict.WRONG) else "verdict_unknown"
 
 
-def _undecided_or_unlabelled(response: Response) -> str | None:
+def _undecided_or_unlabeled(response: Response) -> str | None:
     return _undecided(response) or (None if response.logps else "without_logps")
 
 
@@ -65,7 +65,7 @@ def correct_vs_wrong(responses: Sequence[Response], most_correct: int, most_wron
 def most_likely(responses: Sequence[Response], most_correct: int, most_wrong: int, _random: Random) -> Chosen | str:
     """The likeliest correct and wrong responses, all combinations (the authors' released code).
 
-    Likelihood is the mean log-probability a token under the behaviour policy, which does not favour short responses.
+    Likelihood is the mean log-probability per token under the behavior policy, which does not favor short responses.
     """
     correct, wrong = _sides(responses)
     return _combine(_likeliest(correct)[:most_correct], _likeliest(wrong)[:most_wrong])
@@ -76,7 +76,7 @@ def _likeliest(responses: Sequence[Response]) -> list[Response]:
 
 
 def best_vs_random(responses: Sequence[Response], _correct: int, _wrong: int, random: Random) -> Chosen | str:
-    """A best-scored response (ties at random) against one at random among those scored lower (paper, appendix)."""
+    """The best-scored response (ties at random) against a random one with a lower score (paper, appendix)."""
     scores = [response.score for response in responses if response.score is not None]
     if len(scores) < 2:
         return "single_response"
@@ -89,9 +89,9 @@ RULES: Registry[Rule] = Registry(
     "rules",
     {
         "correct_vs_wrong": Rule(_undecided, correct_vs_wrong),
-        "most_likely": Rule(_undecided_or_unlabelled, most_likely),
+        "most_likely": Rule(_undecided_or_unlabeled, most_likely),
         "best_vs_random": Rule(_unscored, best_vs_random),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
 )
-"""What `pair.rule` may name."""
+"""Allowed values of `pair.rule`."""

@@ -1,1 +1,1 @@
-"""One run: its recipe, its stages in order, its evaluation."""
+"""A run: its recipe, its stages in order, its evaluation."""

@@ -21,26 +21,26 @@ from regretless.sampling.base import SamplingParams
 
 def evaluate_models(
     folder: RunFolder,
-    place: str,
+    subfolder: str,
     models: Mapping[str, ModelConfig],
     config: evaluation.EvaluateConfig,
     verify: labeling.VerifyConfig,
 ) -> dict[str, Any]:
-    """Answer, verify or judge, and summarize every benchmark with every model, into the folder `place` of a run folder.
+    """Answer, verify or judge, and summarize every benchmark with every model, in `subfolder` of a run folder.
 
-    <label>/<benchmark>/ holds the greedy answers with verdicts and result.json, and seed-<n>/ in it the same of a
-    sampling run, or the judgments of a chat benchmark and chat_result.json; samples/ holds the answers before that;
-    results.json brings it together. Returns that.
+    <label>/<benchmark>/ holds the greedy answers with verdicts and result.json, and seed-<n>/ in it the same for each
+    sampling run; for a chat benchmark it holds the judgments and chat_result.json. samples/ holds the answers before
+    verification; results.json combines all results and is returned.
 
-    Responses are verified as `grading` says, which raises ConfigError for an unknown verifier.
+    Responses are verified with the settings of `grading`, which raises ConfigError for an unknown verifier.
     """
     verify = grading(config, verify)
-    drawn = {"temperature": config.temperature, "top_p": config.top_p}
+    sampled = {"temperature": config.temperature, "top_p": config.top_p}
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0}}
-    passes |= {f"seed-{seed}": {**drawn, "seed": seed} for seed in config.seeds}
+    passes |= {f"seed-{seed}": {**sampled, "seed": seed} for seed in config.seeds}
     common: dict[str, Any] = {"n": 1, "top_k": 0, "repetition_penalty": config.repetition_penalty}
     common |= {"max_new_tokens": config.max_new_tokens, "batch_size": config.batch_size}
-    root = PurePosixPath(place)
+    root = PurePosixPath(subfolder)
     for label, model in models.items():
         for benchmark, source in config.benchmarks.items():
             for name, decoding in passes.items():
@@ -49,7 +49,7 @@ def evaluate_models(
                 verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
                 _answer(folder, samples, model, source.source, params, f"benchmarks.{benchmark}.")
                 _verify(folder, verified, folder.path / samples / "responses.parquet", verify)
-        # By what they depend on: benchmarks with several judges are answered once.
+        # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
         answers: dict[str, list[Path]] = {}
         for benchmark, chat_config in config.chat.items():
             kind = f"{chat_config.benchmark}-{fingerprint(chat_config.answering())[:8]}"
@@ -57,19 +57,19 @@ def evaluate_models(
                 place_of = root / "samples" / label / kind
                 answers[kind] = _converse(folder, place_of, model, chat_config, config.batch_size)
             _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
-    results = evaluation.collect(folder.path / place)
-    write_json(folder.path / place / "results.json", results)
+    results = evaluation.collect(folder.path / subfolder)
+    write_json(folder.path / subfolder / "results.json", results)
     return results
 
 
 def grading(config: evaluation.EvaluateConfig, verify: labeling.VerifyConfig) -> labeling.VerifyConfig:
-    """How an evaluation verifies: as `verify` says, but for what `config` says itself.
+    """Settings of verification in an evaluation: those of `verify`, overridden by those of `config`.
 
     Raises ConfigError for an unknown verifier.
     """
-    own = {"verifier": config.verifier, "grade_cut": config.grade_cut}
-    given = {name: value for name, value in own.items() if value is not None}
-    return labeling.VerifyConfig.parse({**verify.model_dump(), **given}, "evaluate")
+    overrides = {"verifier": config.verifier, "grade_cut": config.grade_cut}
+    set_here = {name: value for name, value in overrides.items() if value is not None}
+    return labeling.VerifyConfig.parse({**verify.model_dump(), **set_here}, "evaluate")
 
 
 def _answer(
@@ -81,7 +81,7 @@ def _answer(
         if without:
             raise DataError(
                 f"{source.dataset}: {len(without)} of {len(prompts)} problems have no gold answer (first: row "
-                f"{without[0]}), so nothing could be said of their responses; name the column in {setting}answer_column"
+                f"{without[0]}), so their responses cannot be verified; set {setting}answer_column"
             )
         return sampling.sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet")
 
@@ -99,7 +99,7 @@ def _verify(folder: RunFolder, name: str, responses: Path, config: labeling.Veri
 
 
 def _converse(
-    folder: RunFolder, place: PurePosixPath, model: ModelConfig, config: chat.ChatBenchmark, batch_size: int
+    folder: RunFolder, subfolder: PurePosixPath, model: ModelConfig, config: chat.ChatBenchmark, batch_size: int
 ) -> list[Path]:
     """Answer the prompts of a chat benchmark, turn by turn and temperature by temperature; returns the responses."""
     here = resolve(config, folder.path)
@@ -112,7 +112,7 @@ def _converse(
             break
         for temperature, prompts in groups.items():
             params = SamplingParams(**common, temperature=temperature)
-            name = (place / f"turn-{turn}-temperature-{temperature:g}").as_posix()
+            name = (subfolder / f"turn-{turn}-temperature-{temperature:g}").as_posix()
             _respond(folder, name, model, prompts, params)
             responses.append(folder.path / name / "responses.parquet")
     return responses
@@ -121,7 +121,7 @@ def _converse(
 def _respond(
     folder: RunFolder, name: str, model: ModelConfig, prompts: Sequence[PromptRow], params: SamplingParams
 ) -> None:
-    # The prompts themselves, wherever they come from: those of a second turn hold the first answers.
+    # The prompts themselves are the input, because those of a second turn contain the first answers.
     asked = fingerprint([[row.prompt_id, row.prompt] for row in prompts])
     folder.do(
         name,

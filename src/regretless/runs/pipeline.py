@@ -1,4 +1,4 @@
-"""Runs the stages of a recipe in its run folder, in order: what is done is skipped, what was killed goes on."""
+"""Runs the stages of a recipe in order, in its run folder: finished stages are skipped, interrupted ones resume."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from regretless.runs.recipe import Recipe
 
 
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
-    """Run the stages of a recipe (or `only` some) in its run folder; returns the folder with what became of each.
+    """Run the stages of a recipe (or only those in `only`) in its run folder; returns the folder with the outcomes.
 
-    Raises ConfigError for everything that can be known to go wrong, before the first stage; when another process works
-    in the folder; and what the stages raise.
+    Raises ConfigError for every problem that can be detected before the first stage, and if another process uses the
+    folder; also what the stages raise.
     """
     for name in only:
         if getattr(recipe, lookup("stage", STAGES, name).name) in (None, {}):
@@ -31,11 +31,11 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
         raise ConfigError(
             "several processes were launched, and only training can use them: run the other stages in one process, "
             "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE "
-            "per_device_train_batch_size=B`, where B is the pairs of a step divided by N"
+            "per_device_train_batch_size=B`, where B is the number of pairs per step divided by N"
         )
     if recipe.threads is not None:
         torch.set_num_threads(recipe.threads)
-    # In one process: several share a folder, and train at once.
+    # With several processes this is skipped: they share a folder and start training together.
     if processes() == 1:
         reject("recipe", recipe_problems(recipe, only or None))
     folder = RunFolder(recipe.run_dir)
@@ -53,28 +53,28 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
 
 
 def between(recipe: Recipe, first: str | None, last: str | None) -> list[str]:
-    """The recipe's stages from `first` to `last`, both included. Raises ConfigError for a name that is none of them."""
-    given = [name for name in STAGES if getattr(recipe, name) not in (None, {})]
+    """The recipe's stages from `first` to `last`, inclusive. Raises ConfigError for a name that is not one of them."""
+    present = [name for name in STAGES if getattr(recipe, name) not in (None, {})]
     ends = {"--from": first, "--until": last}
     reject(
         "recipe",
         [
-            f"{flag} {name}: expected one of {', '.join(given)}"
+            f"{flag} {name}: expected one of {', '.join(present)}"
             for flag, name in ends.items()
-            if name and name not in given
+            if name and name not in present
         ],
     )
-    start = given.index(first) if first else 0
-    end = given.index(last) + 1 if last else len(given)
+    start = present.index(first) if first else 0
+    end = present.index(last) + 1 if last else len(present)
     if start >= end:
-        raise ConfigError(f"--from {first} comes after --until {last}: the order is {', '.join(given)}")
-    return given[start:end]
+        raise ConfigError(f"--from {first} comes after --until {last}: the order is {', '.join(present)}")
+    return present[start:end]
 
 
 def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
-    """Put away what an earlier recipe left in the folder and this one does not ask for: reports read what is there."""
-    given = {stage.place for name, stage in STAGES.items() if getattr(recipe, name) not in (None, {})}
-    folder.select("", given, among={stage.place for stage in STAGES.values()})
+    """Move results of an earlier recipe that this one does not ask for aside, because reports read the whole folder."""
+    wanted = {stage.place for name, stage in STAGES.items() if getattr(recipe, name) not in (None, {})}
+    folder.select("", wanted, among={stage.place for stage in STAGES.values()})
     folder.select("pretrain", recipe.pretrain)
     objectives = recipe.train.objectives if recipe.train else []
     folder.select("train", objectives)
@@ -83,13 +83,13 @@ def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
         for label in [BASE, *objectives]:
             folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat])
             for benchmark in recipe.evaluate.benchmarks:
-                place = f"evaluate/{label}/{benchmark}"
-                seeds = [path.name for path in (folder.path / place).glob("seed-*")]
-                folder.select(place, [f"seed-{seed}" for seed in recipe.evaluate.seeds], among=seeds)
+                path_name = f"evaluate/{label}/{benchmark}"
+                seeds = [path.name for path in (folder.path / path_name).glob("seed-*")]
+                folder.select(path_name, [f"seed-{seed}" for seed in recipe.evaluate.seeds], among=seeds)
 
 
 def show(folder: RunFolder) -> None:
-    """Print the table of results and where the report lies, as far as the run has them."""
+    """Print the table of results and the path of the report, if the run has them."""
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
     screen = terminal()
     if results.is_file():

@@ -1,6 +1,6 @@
-"""What can be known before the first stage runs: files, hub ids, packages, keys and training arguments of this machine.
+"""Problems that can be detected before the first stage: missing files, hub ids, packages, keys, training arguments.
 
-A recipe's types and bounds are checked when it is read, on any machine. What is checked here depends on where it runs.
+A recipe's types and bounds are checked when it is loaded, on any machine. These checks depend on the machine.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from regretless.world.world import output_names
 KINDS = ("benchmarks", "chat")
 """Settings of `evaluate` that hold benchmarks."""
 USES_MODEL = ("inspect", "train", "evaluate", "analyze")
-"""Sections that work with the recipe's `model`."""
+"""Sections that use the recipe's `model`."""
 
 
 @dataclass
 class Findings:
-    """Problems found so far, and the hub's repositories that are still to be asked for."""
+    """Problems so far, and the hub repositories that must still be looked up."""
 
     problems: list[str] = field(default_factory=list)
     asked: list[tuple[str, Repository]] = field(default_factory=list)
-    """Key of the setting, and what it names."""
+    """Key of the setting, and the repository it names."""
 
     def add(self, key: str, problem: str) -> None:
-        """Note a problem of a setting."""
+        """Add a problem of a setting."""
         self.problems.append(f"{key}: {problem}" if key else problem)
 
     def under(self, key: str, *checks: Callable[[], Any]) -> None:
-        """Note what checks of a section raise; a message may begin with the setting's own name."""
+        """Add the problems that checks of a section raise; a message may begin with the setting's own name."""
         for problem in problems_of(*checks):
-            own = re.sub(r"^model\.architecture( \(\w+\))?(: )?", "", problem)
-            if key and own.startswith(("server: ", ".")):
-                self.problems.append(f"{key}.{own.removeprefix('.')}")
+            message = re.sub(r"^model\.architecture( \(\w+\))?(: )?", "", problem)
+            if key and message.startswith(("server: ", ".")):
+                self.problems.append(f"{key}.{message.removeprefix('.')}")
             else:
-                self.add(key, own)
+                self.add(key, message)
 
     def all(self) -> list[str]:
-        """Every problem, with the hub's answers: one request for each repository."""
+        """Every problem, including those from the hub: one request for each repository."""
         unusable = missing([repository for _, repository in self.asked])
         absent = [f"{key}: {unusable[one]} (got {one.name!r})" for key, one in self.asked if one in unusable]
         return list(dict.fromkeys([*self.problems, *absent]))
@@ -68,19 +68,19 @@ class Findings:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where settings are used: a run folder, what its earlier stages make, and what is done."""
+    """Context of settings: a run folder, what its earlier stages produce, and what is finished."""
 
     run: Path | None = None
     made: Callable[[str], str | None] = lambda _: None
-    """Why no stage makes a path that begins with `{run}`, or None when one does."""
+    """Why no stage produces a path that begins with `{run}`, or None if one does."""
     done: Collection[str] = ()
-    """Keys of sections whose work is done."""
+    """Keys of sections that are finished."""
 
 
 def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
-    """What would end the stages of a recipe (or some) on this machine, as far as it can be known now.
+    """Detectable problems that would stop the stages of a recipe (or those in `names`) on this machine.
 
-    A stage that is done already needs no key, no data and no hub.
+    A finished stage needs no key, no data and no hub.
     """
     wanted = [
         name
@@ -89,38 +89,38 @@ def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> lis
     ]
     run = recipe.run_dir
     here = Surroundings(run, lambda text: _not_made(recipe, text), _done_benchmarks(recipe))
-    found = Findings()
+    findings = Findings()
     for name in wanted:
         section = getattr(recipe, name)
         if name == "responses":
-            _path(found, here, name, section)
+            _path(findings, here, name, section)
         elif isinstance(section, Section) and name != "model" and not _is_done(recipe, name):
-            section_problems(found, here, section, name)
+            section_problems(findings, here, section, name)
         elif name in ("pretrain", "prompts"):
             for label, entry in section.items():
                 if not (run / name / (label if name == "pretrain" else "") / MANIFEST).is_file():
-                    section_problems(found, here, entry, f"{name}.{label}")
+                    section_problems(findings, here, entry, f"{name}.{label}")
     using = [name for name in USES_MODEL if name in wanted]
     if recipe.model is not None and not (using and all(_is_done(recipe, name) for name in using)):
-        section_problems(found, here, recipe.model, "model")
-    _figures(found, recipe, wanted)
-    return found.all()
+        section_problems(findings, here, recipe.model, "model")
+    _figures(findings, recipe, wanted)
+    return findings.all()
 
 
 def _is_done(recipe: Recipe, name: str) -> bool:
-    places: Sequence[str] = (name,)
+    folders: Sequence[str] = (name,)
     if name == "pairs":
-        places = ("pair",)
+        folders = ("pair",)
     elif name == "train":
-        places = [f"train/{objective}" for objective in recipe.train.objectives] if recipe.train else ()
+        folders = [f"train/{objective}" for objective in recipe.train.objectives] if recipe.train else ()
     elif name == "evaluate" and recipe.evaluate is not None:
         benchmarks = {f"evaluate.{kind}.{label}" for kind in KINDS for label in getattr(recipe.evaluate, kind)}
         return benchmarks <= _done_benchmarks(recipe)
-    return all((recipe.run_dir / place / MANIFEST).is_file() for place in places)
+    return all((recipe.run_dir / folder / MANIFEST).is_file() for folder in folders)
 
 
 def _done_benchmarks(recipe: Recipe) -> set[str]:
-    """Keys of the benchmarks on which every model of the recipe has been evaluated."""
+    """Keys of the benchmarks that are finished for every model of the recipe."""
     if recipe.evaluate is None:
         return set()
     models = [BASE, *(recipe.train.objectives if recipe.train else [])]
@@ -134,12 +134,12 @@ def _done_benchmarks(recipe: Recipe) -> set[str]:
 
 
 def _not_made(recipe: Recipe, text: str) -> str | None:
-    """Why no stage of the recipe makes a path in its run folder, or None when one does."""
+    """Why no stage of the recipe produces a path in its run folder, or None if one does."""
     name, _, rest = text.removeprefix(f"{RUN}/").partition("/")
     if name in recipe.unsound:
         return None
     if name == "pairs" or (getattr(recipe, name, None) in (None, {}) and not (name == "pair" and recipe.pairs)):
-        return f"not in the run folder, and this recipe has no section {name} that could make it (got {text!r})"
+        return f"not in the run folder, and this recipe has no section {name} that could produce it (got {text!r})"
     inner = rest.partition("/")[0]
     made: Collection[str] | None = None
     if name == "pretrain":
@@ -150,25 +150,25 @@ def _not_made(recipe: Recipe, text: str) -> str | None:
         made = output_names(recipe.world)
     if made is None or inner in made:
         return None
-    return f"not in the run folder, and {name} makes {', '.join(made)} (got {text!r})"
+    return f"not in the run folder, and {name} produces {', '.join(made)} (got {text!r})"
 
 
-def section_problems(found: Findings, here: Surroundings, section: Section, key: str) -> None:
-    """Look through a section and all inside it; `key` is its name in messages, empty for none."""
+def section_problems(findings: Findings, here: Surroundings, section: Section, key: str) -> None:
+    """Check a section and every section inside it; `key` is its name in messages, empty for none."""
     for name, one in _sections(section, key, here.done):
         for kind, check in CHECKS.items():
             if isinstance(one, kind):
-                check(found, here, name, one)
+                check(findings, here, name, one)
 
 
 def _sections(value: Any, key: str, but: Collection[str]) -> Iterator[tuple[str, Section]]:
-    """A section and those inside it, by their keys, but for some."""
+    """A section and those inside it, with their keys, except for the keys in `but`."""
     inner: Iterable[tuple[str, Any]] = ()
     if key in but:
         return
     if isinstance(value, Section):
         yield key, value
-        # What a server calls a model is nothing to look for elsewhere: see `_sample`.
+        # Names of models on a server are not files or hub ids: see `_sample`.
         on_server = isinstance(value, SampleConfig) and value.server is not None
         inner = [
             (name, getattr(value, name)) for name in type(value).model_fields if not (on_server and name == "models")
@@ -189,130 +189,131 @@ def _resolved(here: Surroundings, text: str) -> Path:
     return Path(text if here.run is None else text.replace(RUN, str(here.run))).expanduser()
 
 
-def _path(found: Findings, here: Surroundings, key: str, text: str | None) -> Path | None:
-    """Look for a file or folder that a setting names; the path, where it is there."""
+def _path(findings: Findings, here: Surroundings, key: str, text: str | None) -> Path | None:
+    """Check that a setting's file or folder exists; returns its path, or None if it does not."""
     if text is None:
         return None
     path = _resolved(here, text)
     if path.exists():
         return path
     if RUN not in text:
-        found.add(key, f"no such file or folder: {path}" + ("" if path.is_absolute() else f" (in {Path.cwd()})"))
+        findings.add(key, f"no such file or folder: {path}" + ("" if path.is_absolute() else f" (in {Path.cwd()})"))
     elif (problem := here.made(text)) is not None:
-        found.add(key, problem)
+        findings.add(key, problem)
     return None
 
 
 def _path_or_hub(
-    found: Findings, here: Surroundings, key: str, text: str | None, kind: Any, revision: str | None = None
+    findings: Findings, here: Surroundings, key: str, text: str | None, kind: Any, revision: str | None = None
 ) -> None:
     if text is None:
         return
     if may_be_repository(text) and not Path(text).exists():
-        found.asked.append((key, Repository(kind, text, revision)))
+        findings.asked.append((key, Repository(kind, text, revision)))
     else:
-        _path(found, here, key, text)
+        _path(findings, here, key, text)
 
 
-def _model(found: Findings, here: Surroundings, key: str, model: ModelConfig) -> None:
-    _path_or_hub(found, here, _join(key, "name_or_path"), model.name_or_path, "model", model.revision)
-    _path_or_hub(found, here, _join(key, "adapter"), model.adapter, "model")
-    _path_or_hub(found, here, _join(key, "tokenizer"), model.tokenizer, "model")
+def _model(findings: Findings, here: Surroundings, key: str, model: ModelConfig) -> None:
+    _path_or_hub(findings, here, _join(key, "name_or_path"), model.name_or_path, "model", model.revision)
+    _path_or_hub(findings, here, _join(key, "adapter"), model.adapter, "model")
+    _path_or_hub(findings, here, _join(key, "tokenizer"), model.tokenizer, "model")
     template = model.chat_template
     if template not in (None, *CHAT_TEMPLATES) and not _resolved(here, str(template)).is_file():
         known = ", ".join(CHAT_TEMPLATES)
-        found.add(
+        findings.add(
             _join(key, "chat_template"), f"expected one of {known}, or the path of a Jinja file, got {template!r}"
         )
     if model.architecture is not None:
-        found.under(_join(key, "architecture"), lambda: check_architecture(model))
+        findings.under(_join(key, "architecture"), lambda: check_architecture(model))
         if model.tokenizer is None:
-            found.add(_join(key, "tokenizer"), "required next to architecture; give a tokenizer's folder or hub id")
-
-
-def input_problems(found: Findings, here: Surroundings, key: str, text: str) -> None:
-    """Look for rows that a flag names: a file, a folder, or a data set on the hub."""
-    _path_or_hub(found, here, key, text, "dataset")
-
-
-def _prompts(found: Findings, here: Surroundings, key: str, source: PromptSource | PairsSource) -> None:
-    _path_or_hub(found, here, _join(key, "dataset"), source.dataset, "dataset")
-
-
-def _benchmark(found: Findings, here: Surroundings, key: str, source: BenchmarkSource) -> None:
-    place = "dataset" if source.dataset is not None else "benchmark"
-    _path_or_hub(found, here, _join(key, place), source.source.dataset, "dataset")
-
-
-def _analyze(found: Findings, here: Surroundings, key: str, config: AnalyzeConfig) -> None:
-    for name, folder in config.policies.items():
-        if RUN in folder:
-            _path(found, here, _join(key, f"policies.{name}"), folder)
-        elif not Path(folder).is_dir():
-            found.add(_join(key, f"policies.{name}"), f"no such folder: {folder}")
-
-
-def _sample(found: Findings, here: Surroundings, key: str, config: SampleConfig) -> None:
-    if config.server is None:
-        return
-    found.under(key, config.server.api_key)
-    for number, model in enumerate(config.models):
-        place = _join(key, f"models.{number}")
-        _path_or_hub(found, here, _join(place, "tokenizer"), model.tokenizer, "model")
-        if model.name_or_path is None or model.adapter is not None:
-            found.add(
-                place, "on a server, expected the name under which it runs there, in name_or_path, and no adapter"
+            findings.add(
+                _join(key, "tokenizer"), "required next to architecture; set it to a tokenizer's folder or hub id"
             )
 
 
-def _pretrain(found: Findings, here: Surroundings, key: str, config: PretrainConfig) -> None:
-    _path_or_hub(found, here, _join(key, "data"), config.data, "dataset")
+def input_problems(findings: Findings, here: Surroundings, key: str, text: str) -> None:
+    """Check the rows that a flag names: a file, a folder, or a data set on the hub."""
+    _path_or_hub(findings, here, key, text, "dataset")
 
 
-def _train(found: Findings, here: Surroundings, key: str, config: TrainConfig) -> None:
-    # Several processes start training at once, and nothing comes before it.
+def _prompts(findings: Findings, here: Surroundings, key: str, source: PromptSource | PairsSource) -> None:
+    _path_or_hub(findings, here, _join(key, "dataset"), source.dataset, "dataset")
+
+
+def _benchmark(findings: Findings, here: Surroundings, key: str, source: BenchmarkSource) -> None:
+    setting = "dataset" if source.dataset is not None else "benchmark"
+    _path_or_hub(findings, here, _join(key, setting), source.source.dataset, "dataset")
+
+
+def _analyze(findings: Findings, here: Surroundings, key: str, config: AnalyzeConfig) -> None:
+    for name, folder in config.policies.items():
+        if RUN in folder:
+            _path(findings, here, _join(key, f"policies.{name}"), folder)
+        elif not Path(folder).is_dir():
+            findings.add(_join(key, f"policies.{name}"), f"no such folder: {folder}")
+
+
+def _sample(findings: Findings, here: Surroundings, key: str, config: SampleConfig) -> None:
+    if config.server is None:
+        return
+    findings.under(key, config.server.api_key)
+    for number, model in enumerate(config.models):
+        setting = _join(key, f"models.{number}")
+        _path_or_hub(findings, here, _join(setting, "tokenizer"), model.tokenizer, "model")
+        if model.name_or_path is None or model.adapter is not None:
+            findings.add(setting, "expected the model's name on the server in name_or_path, and no adapter")
+
+
+def _pretrain(findings: Findings, here: Surroundings, key: str, config: PretrainConfig) -> None:
+    _path_or_hub(findings, here, _join(key, "data"), config.data, "dataset")
+
+
+def _train(findings: Findings, here: Surroundings, key: str, config: TrainConfig) -> None:
+    # With several processes this is skipped: training is their first stage, so it reports the problem itself.
     for objective in config.objectives if processes() == 1 else ():
         if (problem := config.problem_here(objective)) is not None:
-            found.problems.append(_join(key, problem))
+            findings.problems.append(_join(key, problem))
 
 
-def _judge(found: Findings, here: Surroundings, key: str, config: JudgeConfig) -> None:
+def _judge(findings: Findings, here: Surroundings, key: str, config: JudgeConfig) -> None:
     for name, path in config.files().items():
-        _path(found, here, _join(key, name), str(path))
-    found.under(key, config.server.api_key)
+        _path(findings, here, _join(key, name), str(path))
+    findings.under(key, config.server.api_key)
     if all(path.is_file() for path in config.files().values()):
         checks: tuple[Callable[[], Any], ...] = (
             lambda: JudgePrompt(config.system, config.layout),
             lambda: load_aspects(config.aspects, config.rubrics, config.typed, config.not_applicable),
         )
-        found.under(key, *checks)
+        findings.under(key, *checks)
 
 
-def _chat(found: Findings, here: Surroundings, key: str, config: ChatBenchmarkConfig) -> None:
+def _chat(findings: Findings, here: Surroundings, key: str, config: ChatBenchmarkConfig) -> None:
     for name, path in config.files().items():
-        _path(found, here, _join(key, name), str(path))
-    found.under(key, config.fetch)
+        _path(findings, here, _join(key, name), str(path))
+    findings.under(key, config.fetch)
 
 
-def _mask(found: Findings, here: Surroundings, key: str, config: MaskConfig) -> None:
-    _path_or_hub(found, here, _join(key, "tokenizer"), config.tokenizer, "model")
+def _mask(findings: Findings, here: Surroundings, key: str, config: MaskConfig) -> None:
+    _path_or_hub(findings, here, _join(key, "tokenizer"), config.tokenizer, "model")
 
 
-def _drawn(found: Findings, here: Surroundings, key: str, config: FiguresConfig) -> None:
+def _drawing(findings: Findings, here: Surroundings, key: str, config: FiguresConfig) -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        found.add(key, "needs a package: pip install 'regretless[figures]'")
+        findings.add(key, "needs a package: pip install 'regretless[figures]'")
 
 
-def _figures(found: Findings, recipe: Recipe, wanted: Collection[str]) -> None:
+def _figures(findings: Findings, recipe: Recipe, wanted: Collection[str]) -> None:
     figures = recipe.report.figures if recipe.report is not None and "report" in wanted else None
     if figures is None:
         return
     trained = recipe.train.objectives if recipe.train is not None else []
     if unknown := [name for name in figures.models or () if name not in trained]:
-        found.add("report.figures.models", f"expected some of {', '.join(trained)}, got {', '.join(unknown)}")
+        findings.add("report.figures.models", f"expected some of {', '.join(trained)}, got {', '.join(unknown)}")
     if recipe.analyze is not None and figures.pair > (most := recipe.analyze.pairs + recipe.analyze.masked):
-        found.add(
-            "report.figures.pair", f"expected at most {most}, for analyze takes no more pairs; got {figures.pair}"
+        findings.add(
+            "report.figures.pair",
+            f"expected at most {most}, the number of pairs that analyze includes; got {figures.pair}",
         )
 
 
@@ -328,6 +329,6 @@ CHECKS: Mapping[type[Section], Callable[[Findings, Surroundings, str, Any], None
     ChatBenchmarkConfig: _chat,
     MaskConfig: _mask,
     AnalyzeConfig: _analyze,
-    FiguresConfig: _drawn,
+    FiguresConfig: _drawing,
 }
-"""What is looked at in each kind of section."""
+"""The check for each kind of section."""

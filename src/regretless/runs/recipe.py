@@ -1,4 +1,4 @@
-"""A recipe: one YAML file (and what it extends) plus `key=value` overrides, checked as a whole before anything runs."""
+"""A recipe: a YAML file (and what it extends) plus `key=value` overrides, validated as a whole before anything runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from regretless.training.train import TrainConfig
 from regretless.world.world import WorldConfig
 
 MODELS = 1000
-"""More than the models of any recipe: the random weights of two seeds' models all differ."""
+"""Exceeds the number of models in any recipe, so that no two models of two seeds share random weights."""
 
 
 class PretrainConfig(TrainConfig):
-    """Supervised training of one model before everything else; like `train`, and which model on which data."""
+    """Supervised training of one model before all other stages: the settings of `train`, plus model and data."""
 
     objective: str | list[str] = "sft"
     """Objective to train with. The default `sft` is supervised training on the demonstrations."""
@@ -53,7 +53,7 @@ class PretrainConfig(TrainConfig):
 
 
 class PairsSource(Section):
-    """Preference pairs that exist already, in place of sampling, verifying and pairing."""
+    """Existing preference pairs, instead of sampling, verifying and pairing."""
 
     dataset: str
     """Preference pairs to read: a hub id, a folder of a data set, or a .parquet, .jsonl or .json file."""
@@ -73,7 +73,7 @@ class PairsSource(Section):
 
 
 class Recipe(Section):
-    """One run from prompts to a report. A section that is left out is a stage that does not run."""
+    """One run from prompts to a report. The stage of an omitted section does not run."""
 
     name: FolderName
     """Name of the run, and of its folder unless `output_dir` is given."""
@@ -120,10 +120,10 @@ class Recipe(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report sections that do not fit together along with what is wrong inside them."""
+        """Report sections that do not fit together, along with the problems inside them."""
         if not isinstance(values, Mapping):
             return handler(values)
-        values = _in_place_of(values)
+        values = _without_replaced(values)
         errors: list[InitErrorDetails] = []
         try:
             recipe = handler(values)
@@ -136,7 +136,7 @@ class Recipe(Section):
 
     @property
     def unsound(self) -> frozenset[str]:
-        """Sections that are there and could not be read; of a recipe that is only checked further."""
+        """Sections that exist and could not be parsed, in a recipe that is only checked further."""
         return self._unsound
 
     @property
@@ -145,8 +145,8 @@ class Recipe(Section):
         return run_folder(self.name, self.output_dir)
 
 
-def _in_place_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Data that exists takes the place of the stages that would make it, also of those that a parent file has."""
+def _without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the stages that existing data replaces, including those of a parent file."""
     replaced: set[str] = set()
     if values.get("pairs") is not None:
         replaced = {"prompts", "sample", "responses", "verify", "judge", "pair"}
@@ -156,19 +156,25 @@ def _in_place_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Sections that lack another one, and what it is."""
-    given = {name for name, value in values.items() if value is not None and value != ""}
+    """Sections that lack another one, with the problem."""
+    present = {name for name, value in values.items() if value is not None and value != ""}
     rules: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
         (("verify", "judge", "pair"), ("sample", "responses"), "nothing to {}; add `sample` or `responses`"),
         (("mask", "inspect", "train"), ("pair", "pairs"), "no pairs to {}; add `pair` or `pairs`"),
     )
     for names, either, problem in rules:
-        yield from ((name, problem.format(name)) for name in names if name in given and not given.intersection(either))
+        yield from (
+            (name, problem.format(name)) for name in names if name in present and not present.intersection(either)
+        )
     analyze = values.get("analyze")
-    if analyze is not None and "train" not in given and not (isinstance(analyze, Mapping) and analyze.get("policies")):
+    if (
+        analyze is not None
+        and "train" not in present
+        and not (isinstance(analyze, Mapping) and analyze.get("policies"))
+    ):
         yield "analyze", "no trained model to analyze; add `train`, or name models in `analyze.policies`"
-    needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in given]
-    if needing and "model" not in given:
+    needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in present]
+    if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
     evaluate = values.get("evaluate")
     if isinstance(evaluate, Mapping) and isinstance(verifier := evaluate.get("verifier"), str):
@@ -177,12 +183,12 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         except ValueError as problem:
             yield "evaluate.verifier", f"{problem} (got {verifier!r})"
     report = values.get("report")
-    if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in given:
+    if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in present:
         yield "report.figures", "no token rewards to draw; add `analyze`"
 
 
 def run_folder(name: str, output_dir: str = "") -> Path:
-    """Where a recipe works: `output_dir`, or runs/<name> unless given."""
+    """The folder of a recipe: `output_dir`, by default runs/<name>."""
     return Path(output_dir or f"runs/{name}")
 
 
@@ -191,14 +197,14 @@ def load_recipe(
 ) -> Recipe:
     """Recipe of a YAML file with `key=value` overrides on top.
 
-    ahead: finds further problems of a recipe, to be reported along with those of its settings.
+    ahead: returns further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
     return checked_recipe(apply_overrides(read_yaml(path), overrides), str(path), ahead)
 
 
 def checked_recipe(values: Mapping[str, Any], where: str, ahead: Callable[[Recipe], list[str]] | None = None) -> Recipe:
-    """Recipe of settings; what is wrong with them and what `ahead` finds is reported together.
+    """Recipe from settings; its problems and those that `ahead` returns are reported together.
 
     Raises ConfigError that lists every problem with its key.
     """
@@ -214,31 +220,31 @@ def checked_recipe(values: Mapping[str, Any], where: str, ahead: Callable[[Recip
 
 
 def _sound_sections(values: Mapping[str, Any]) -> Recipe:
-    """What is right of a recipe that has problems: for further checks only, it may not fit together."""
+    """The valid part of a recipe with problems, for further checks only: its sections may not fit together."""
     sound: dict[str, Any] = {"name": "recipe"}
     unsound: set[str] = set()
-    for name, value in _in_place_of(with_seeds(values)).items():
+    for name, value in _without_replaced(with_seeds(values)).items():
         if (field := Recipe.model_fields.get(name)) is not None and value is not None:
-            found = sound_part(field.rebuild_annotation(), value)
-            unsound |= {name} if found is None else set()
-            sound |= {} if found is None else {name: found}
+            section = sound_part(field.rebuild_annotation(), value)
+            unsound |= {name} if section is None else set()
+            sound |= {} if section is None else {name: section}
     recipe = Recipe.model_construct(**sound)
     recipe._unsound = frozenset(unsound)
     return recipe
 
 
 def parse_recipe(values: Mapping[str, Any], where: str) -> Recipe:
-    """Recipe of settings. Raises ConfigError that lists every problem with its key."""
+    """Recipe from settings. Raises ConfigError that lists every problem with its key."""
     return Recipe.parse(with_seeds(values), where)
 
 
 def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Settings with `key=value` overrides on top.
 
-    An override of `train.<key>` also holds for every entry of `train.methods` (what is typed last should win over what
-    a method brings along), unless it names the entry: `train.methods.dpo.beta=0.3`. What methods to be trained lose
-    by that is said on the terminal, for it makes them equal where the recipe does not.
-    Raises ConfigError that lists every override that cannot be read.
+    An override of `train.<key>` also applies to every entry of `train.methods` (what the user types should win over the
+    entry), unless it names the entry: `train.methods.dpo.beta=0.3`. Values that trained methods lose this way are
+    printed, because the override makes methods equal that differ in the recipe.
+    Raises ConfigError that lists every override that cannot be parsed.
     """
     parsed: list[dict[str, Any]] = []
     problems: list[str] = []
@@ -257,28 +263,28 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     return result
 
 
-def replaced_in_methods(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> list[str]:
-    """A line for each common setting that took the place of other values of methods which are trained."""
+def replaced_in_methods(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A line for each common setting that replaced other values in the entries of trained methods."""
     lines = []
     methods, objective = before.get("methods"), after.get("objective")
     if isinstance(methods, Mapping):
-        # Settings of a wrong kind are refused later.
+        # Settings of a wrong type are rejected later.
         named = [objective] if isinstance(objective, str) else objective
         trained = named if isinstance(named, list | tuple) and named else list(methods)
         lost: dict[str, list[str]] = {}
         for name in trained:
-            own, left = (_entry(values.get("methods"), name) for values in (before, after))
-            for key, value in own.items():
-                if key not in left and key in after and after[key] != value:
+            before_entry, after_entry = (_entry(values.get("methods"), name) for values in (before, after))
+            for key, value in before_entry.items():
+                if key not in after_entry and key in after and after[key] != value:
                     lost.setdefault(key, []).append(f"{name} {value}")
         lines = [
-            f"{place}{key}={after[key]} replaces what the recipe has for single methods: {', '.join(values)}. To keep "
-            f"those, set the others by name: {place}methods.NAME.{key}=…"
+            f"{prefix}{key}={after[key]} replaces the recipe's values for single methods: {', '.join(values)}. To keep "
+            f"those, set the others by name: {prefix}methods.NAME.{key}=…"
             for key, values in lost.items()
         ]
     for key, value in before.items():
         if key != "methods" and isinstance(value, Mapping) and isinstance(now := after.get(key), Mapping):
-            lines += replaced_in_methods(value, now, f"{place}{key}.")
+            lines += replaced_in_methods(value, now, f"{prefix}{key}.")
     return lines
 
 
@@ -294,7 +300,7 @@ def _names_a_method(override: Mapping[str, Any]) -> bool:
 
 
 def _without_in_methods(values: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, without what methods say about keys that the override sets beside them."""
+    """The values, without the methods' entries for keys that the override sets in the common settings."""
     result = dict(values)
     for key, value in override.items():
         if isinstance(result.get("methods"), Mapping) and key != "methods":
@@ -306,14 +312,14 @@ def _without_in_methods(values: Mapping[str, Any], override: Mapping[str, Any]) 
 
 
 def _without(entry: Any, key: str) -> Any:
-    return {own: value for own, value in entry.items() if own != key} if isinstance(entry, Mapping) else entry
+    return {name: value for name, value in entry.items() if name != key} if isinstance(entry, Mapping) else entry
 
 
 def with_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a recipe, with its seed in every section that takes one and gives none."""
+    """Settings of a recipe, with its seed in every section that accepts a seed and does not set one."""
     seed = values.get("seed", Recipe.model_fields["seed"].default)
     if type(seed) is not int or seed < 0:
-        return dict(values)  # an error of its own, which need not show in every section
+        return dict(values)  # reported once as its own error, and not for every section
     result = dict(values)
     for name, field in Recipe.model_fields.items():
         section = section_type(field.annotation)
@@ -321,18 +327,18 @@ def with_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
             result[name] = {"seed": seed, **result[name]}
     if isinstance(pretrain := result.get("pretrain"), Mapping):
         result["pretrain"] = {
-            name: _with_own_seed(entry, seed, place) if isinstance(entry, Mapping) else entry
-            for place, (name, entry) in enumerate(pretrain.items())
+            name: _with_own_seed(entry, seed, index) if isinstance(entry, Mapping) else entry
+            for index, (name, entry) in enumerate(pretrain.items())
         }
     return result
 
 
-def _with_own_seed(entry: Mapping[str, Any], seed: Any, place: int) -> dict[str, Any]:
-    """A model to pretrain, with the recipe's seed, and with random weights that no other model starts from."""
+def _with_own_seed(entry: Mapping[str, Any], seed: Any, index: int) -> dict[str, Any]:
+    """A model to pretrain, with the recipe's seed, and with random weights that differ from every other model's."""
     result = {"seed": seed, **entry}
     model = entry.get("model")
     if isinstance(seed, int) and isinstance(model, Mapping) and model.get("architecture") is not None:
-        result["model"] = {"init_seed": MODELS * seed + place, **model}
+        result["model"] = {"init_seed": MODELS * seed + index, **model}
     return result
 
 
@@ -341,7 +347,7 @@ def _takes_seed(section: type[Section]) -> bool:
 
 
 def section_type(annotation: Any) -> type[Section] | None:
-    """The section class of a field that holds one or none."""
+    """The section class of a field that holds an optional section."""
     options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     sections = [option for option in options if isinstance(option, type) and issubclass(option, Section)]
     return sections[0] if sections else None

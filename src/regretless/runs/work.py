@@ -1,4 +1,4 @@
-"""What each stage of `core.stages` does: its inputs found, its unit of work run. One function a stage, by its name."""
+"""The work of each stage of `core.stages`: its inputs, and its call. One function per stage, with the stage's name."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from regretless.training import train as training
 from regretless.world import world as worlds
 
 MODEL = "model"
-"""Label of the model that is evaluated on its own."""
+"""Label of the model when it is evaluated on its own."""
 DEFAULT_OBJECTIVES = ("repo_det", "dpo")
-"""What `inspect` looks at when nothing says which objectives will be trained: they work on any pairs."""
+"""Objectives that `inspect` uses if no training is configured: they accept any pairs."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One stage's work: for which recipe, in which run folder, and where its result goes."""
+    """The work of one stage: its recipe, its run folder, and the location of its result."""
 
     recipe: Recipe
     folder: RunFolder
     on_files: bool = False
-    """Whether inputs are the files that the recipe names, and not what earlier stages left in the run folder."""
+    """True if inputs are the files that the recipe names, false if they are results of earlier stages."""
     form: str = ".parquet"
-    """Suffix of the file that is wanted, for a stage that can write its result in several."""
+    """Suffix of the requested file, for a stage with several output formats."""
     output: Path | None = None
-    """The folder that the stage's only unit fills; unless given, units have their own places in the run folder."""
+    """The folder for the stage's only unit of work; by default, units have their own folders in the run folder."""
 
     def do(
         self,
@@ -54,17 +54,17 @@ class Job:
         work: Callable[[Path], dict[str, Any]],
         inputs: Mapping[str, Path] | None = None,
     ) -> Outcome:
-        """Run one unit of work (`RunFolder.do`), in the folder `name` unless the job has an output of its own."""
+        """Run one unit of work (`RunFolder.do`), in the folder `name` unless the job sets an output."""
         if self.output is None:
             return self.folder.do(name, settings, work, inputs)
         return self.folder.do(self.output.name, settings, work, inputs, label=name.partition("/")[0])
 
-    def path(self, *place: str) -> Path:
-        """A place in the run folder."""
-        return self.folder.path.joinpath(*place)
+    def path(self, *parts: str) -> Path:
+        """A path in the run folder."""
+        return self.folder.path.joinpath(*parts)
 
     def responses(self, before: str) -> Path:
-        """What the last of the recipe's stages ahead of `before` made of the responses."""
+        """The responses as the last of the recipe's stages before `before` wrote them."""
         labels = ("verify", "judge", "pair")
         for name in reversed(labels[: labels.index(before)]):
             if getattr(self.recipe, name) is not None:
@@ -74,7 +74,7 @@ class Job:
         return self.path("sample", "responses.parquet")
 
     def pairs(self, *, masked: bool = True) -> Path | str:
-        """The pairs that stages work on: a file, or the id of a hub data set that a command names."""
+        """The pairs that stages read: a file, or the id of a hub data set that a command names."""
         if self.on_files and self.recipe.pairs is not None:
             named = self.recipe.pairs.dataset
             return Path(named) if Path(named).exists() else named
@@ -87,7 +87,7 @@ class Job:
         return self.recipe.model
 
     def trained(self) -> dict[str, Trained]:
-        """What the recipe's training made, by method, `{run}` and all."""
+        """The models that the recipe trains, by method; their paths still contain `{run}`."""
         if (train := self.recipe.train) is None:
             return {}
         return {
@@ -102,7 +102,7 @@ class Job:
 
 
 def _input(name: str, source: Path | str) -> dict[str, Path]:
-    """A file as an input of a unit of work; what is on the hub has no content to compare."""
+    """A file as an input of a unit of work; hub data has no content to compare."""
     return {name: source} if isinstance(source, Path) else {}
 
 
@@ -129,10 +129,11 @@ def prompts(section: Mapping[str, Any], job: Job) -> None:
     def work(output: Path) -> dict[str, Any]:
         rows, refused = [], []
         for name, source in section.items():
-            found, unusable = read_prompts(resolve(source, job.folder.path), f"prompts.{name}.")
+            source_rows, unusable = read_prompts(resolve(source, job.folder.path), f"prompts.{name}.")
             refused += unusable
             rows += [
-                {"prompt_id": f"{name}-{row.prompt_id}", "prompt": row.prompt, "answer": row.answer} for row in found
+                {"prompt_id": f"{name}-{row.prompt_id}", "prompt": row.prompt, "answer": row.answer}
+                for row in source_rows
             ]
         report_refusals(refused, output / "refused.jsonl")
         check_some_left(rows, refused, "prompts")
@@ -185,33 +186,33 @@ def pairs(section: Any, job: Job) -> None:
             chosen_key=here.chosen_key,
             rejected_key=here.rejected_key,
         )
-        kept, refused = split_kinds(*read)
+        usable, refused = split_kinds(*read)
         report_refusals(refused, output / "refused.jsonl")
-        check_some_left(kept, refused, here.dataset)
-        write_records(output / "pairs.parquet", kept[: here.limit])
-        return {"pairs": len(kept[: here.limit]), "refused": len(refused)}
+        check_some_left(usable, refused, here.dataset)
+        write_records(output / "pairs.parquet", usable[: here.limit])
+        return {"pairs": len(usable[: here.limit]), "refused": len(refused)}
 
     job.do("pair", dump(section), work)
 
 
 def mask(section: masking.MaskConfig, job: Job) -> None:
-    """The pairs, and masked ones beside them."""
-    found, here = job.pairs(masked=False), resolve(section, job.folder.path)
-    job.do("mask", dump(section), lambda output: masking.run(here, Path(found), output), _input("pairs", found))
+    """The pairs, with masked pairs appended."""
+    source, here = job.pairs(masked=False), resolve(section, job.folder.path)
+    job.do("mask", dump(section), lambda output: masking.run(here, Path(source), output), _input("pairs", source))
 
 
 def inspect(section: inspection.InspectConfig, job: Job) -> None:
-    """What the objectives will see in the pairs."""
-    found, train = job.pairs(), job.recipe.train
+    """Numbers about the pairs as the objectives will see them."""
+    source, train = job.pairs(), job.recipe.train
     objectives: dict[str, Mapping[str, Any]] = {name: {} for name in section.objectives or DEFAULT_OBJECTIVES}
     if train is not None and not section.objectives:
         objectives = {name: train.split_for(name)[0] for name in train.objectives}
     here, model = resolve(section, job.folder.path), resolve(job.model, job.folder.path)
     job.do(
         "inspect",
-        {**dump(section), "model": dump(job.model), "objectives": objectives, **_hub("pairs", found)},
-        lambda output: inspection.run(here, Path(found), model, output, objectives),
-        _input("pairs", found),
+        {**dump(section), "model": dump(job.model), "objectives": objectives, **_hub("pairs", source)},
+        lambda output: inspection.run(here, Path(source), model, output, objectives),
+        _input("pairs", source),
     )
 
 
@@ -219,8 +220,7 @@ def train(section: training.TrainConfig, job: Job) -> None:
     """A trained model for each method."""
     if job.output is not None and len(section.objectives) != 1:
         raise ConfigError(
-            f"objective: one at a time here, got {', '.join(section.objectives)}; several train side by side in a "
-            "recipe"
+            f"objective: expected one for this command, got {', '.join(section.objectives)}; a recipe trains several"
         )
     for objective in section.objectives:
         _train_one(job, f"train/{objective}", section, objective, job.model, job.pairs())
@@ -234,7 +234,7 @@ def _train_one(
     model: ModelConfig,
     data: Path | str,
 ) -> None:
-    # Only what this method sees: a change of another one leaves it alone.
+    # Only settings of this method: a change of another method does not affect it.
     seen = {
         "objective": objective,
         "values": config.values_for(objective),
@@ -258,26 +258,26 @@ def evaluate(section: Any, job: Job) -> None:
 
 
 def analyze(section: analysis.AnalyzeConfig, job: Job) -> None:
-    """What training changed."""
-    found, run = job.pairs(), job.folder.path
+    """Changes through training."""
+    source, run = job.pairs(), job.folder.path
     named = {name: read_trained(job.model, Path(substitute(folder, run))) for name, folder in section.policies.items()}
     trained = named or job.trained()
     responses: dict[str, dict[str, Path]] = {}
-    # Not every recipe evaluates or holds pairs out.
-    inputs = _input("pairs", found) | {
+    # Not every recipe evaluates or has held-out pairs.
+    inputs = _input("pairs", source) | {
         f"train/{name}": path for name, one in trained.items() if (path := one.folder / PAIR_SCORES).is_file()
     }
     for benchmark in job.recipe.evaluate.benchmarks if job.recipe.evaluate else ():
         for label in (BASE, *trained):
-            place = f"evaluate/{label}/{benchmark}"
-            if (path := job.path(place, "responses.parquet")).is_file():
-                responses.setdefault(benchmark, {})[label] = inputs[place] = path
+            name = f"evaluate/{label}/{benchmark}"
+            if (path := job.path(name, "responses.parquet")).is_file():
+                responses.setdefault(benchmark, {})[label] = inputs[name] = path
     settings = {
         **dump(section),
         "model": dump(job.model),
         "policies": {name: dump(one.model) for name, one in trained.items()},
         "objectives": {name: one.hyperparameters for name, one in trained.items()},
-        **_hub("pairs", found),
+        **_hub("pairs", source),
     }
     here = {
         name: Trained(resolve(one.model, run), one.folder, one.objective, one.hyperparameters)
@@ -287,14 +287,14 @@ def analyze(section: analysis.AnalyzeConfig, job: Job) -> None:
     job.do(
         "analyze",
         settings,
-        lambda output: analysis.run(section, Path(found), model, here, output, responses),
+        lambda output: analysis.run(section, Path(source), model, here, output, responses),
         inputs,
     )
 
 
 def report(section: reporting.ReportConfig, job: Job) -> None:
-    """The page of the run."""
-    # Manifests change exactly when a stage ran again.
+    """The HTML page of the run."""
+    # A manifest changes exactly when its stage ran again.
     run = job.folder.path
     files = [*run.rglob(MANIFEST), run / "evaluate" / "results.json", run / "recipe.yaml"]
     inputs = {path.relative_to(run).as_posix(): path for path in files if path.is_file()}

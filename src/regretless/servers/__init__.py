@@ -1,1 +1,1 @@
-"""OpenAI-compatible servers: asked within limits, paid within a budget, every reply kept."""
+"""OpenAI-compatible servers: requests within rate limits and a budget, every reply cached."""

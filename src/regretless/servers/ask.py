@@ -1,4 +1,4 @@
-"""Many questions to one server: side by side, every reply kept before it is read, nothing asked twice."""
+"""Asks one server many questions concurrently. Every reply is cached before it is parsed; nothing is asked twice."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ from regretless.servers.transport import Client, Unanswered
 
 T = TypeVar("T")
 MOST_FAILURES = 10
-"""Questions in a row whose tries all failed, before the server counts as down."""
+"""Consecutive questions without a usable reply after which the server counts as down."""
 
 
 class UnreadableError(Exception):
-    """A reply that does not say what was asked for. The message is a fixed phrase, countable."""
+    """A reply that lacks what was asked for. The message is a fixed phrase, so that it can be counted."""
 
 
 @dataclass(frozen=True)
 class Question(Generic[T]):
-    """Something to ask, and how to read the reply."""
+    """A question, and how to parse the reply."""
 
     label: str
-    """What it is about, for people."""
+    """Short description, for people."""
     body: Callable[[int, str], Mapping[str, Any]]
-    """The request for an attempt (1, 2, …) and a code that nobody can guess who has not seen the request. Equal
+    """The request for an attempt (1, 2, …) and a code that cannot be guessed without seeing the request. Equal
     arguments give equal requests."""
     read: Callable[[Reply, int, str], T]
-    """What a reply to the request for this attempt and code says. Raises UnreadableError."""
+    """Parses the reply to the request of this attempt and code. Raises UnreadableError."""
 
 
 @dataclass(frozen=True)
 class Answer(Generic[T]):
-    """What came of a question."""
+    """Outcome of a question."""
 
     value: T | None
     problem: str | None = None
     """Why there is no value, as a fixed phrase."""
     key: str | None = None
-    """Where the reply that was read lies in the file of kept replies."""
+    """Key of the parsed reply in the reply cache."""
     attempts: int = 0
-    """Replies read."""
+    """Number of replies parsed."""
 
 
 @dataclass
 class Answers(Generic[T]):
-    """What came of many questions, in their order."""
+    """Outcomes of many questions, in their order."""
 
     answers: list[Answer[T]]
     stopped: RegretlessError | None = None
-    """Why not everything was asked: the budget is used up, or the server is down."""
+    """Why not everything was asked: the budget is spent, or the server is down."""
     reused: int = 0
-    """Replies that had been kept from before."""
+    """Number of replies from the cache."""
     unreadable: Counter[str] = field(default_factory=Counter)
-    """Replies that did not say what was asked for, by problem; each led to another attempt or to an unknown."""
+    """Number of unreadable replies, by problem; each led to another attempt or to an unknown result."""
     trouble: Counter[str] = field(default_factory=Counter)
-    """Requests that were tried again, by reason."""
+    """Number of repeated requests, by reason."""
     spent: Spending = field(default_factory=Spending)
-    """All that this model has cost in the same file of kept replies."""
+    """Total spending on this model in the reply cache."""
 
 
 NOT_ASKED = "not asked"
@@ -84,13 +84,14 @@ def ask_all(
     description: str,
     endpoint: Endpoint = "chat",
 ) -> Answers[T]:
-    """Ask a server all questions, `config.concurrency` at a time, and read its replies.
+    """Ask a server all questions, at most `config.concurrency` at a time, and parse its replies.
 
-    model: names what the spending is counted for. most_tokens: the most that the server may write in a reply.
-    attempts: how often a question whose reply cannot be read is asked in all. replies: the file of kept replies;
-    what it holds is not asked again, and a kill loses no more than the requests under way.
-    A server that is down, a refused key and a spent budget end the asking, not the answers: see `Answers.stopped`.
-    Raises ConfigError when the API key is missing, DataError when the file of replies is something else.
+    model: name under which spending is counted. most_tokens: upper bound on the tokens of a reply. attempts: how often
+    a question with unreadable replies is asked in total. replies: the reply cache; cached questions are not asked
+    again, and an interruption loses only the requests in flight.
+    A server that is down, a rejected key or a spent budget stops the asking; answers so far remain
+    (`Answers.stopped`).
+    Raises ConfigError if the API key is missing, DataError if the cache is some other file.
     """
     with ReplyStore(replies) as store:
         spent = store.spent(model)
@@ -103,7 +104,7 @@ def ask_all(
 
 
 def describe(config: ServerConfig, spent: Spending) -> str:
-    """Requests, tokens and cost so far, for people."""
+    """Requests, tokens and cost so far, as text."""
     cost = config.cost(spent.prompt_tokens, spent.completion_tokens)
     tokens = (spent.prompt_tokens + spent.completion_tokens) / 1000
     return f"{spent.requests} requests, {tokens:.1f}k tokens" + ("" if cost is None else f", ${cost:.2f}")
@@ -120,14 +121,14 @@ class _Asker(Generic[T]):
     result: Answers[T]
     advance: Callable[[int], None]
     failures: int = 0
-    """Questions in a row whose tries all failed."""
+    """Consecutive questions whose tries all failed."""
     has_answered: bool = False
-    """Whether any reply could be used."""
+    """True once a reply could be used."""
 
     async def run(self, budget: Budget) -> None:
         async with Client(self.config, budget) as client:
             waiting = iter(enumerate(self.questions))
-            # Workers that take the next question: a task for each of many thousand questions would hold them all.
+            # A fixed number of workers: one task for each of many thousand questions would hold all of them in memory.
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(self.config.concurrency, len(self.questions))):
                     workers.create_task(self._work(client, waiting))
@@ -138,7 +139,7 @@ class _Asker(Generic[T]):
             try:
                 self.result.answers[number] = await self._answer(client, question)
             except RegretlessError as error:
-                # Requests under way are let finish: they are paid for.
+                # Requests in flight finish: they are already paid for.
                 self.result.stopped = self.result.stopped or error
             if self.result.stopped is not None:
                 return
@@ -163,19 +164,19 @@ class _Asker(Generic[T]):
     async def _reply(
         self, client: Client, question: Question[T], key: str, body: Mapping[str, Any], attempt: int
     ) -> Reply:
-        kept = self._kept(key, body)
-        if kept is not None:
+        cached = self._cached(key, body)
+        if cached is not None:
             self.result.reused += 1
             self.has_answered = True
-            return kept
+            return cached
         reply = await client.ask(self.endpoint, body, self.most_tokens)
         self.store.put(key, f"{question.label} attempt {attempt}", reply.text)
         self.failures = 0
         self.has_answered = True
         return reply
 
-    def _kept(self, key: str, body: Mapping[str, Any]) -> Reply | None:
-        """The reply kept under a key; None where there is none, or one that cannot be used and is asked for again."""
+    def _cached(self, key: str, body: Mapping[str, Any]) -> Reply | None:
+        """The cached reply of a key; None if there is none, or if it cannot be used and must be requested again."""
         text = self.store.get(key)
         try:
             return None if text is None else Reply(text, self.endpoint, body)
@@ -183,16 +184,16 @@ class _Asker(Generic[T]):
             return None
 
     def _count_failure(self, client: Client, error: Unanswered) -> None:
-        """Raise ServerError when so many questions in a row failed that the server is down, or it seems not to have
-        what is needed."""
+        """Raise ServerError if so many consecutive questions failed that the server is down, or if it seems to lack
+        log-probabilities."""
         if error.reason == NO_LOGPS and not self.has_answered:
             raise ServerError(
-                f"{client.label} gives no log-probabilities, and the answers are read from them; choose a model that "
-                "has them (OpenAI's reasoning models do not)"
+                f"{client.label} returns no log-probabilities, which the answers are read from; choose a model that "
+                "supports them (OpenAI's reasoning models do not)"
             ) from None
         self.failures = 0 if error.is_refusal else self.failures + 1
         if self.failures >= MOST_FAILURES:
             raise ServerError(
                 f"{client.label} does not answer: {self.failures} questions in a row failed; {error}; "
-                "see that it runs, and run again: replies so far are kept"
+                "check that it is running, and run again: replies so far are cached"
             ) from None

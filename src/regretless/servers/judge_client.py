@@ -1,4 +1,4 @@
-"""Asking a judge: the settings that all who ask one share, the request, and what the asking has cost."""
+"""Asking a judge: the shared settings, the request, and the cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class JudgeAccess(Section):
-    """Where a judge runs, how it is asked, and what becomes of questions that it leaves open."""
+    """Where a judge runs, how it is asked, and what happens to questions without a readable reply."""
 
     server: ServerConfig = ServerConfig()
     """Server that runs the judge, with limits on rate and budget."""
@@ -47,21 +47,21 @@ class JudgeAccess(Section):
         """Name of the judge on its server."""
 
     def request(self, messages: Sequence[Message], **more: Any) -> dict[str, Any]:
-        """A request with the settings' parameters; those that are not set are left to the server."""
+        """A request with the settings' parameters; unset ones are left to the server."""
         optional = {"temperature": self.temperature, "reasoning_effort": self.reasoning_effort}
-        given = {key: value for key, value in optional.items() if value is not None}
+        parameters = {key: value for key, value in optional.items() if value is not None}
         limit = {self.server.limit_parameter: self.max_reply_tokens}
-        return {"model": self.judge_name, "messages": list(messages), **given, **limit, **more, **self.parameters}
+        return {"model": self.judge_name, "messages": list(messages), **parameters, **limit, **more, **self.parameters}
 
     def replies_file(self, output: Path) -> Path:
-        """The file of kept replies: the one that the settings name, else one beside the folder `output`."""
+        """The reply cache: the file named in the settings, else one beside the folder `output`."""
         return Path(self.replies).expanduser() if self.replies else output.with_name(f"{output.name}.replies.sqlite")
 
 
 def ask_judge(config: JudgeAccess, questions: Sequence[Question[T]], output: Path) -> Answers[T]:
-    """Ask a judge all questions; what cannot be read after all attempts has no value, and a reason.
+    """Ask a judge all questions; a reply that stays unreadable after all attempts has no value, and a reason.
 
-    Replies are kept beside the folder `output`, or in `config.replies`. `check_judged` raises what ended the asking.
+    Replies are cached beside the folder `output`, or in `config.replies`. `check_judged` raises what stopped it.
     """
     return ask_all(
         questions,
@@ -84,18 +84,18 @@ def check_judged(
     what: str,
     failed: Mapping[str, int],
 ) -> None:
-    """Raise what ended the asking, but for a spent budget where the settings go on without.
+    """Raise what stopped the asking, except for a spent budget if the settings accept that.
 
-    done, total, what: how far it got, and with what, for people. failed: why the others have nothing, counted.
-    Raises BudgetError or ServerError, after which a further run goes on; DataError when nothing is done.
+    done, total, what: progress and its unit, for the message. failed: number of failures by reason.
+    Raises BudgetError or ServerError, after which the next run resumes; DataError if nothing is done.
     """
     stopped, so_far = answers.stopped, f"{done} of {total} {what}"
     if isinstance(stopped, BudgetError) and config.when_spent == "go_on" and done:
-        console.print(f"budget used up ({stopped}): {so_far}")
+        console.print(f"budget spent ({stopped}): {so_far}")
     elif stopped is not None:
         raise type(stopped)(
             f"judge {config.judge_name}: {stopped}\n  {so_far} so far ({describe(config.server, answers.spent)}); the "
-            f"replies are kept in {config.replies_file(output)}, and a further run goes on from there"
+            f"replies are cached in {config.replies_file(output)}, and the same command resumes from there"
             + ("; raise the budget first" if isinstance(stopped, BudgetError) else "")
         )
     elif not done:
@@ -104,7 +104,7 @@ def check_judged(
 
 
 def bill(config: JudgeAccess, answers: Answers[Any]) -> dict[str, Any]:
-    """What asking a judge has cost and what went wrong on the way, as JSON."""
+    """Cost of asking a judge, and the failures, as JSON values."""
     spent = answers.spent
     return {
         "judge": config.judge_name,

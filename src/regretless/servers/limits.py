@@ -1,4 +1,4 @@
-"""How fast requests may start, and how much they may cost together."""
+"""Rate limit for starting requests, and a budget for all of them together."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from regretless.servers.server_settings import ServerConfig
 
 @dataclass
 class Spending:
-    """What was used of a server."""
+    """Usage of a server."""
 
     requests: int = 0
     """Requests sent, retries included."""
     prompt_tokens: int = 0
-    """Tokens read, as the server reported them."""
+    """Prompt tokens, as the server reported them."""
     completion_tokens: int = 0
-    """Tokens written, as the server reported them, reasoning included."""
+    """Completion tokens, as the server reported them, reasoning included."""
     charged_tokens: int = 0
-    """Tokens counted against the budget: those reported, and the most possible where an answer was lost on its way."""
+    """Tokens counted against the budget: reported ones, and the upper bound where a reply was lost in transit."""
 
     def add(self, other: Spending) -> None:
-        """Count another spending in."""
+        """Add another spending."""
         self.requests += other.requests
         self.prompt_tokens += other.prompt_tokens
         self.completion_tokens += other.completion_tokens
@@ -32,7 +32,7 @@ class Spending:
 
 
 class Pace:
-    """Spreads the starts of requests evenly, and holds all of them back when the server asks for a pause."""
+    """Spreads request starts evenly, and delays all of them when the server asks for a pause."""
 
     def __init__(self, requests_per_minute: float | None) -> None:
         self._interval = 60.0 / requests_per_minute if requests_per_minute else 0.0
@@ -43,27 +43,27 @@ class Pace:
         """Wait until the next request may start; first come, first served."""
         clock = asyncio.get_running_loop().time
         async with self._turn:
-            # Asked again after each sleep: a pause may have come in meanwhile.
+            # Checked again after each sleep: a pause may have been requested in the meantime.
             while (wait := self._next - clock()) > 0:
                 await asyncio.sleep(wait)
             self._next = clock() + self._interval
 
     def pause(self, seconds: float) -> None:
-        """Start no request for so many seconds. A limit is the account's, so it holds for all requests."""
+        """Start no request for `seconds`. Rate limits apply to the account, so the pause holds for all requests."""
         self._next = max(self._next, asyncio.get_running_loop().time() + seconds)
 
 
 class Budget:
-    """Lets requests through as long as they cannot exceed `max_requests` and `max_tokens`.
+    """Admits requests as long as they cannot exceed `max_requests` and `max_tokens`.
 
-    Each request reserves the most tokens that it can use before it is sent, and gives back what it did not use, so the
-    budget holds whatever is under way.
+    Each request reserves its upper bound of tokens before it is sent, and releases what it did not use afterwards, so
+    the budget holds whatever is in flight.
     """
 
     def __init__(
         self, config: ServerConfig, spent: Spending, record: Callable[[Spending], None] = lambda spending: None
     ) -> None:
-        """`spent`: what was used before, updated as requests are made. `record`: takes every change, to be kept."""
+        """`spent`: usage so far, updated as requests are made. `record`: called with every change, to store it."""
         self.config, self.spent = config, spent
         self._record = record
         self._reserved = 0
@@ -72,8 +72,8 @@ class Budget:
     async def reserve(self, tokens: int) -> None:
         """Count a request that is about to be sent and uses at most `tokens`.
 
-        Waits for requests under way where it might not fit beside them.
-        Raises BudgetError when it does not fit into what is left.
+        Waits for requests in flight if it might not fit beside them.
+        Raises BudgetError if it exceeds the remaining budget.
         """
         limits = self.config
         async with self._settled:
@@ -92,7 +92,7 @@ class Budget:
             self._spend(Spending(requests=1))
 
     async def settle(self, tokens: int, used: Spending) -> None:
-        """Give back a reservation of `tokens` and count what the request used instead."""
+        """Release a reservation of `tokens` and count the actual usage instead."""
         async with self._settled:
             self._reserved -= tokens
             self._spend(used)

@@ -1,4 +1,4 @@
-"""What a server's reply says, read once and typed: nothing else of a reply is ever looked at."""
+"""A server's reply, parsed once into typed fields; all other fields are ignored."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from regretless.data.schema import POSITIVE_TOLERANCE, Id, Logp, logps_problem
 
 Endpoint = Literal["chat", "completions"]
 MOST_TOKENS = 10_000_000
-"""Tokens that one request can read or write: longer than any model's context. A server that reports more is not
-believed."""
+"""Upper bound on the tokens of one request, longer than any model's context. Larger reported numbers are
+discarded."""
 LONGEST_NUMBER = 20
-"""Digits of the longest integer that a reply may need."""
+"""Most digits of an integer in a reply."""
 LONGEST_REASON = 64
 ID_PREFIX = "token_id:"
-"""Before an id that stands in the place of a token's text."""
+"""Prefix of an id that replaces the text of a token."""
 NO_COMPLETION, NO_LOGPS = "reply is not a completion", "reply has no log-probabilities"
 UNREAD_WITH_IDS = ("logprobs",)
 UNREAD = (*UNREAD_WITH_IDS, "token_ids", "prompt_token_ids")
 
 
 class BadReplyError(Exception):
-    """A reply that cannot be used. `kind` is a fixed phrase, countable; the message says where and why."""
+    """A reply that cannot be used. `kind` is a fixed phrase, so that it can be counted; the message has the details."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(textwrap.shorten(one_line(detail), 300))
@@ -48,7 +48,7 @@ def _cleaned(value: Any) -> Any:
     return clean_text(value) if isinstance(value, str) else value
 
 
-def _believed(value: Any, read: Any) -> Any:
+def _plausible(value: Any, read: Any) -> Any:
     try:
         return read(value)
     except ValidationError:
@@ -56,16 +56,16 @@ def _believed(value: Any, read: Any) -> Any:
 
 
 Words = Annotated[str, BeforeValidator(_cleaned)]
-"""Text that any file can hold."""
+"""Text that any file can store."""
 Reason = Annotated[str, Field(max_length=LONGEST_REASON), BeforeValidator(_cleaned)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 TopLogp = Annotated[float, Field(le=POSITIVE_TOLERANCE)]
-"""Nats, of a token that might have been written: minus infinity for an impossible one. NaN exceeds
-any bound here."""
+"""Nats, for a token that could have been generated: minus infinity for an impossible one. NaN exceeds any bound
+here."""
 
 
 class _Part(BaseModel):
-    """A part of a reply: the fields that are read, of the type they are read as. All others are left alone."""
+    """A part of a reply: the fields that are read, with strict types. Other fields are ignored."""
 
     model_config = ConfigDict(
         strict=True, frozen=True, extra="ignore", protected_namespaces=(), hide_input_in_errors=True
@@ -81,14 +81,14 @@ class Message(_Part):
 
 
 class TopToken(_Part):
-    """One of the likeliest tokens at a place."""
+    """One of the most likely tokens at a position."""
 
     token: Words
     logprob: TopLogp
 
 
 class Token(_Part):
-    """A token that was written; `logprob` in nats."""
+    """A generated token; `logprob` in nats."""
 
     token: Words
     logprob: Logp
@@ -97,7 +97,7 @@ class Token(_Part):
 
 
 class Logprobs(_Part):
-    """Log-probabilities: `content` of a chat, the other lists of a completion."""
+    """Log-probabilities: `content` in chat completions, the other lists in text completions."""
 
     content: list[Token] | None = None
     tokens: list[Words] | None = None
@@ -125,22 +125,22 @@ class Choice(_Part):
 
     @property
     def logps(self) -> list[float] | None:
-        """Nats per token of the answer. Rounding can put a certain token a hair above 0; here it is not."""
+        """Log-probability of each token of the answer (nats). Values slightly above 0 from rounding are set to 0."""
         if self.logprobs is None:
             return None
         entries = self.logprobs.content
-        given = self.logprobs.token_logprobs if entries is None else [entry.logprob for entry in entries]
-        return None if given is None else [min(value, 0.0) for value in given]
+        values = self.logprobs.token_logprobs if entries is None else [entry.logprob for entry in entries]
+        return None if values is None else [min(value, 0.0) for value in values]
 
     @property
     def ids(self) -> list[int] | None:
-        """The answer's token ids, in any of the places where servers put them."""
+        """The answer's token ids, from any of the fields in which servers return them."""
         if self.token_ids is not None:
             return self.token_ids
         entries = None if self.logprobs is None else self.logprobs.content
-        found = [entry.id for entry in entries or () if entry.id is not None]
-        if entries and len(found) == len(entries):
-            return found
+        ids = [entry.id for entry in entries or () if entry.id is not None]
+        if entries and len(ids) == len(entries):
+            return ids
         strings = self.strings
         if strings and all(string.startswith(ID_PREFIX) for string in strings):
             written = [string.removeprefix(ID_PREFIX) for string in strings]
@@ -150,7 +150,7 @@ class Choice(_Part):
 
     @property
     def likeliest(self) -> list[TopToken]:
-        """The likeliest first tokens of the answer, highest first; empty where it does not tell."""
+        """The most likely first tokens of the answer, highest first; empty if the reply has none."""
         logprobs = self.logprobs or Logprobs()
         first: list[TopToken] = []
         if logprobs.content:
@@ -168,7 +168,7 @@ class Choice(_Part):
 
 
 class Usage(_Part):
-    """Tokens read and written, reasoning included."""
+    """Prompt and completion tokens, reasoning included."""
 
     prompt_tokens: Count
     completion_tokens: Count
@@ -176,8 +176,8 @@ class Usage(_Part):
 
 class _Body(_Part):
     choices: Annotated[list[Choice], Field(min_length=1)]
-    usage: Annotated[Usage | None, WrapValidator(_believed)] = None
-    """A hint: one that makes no sense is taken for none."""
+    usage: Annotated[Usage | None, WrapValidator(_plausible)] = None
+    """Optional: an implausible value counts as missing."""
     prompt_token_ids: list[Id] | None = None
 
 
@@ -185,10 +185,10 @@ class Reply:
     """What a server answered to a request."""
 
     def __init__(self, text: str, endpoint: Endpoint, request: Mapping[str, Any]) -> None:
-        """Read a reply. text: the JSON that the server sent. request: what was sent to it; of what the server says
-        about single tokens, only what the request asks for is read.
+        """Parse a reply. text: the JSON from the server. request: what was sent; log-probabilities and token ids are
+        read only if the request asks for them.
 
-        Raises BadReplyError for anything but a reply whose first answer is well-formed in all that is read.
+        Raises BadReplyError unless the reply's first answer is well-formed in every field that is read.
         """
         self.text = text
         asks_for_logps = bool(request.get("logprobs"))
@@ -197,25 +197,25 @@ class Reply:
         self.choice = body.choices[0]
         """The first answer."""
         self.usage = body.usage
-        """What the request has cost, if the server reports something that can be believed."""
+        """Usage of the request, if the server reports a plausible one."""
         self.prompt_token_ids = self.choice.prompt_token_ids or body.prompt_token_ids
-        """What the model read, if the server says so."""
+        """The prompt's token ids, if the server returns them."""
         answer = ("message", self.choice.message) if endpoint == "chat" else ("text", self.choice.text)
         if answer[1] is None:
             raise BadReplyError(NO_COMPLETION, f"choices.0.{answer[0]}: required, not given")
-        # An answer that a filter has ended need not have any.
+        # An answer that a content filter stopped may lack it.
         if asks_for_logps and self.choice.logps is None and self.finish_reason != "content_filter":
             raise BadReplyError(NO_LOGPS, "the request asks for log-probabilities, the reply has none")
 
     @property
     def content(self) -> str:
-        """Text of the answer; empty when there is none."""
+        """Text of the answer; empty if there is none."""
         choice = self.choice
         return (choice.text if choice.message is None else choice.message.content) or ""
 
     @property
     def thoughts(self) -> str:
-        """What a reasoning model thought, where the server keeps it apart from the answer; empty where it does not."""
+        """Thoughts of a reasoning model, if the server returns them separately from the answer; else empty."""
         message = self.choice.message or Message()
         return message.reasoning_content or message.reasoning or ""
 
@@ -226,25 +226,25 @@ class Reply:
 
 
 def _parsed(text: str, unread: Collection[str]) -> _Body:
-    """The reply without the fields that are not read. Raises BadReplyError."""
+    """The reply without the fields that are ignored. Raises BadReplyError."""
     try:
-        # A number that is too long for anything here is none; Python itself raises at one of 4300 digits.
+        # A number with too many digits becomes NaN; Python itself raises at 4300 digits.
         data = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < LONGEST_NUMBER else math.nan)
     except (ValueError, RecursionError) as error:
         raise BadReplyError(NO_COMPLETION, f"not valid JSON: {error}") from None
     if isinstance(data, dict):
         data = _without(data, unread)
         if isinstance(data.get("choices"), list):
-            # One answer is asked for, and what else is there is not read.
+            # One answer is requested, and any other is ignored.
             data["choices"] = [_without(choice, unread) for choice in data["choices"][:1]]
     try:
         return _Body.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        place = ".".join(map(str, found["loc"])) or "reply"
-        message = found["msg"].removeprefix("Value error, ")
-        got = "" if found["type"] in ("missing", "value_error") else f", got {found['input']!r:.40}"
-        raise BadReplyError(NO_COMPLETION, f"{place}: {message}{got}") from None
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(map(str, problem["loc"])) or "reply"
+        message = problem["msg"].removeprefix("Value error, ")
+        got = "" if problem["type"] in ("missing", "value_error") else f", got {problem['input']!r:.40}"
+        raise BadReplyError(NO_COMPLETION, f"{field}: {message}{got}") from None
 
 
 def _without(part: Any, unread: Collection[str]) -> Any:

@@ -1,4 +1,4 @@
-"""A file that keeps every reply a server gave, so that nothing is asked, or paid for, twice."""
+"""The reply cache: a file with every reply of a server, so that nothing is asked, or paid for, twice."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ CODE_LENGTH = 12
 
 
 class ReplyStore:
-    """Replies by the key of what was asked, and what they cost; a context manager.
+    """Replies keyed by what was asked, and their cost; a context manager.
 
-    Each reply is one transaction of SQLite, whole or not there whenever the process is killed.
+    Each reply is one SQLite transaction, so an interrupted process leaves no partial reply.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or make it. Raises DataError when it is something else."""
+        """Open the file, or create it. Raises DataError if it is some other file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         with self._readable():
-            # Autocommit: a statement is a transaction. The timeout is for another process at work on the same file.
+            # Autocommit: a statement is a transaction. The timeout covers another process that uses the same file.
             self._file = sqlite3.connect(path, timeout=60, isolation_level=None)
-            # No wait for the disk at every reply, yet whole after a crash.
+            # No disk sync at every reply, yet consistent after a crash.
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(SCHEMA)
@@ -56,33 +56,33 @@ class ReplyStore:
         self._file.close()
 
     def get(self, key: str) -> str | None:
-        """The reply kept under a key, if there is one."""
+        """The cached reply of a key, or None."""
         with self._readable():
-            found = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
-        return None if found is None else str(found[0])
+            row = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
 
     def put(self, key: str, label: str, reply: str) -> None:
-        """Keep a reply. `label`: what was asked, for people who look into the file."""
+        """Store a reply. `label`: what was asked, for people who inspect the file."""
         with self._readable():
             self._file.execute(
                 "INSERT OR REPLACE INTO replies (key, label, reply) VALUES (?, ?, ?)", (key, label, reply)
             )
 
     def code(self, key: str) -> str:
-        """Code that belongs to a key: always the same in this file, and not to be guessed by whoever lacks the file."""
+        """Code for a key: constant within this file, and impossible to guess without the file."""
         return hmac.new(self._salt, key.encode(), hashlib.sha256).hexdigest()[:CODE_LENGTH]
 
     def spent(self, model: str) -> Spending:
-        """What all requests to a model have cost so far."""
+        """Cost of all requests to a model so far."""
         with self._readable():
-            found = self._file.execute(
+            row = self._file.execute(
                 "SELECT requests, prompt_tokens, completion_tokens, charged_tokens FROM spending WHERE model = ?",
                 (model,),
             ).fetchone()
-        return Spending(*(found or ()))
+        return Spending(*(row or ()))
 
     def spend(self, model: str, spending: Spending) -> None:
-        """Add to what the requests to a model have cost."""
+        """Add to the cost of the requests to a model."""
         with self._readable():
             self._file.execute("INSERT OR IGNORE INTO spending (model) VALUES (?)", (model,))
             self._file.execute(
@@ -103,6 +103,6 @@ class ReplyStore:
             yield
         except sqlite3.DatabaseError as error:
             raise DataError(
-                f"{self.path}: cannot be used as the file of kept replies ({error}); expected the file of an earlier "
-                "run, or none; move it away or name another one"
+                f"{self.path}: cannot be used as a reply cache ({error}); expected the file of an earlier run, or "
+                "no file; move it away or set another path"
             ) from error

@@ -1,4 +1,4 @@
-"""Which OpenAI-compatible server to ask, how hard, and how much that may cost."""
+"""Settings of an OpenAI-compatible server: its address, rate limits and budget."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ServerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _hide_secrets(cls, values: Any) -> Any:
-        """Take keys that were written into the settings by mistake out of what error messages show."""
+        """Hide keys that were written into the settings by mistake from error messages."""
         if values is None or isinstance(values, ServerConfig):
             return values
         if not isinstance(values, Mapping):
@@ -83,9 +83,9 @@ class ServerConfig(Section):
         return value
 
     def api_key(self) -> str | None:
-        """The key from the environment; None where none is to be sent.
+        """The key from the environment; None if no key is sent.
 
-        Raises ConfigError when the variable that should hold it is empty or not set.
+        Raises ConfigError if the variable that should hold it is empty or not set.
         """
         name = self.api_key_env
         if name is None:
@@ -96,12 +96,12 @@ class ServerConfig(Section):
         if not key:
             raise ConfigError(
                 f"server: the environment variable {name} is not set; put the API key there, or name another variable "
-                "in api_key_env (a local server that needs no key: give its base_url)"
+                "in api_key_env (for a local server without a key, set base_url)"
             )
         return key
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """Dollars for so many tokens; None when the prices are not given."""
+        """Dollars for these tokens; None if the prices are not set."""
         if self.prompt_price is None or self.completion_price is None:
             return None
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
@@ -118,12 +118,12 @@ def _is_variable_name(value: Any) -> bool:
 
 
 def _are_plain_urls(value: Any) -> bool:
-    """Whether an address, or each of several by name, holds no secret."""
+    """True if an address, or each of several by name, contains no secret."""
     return value is None or all(map(_is_plain_url, value.values() if isinstance(value, Mapping) else [value]))
 
 
 def _is_plain_url(value: Any) -> bool:
-    # Looked for in the whole text: a slash in a password ends what the parser takes for the host.
+    # Searches the whole text: a slash in a password would end what the parser reads as the host.
     if not isinstance(value, str) or "@" in value or "?" in value:
         return False
     try:

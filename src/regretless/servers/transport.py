@@ -1,4 +1,4 @@
-"""One question to an OpenAI-compatible server, asked until it is answered, refused or given up."""
+"""One question to an OpenAI-compatible server, retried until it is answered, refused or given up."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ if TYPE_CHECKING:
     import openai
 
 TEMPORARY = {408, 409, 425, 429}
-"""Status codes below 500 that may be different next time."""
+"""Status codes below 500 that may change on retry."""
 HOPELESS = {401, 403, 404}
-"""Status codes that every further request would get as well: key, permission, address or model."""
+"""Status codes that every further request would also get: bad key, permission, address or model."""
 OUT_OF_CREDIT = "insufficient_quota"
 LONGEST_WAIT = 600.0
-"""Seconds; a server that asks for a longer pause is better asked another day."""
+"""Seconds; if a server asks for a longer pause, the run stops."""
 LONGEST_BACKOFF = 60.0
 SHORTEST_SECRET = 8
-"""Shorter keys (EMPTY, none) are placeholders; replacing them in replies would damage ordinary words."""
+"""Minimum length of a key: shorter ones (EMPTY, none) are placeholders; hiding them would damage words in replies."""
 
 
 class Unanswered(Exception):
-    """This question gets no answer. `reason` is a fixed phrase, countable; the message says more."""
+    """A question without an answer. `reason` is a fixed phrase, so that it can be counted; the message has details."""
 
     def __init__(self, reason: str, detail: str, *, is_refusal: bool) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.is_refusal = is_refusal
-        """The server is fine but will not answer this; otherwise the last of the tries failed."""
+        """True if the server works but refuses this request; false if the last try failed."""
 
 
-class _Passing(Exception):
-    """A failure that may pass: the request is worth another try. `kind` is a fixed phrase, countable; the message may
-    say more."""
+class _TemporaryError(Exception):
+    """A failure that may be temporary, so the request is retried. `kind` is a fixed phrase, so that it can be counted;
+    the message may have details."""
 
     def __init__(self, kind: str, *, may_be_billed: bool, detail: str = "") -> None:
         super().__init__(f"{kind} ({detail})" if detail else kind)
         self.kind = kind
         self.may_be_billed = may_be_billed
-        """An answer may have been written and lost on its way."""
+        """True if an answer may have been generated and lost in transit."""
 
 
 class Client:
-    """Asks one server, at its pace and within a budget; an async context manager.
+    """Asks one server, within its rate limit and a budget; an async context manager.
 
-    Retries are made here and not by the `openai` package, because each try must wait its turn and count against the
-    budget, and because replies that are not what was asked for are tried again as well.
+    Retries happen here and not in the `openai` package, because each try must wait for the rate limit and count against
+    the budget, and because unusable replies are retried as well.
     """
 
     def __init__(self, config: ServerConfig, budget: Budget) -> None:
         """Raises ConfigError when the API key is missing."""
-        # Imported here: it takes half a second, and most commands ask no server.
+        # Imported here: the import takes half a second, and most commands use no server.
         import openai
 
         self._errors = openai
         self.config, self.budget = config, budget
         self.trouble: Counter[str] = Counter()
-        """How often what went wrong, whether or not another try went well."""
+        """Number of failures by kind, whether or not a retry succeeded."""
         self._pace = Pace(config.requests_per_minute)
         key = config.api_key()
         self._hide = _Hide(key)
@@ -80,7 +80,7 @@ class Client:
             api_key=key or "none",
             max_retries=0,
             timeout=config.timeout_seconds,
-            # A redirect would send the prompts to wherever a server says.
+            # A redirect would send the prompts to any address that a server names.
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
 
@@ -97,15 +97,15 @@ class Client:
         most_tokens: int,
         check: Callable[[Reply], None] = lambda reply: None,
     ) -> Reply:
-        """The server's answer to a request.
+        """The server's reply to a request.
 
-        body: the request as it is sent. most_tokens: the most that the server may write. check: raises BadReplyError
-        for a well-formed reply that cannot be used; it is tried again like one that is not well-formed.
-        Raises Unanswered when this request is refused or all its tries failed, ServerError when there is no point in
-        sending more, BudgetError when the budget does not allow it.
+        body: the request as sent. most_tokens: upper bound on the completion tokens. check: raises BadReplyError for a
+        well-formed reply that cannot be used; it is retried like a malformed one.
+        Raises Unanswered if this request is refused or all its tries failed, ServerError if further requests are
+        pointless, BudgetError if the budget does not allow it.
         """
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(_Passing),
+            retry=tenacity.retry_if_exception_type(_TemporaryError),
             stop=tenacity.stop_after_attempt(self.config.max_tries),
             wait=tenacity.wait_exponential_jitter(
                 multiplier=self.config.retry_seconds, max=LONGEST_BACKOFF, jitter=self.config.retry_seconds
@@ -114,8 +114,8 @@ class Client:
         )
         try:
             return await retrying(self._try, endpoint, body, _most_tokens_read(body) + most_tokens, check)
-        except _Passing as error:
-            detail = f"{self.config.max_tries} tries, the last one: {error}"
+        except _TemporaryError as error:
+            detail = f"{self.config.max_tries} tries; the last one: {error}"
             reason = NO_LOGPS if error.kind == NO_LOGPS else "no reply"
             raise Unanswered(reason, detail, is_refusal=False) from None
 
@@ -134,8 +134,8 @@ class Client:
             return reply
         except BadReplyError as error:
             self.trouble[error.kind] += 1
-            raise _Passing(error.kind, may_be_billed=True, detail=str(error)) from None
-        except _Passing as error:
+            raise _TemporaryError(error.kind, may_be_billed=True, detail=str(error)) from None
+        except _TemporaryError as error:
             self.trouble[error.kind] += 1
             used = Spending(charged_tokens=most if error.may_be_billed else 0)
             raise
@@ -146,7 +146,7 @@ class Client:
             await self.budget.settle(most, used)
 
     async def _send(self, endpoint: Endpoint, body: Mapping[str, Any]) -> Reply:
-        """One request. Raises _Passing, BadReplyError, Unanswered or ServerError."""
+        """Send one request. Raises _TemporaryError, BadReplyError, Unanswered or ServerError."""
         api = self._api
         create: Any = (api.chat.completions if endpoint == "chat" else api.completions).with_raw_response.create
         named = ("model", "messages" if endpoint == "chat" else "prompt")
@@ -154,45 +154,45 @@ class Client:
         try:
             async with asyncio.timeout(self.config.timeout_seconds):
                 raw = await create(**{name: body[name] for name in named}, extra_body=rest)
-        # `from None` throughout: the package's own errors quote what the server said, which may be the key.
+        # `from None` throughout: the original errors quote the server's message, which may contain the key.
         except (TimeoutError, self._errors.APITimeoutError):
-            raise _Passing("timed out", may_be_billed=True) from None
+            raise _TemporaryError("timed out", may_be_billed=True) from None
         except self._errors.APIStatusError as error:
-            raise self._meaning(error) from None
+            raise self._as_exception(error) from None
         except self._errors.APIConnectionError as error:
             never_sent = type(error.__cause__).__name__ == "ConnectError"
-            raise _Passing("connection failed or dropped", may_be_billed=not never_sent) from None
+            raise _TemporaryError("connection failed or dropped", may_be_billed=not never_sent) from None
         return Reply(self._hide(raw.content.decode("utf-8", errors="replace")), endpoint, body)
 
-    def _meaning(self, error: openai.APIStatusError) -> Exception:
-        """What a status code means for this request and for all others, as the exception to raise."""
+    def _as_exception(self, error: openai.APIStatusError) -> Exception:
+        """The exception for a status code, depending on what it implies for this request and all others."""
         code, wait = error.status_code, _asked_wait(error.response.headers)
-        said = textwrap.shorten(one_line(self._hide(str(error))), 300)
+        message = textwrap.shorten(one_line(self._hide(str(error))), 300)
         if code in HOPELESS or error.code == OUT_OF_CREDIT:
-            return ServerError(f"{self.label} refuses every request: {said}")
+            return ServerError(f"{self.label} rejects every request: {message}")
         if 300 <= code < 400:
-            place = textwrap.shorten(one_line(self._hide(error.response.headers.get("location", "elsewhere"))), 300)
+            target = textwrap.shorten(one_line(self._hide(error.response.headers.get("location", "elsewhere"))), 300)
             return ServerError(
-                f"{self.label} answers with HTTP {code}, a redirect to {place}; prompts and key go to base_url alone: "
-                "put the other address there if it is right"
+                f"{self.label} answers with HTTP {code}, a redirect to {target}; prompts and key are sent only to "
+                "base_url: set base_url to the new address if it is right"
             )
         if code not in TEMPORARY and code < 500:
-            return Unanswered(f"refused with HTTP {code}", said, is_refusal=True)
+            return Unanswered(f"refused with HTTP {code}", message, is_refusal=True)
         if wait > LONGEST_WAIT:
-            return ServerError(f"{self.label} asks to wait {wait:.0f} seconds: {said}; run again then")
+            return ServerError(f"{self.label} asks to wait {wait:.0f} seconds: {message}; run again after that")
         if wait > 0:
             self._pace.pause(wait)
-        return _Passing(f"HTTP {code}", may_be_billed=False)
+        return _TemporaryError(f"HTTP {code}", may_be_billed=False)
 
     @property
     def label(self) -> str:
-        """Which server, for messages: host and port."""
+        """Host and port of the server, for messages."""
         url = self._api.base_url
         return f"server {url.host}" + (f":{url.port}" if url.port else "")
 
 
 class _Hide:
-    """Takes the API key out of texts: some servers quote it in their error messages."""
+    """Removes the API key from texts: some servers quote it in their error messages."""
 
     def __init__(self, key: str | None) -> None:
         self._forms = {key, json.dumps(key)[1:-1]} if key and len(key) >= SHORTEST_SECRET else set()
@@ -204,12 +204,12 @@ class _Hide:
 
 
 def _most_tokens_read(body: Mapping[str, Any]) -> int:
-    """Upper bound on the tokens of a request: no tokenizer makes more tokens than there are bytes."""
+    """Upper bound on the prompt tokens of a request: a tokenizer never makes more tokens than there are bytes."""
     return len(json.dumps(body, ensure_ascii=False).encode())
 
 
 def _asked_wait(headers: Mapping[str, str]) -> float:
-    """Seconds that the server asks to wait; 0 when it does not say."""
+    """Seconds that the server asks to wait; 0 if it does not ask."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             wait = float(headers.get(name, "")) / unit

@@ -1,4 +1,4 @@
-"""Problems of the embedded world in the form of the chat benchmarks' files, so that nothing is downloaded."""
+"""Problems of the embedded world in the file formats of the chat benchmarks, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_chat_benchmarks(folder: Path, problems: Sequence[Problem], rng: random
 
     alpaca_eval.jsonl (`instruction`, `output`), gamed_baselines.csv; arena_hard.jsonl (`uid`, `prompt`),
     arena_hard_baseline.jsonl; mt_bench.jsonl (`question_id`, `category`, `turns`), mt_bench_references.jsonl.
-    Baselines are wrong, references are right. The gamed baselines are drawn, and stand for nothing.
+    Baselines are wrong, references are right. The gamed baselines are random numbers without meaning.
     """
     count = len(problems) // 4
     alpaca, arena, first, second = (problems[start * count : (start + 1) * count] for start in range(4))
@@ -55,7 +55,7 @@ def write_chat_benchmarks(folder: Path, problems: Sequence[Problem], rng: random
 
 
 def _answered(question: dict[str, str], answer: str) -> dict[str, Any]:
-    """A model's answer as Arena-Hard keeps it."""
+    """A model's answer in Arena-Hard's format."""
     messages = [{"role": "user", "content": question["prompt"]}, {"role": "assistant", "content": {"answer": answer}}]
     return {"uid": question["uid"], "messages": messages}
 
@@ -65,6 +65,6 @@ def _write_gamed_baselines(path: Path, count: int, rng: random.Random) -> None:
         writer = csv.writer(handle)
         writer.writerow(["index", "std_delta_len", "instruction_difficulty", "preference"])
         difficulty = [rng.gauss(0, 1) for _ in range(count)]
-        for sign in (1, -1):  # one that is told to be short, one that is told to be long
+        for sign in (1, -1):  # one prompted to be short, one prompted to be long
             for index in range(count):
                 writer.writerow([index, sign * rng.random(), difficulty[index], rng.random()])

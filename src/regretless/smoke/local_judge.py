@@ -1,7 +1,7 @@
-"""A judge without judgment, for smoke runs: a small OpenAI-compatible server on loopback that draws lots.
+"""A judge for smoke runs that answers at random: a small OpenAI-compatible server on loopback.
 
-It answers each of this package's judge prompts in the form that is asked for. Its numbers come from a hash of what it
-is shown: they vary, come out the same in every run, and mean nothing.
+It answers each of this package's judge prompts in the requested form. Its numbers come from a hash of the prompt: they
+vary, are the same in every run, and mean nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from regretless.core.terminal import console
 
 HOST = "127.0.0.1"
 KEY_VARIABLE = "REGRETLESS_LOCAL_JUDGE_KEY"
-"""Environment variable that settings name for the local judge's key: so no other key is sent, wherever it goes."""
+"""Environment variable that the settings name for the local judge's key, so that no real key is ever sent."""
 CODE = re.compile(r"<<<begin [\w' ]+ (\w+)>>>")
-"""The code in this package's judge prompts; it differs from run folder to run folder."""
+"""The code in this package's judge prompts; it differs between run folders."""
 HEADING = re.compile(r"^#### Output for Text (\d+)(?: \[\w+\])?$", re.MULTILINE)
 LABELS = ("A>>B", "A>B", "A=B", "B>A", "B>>A")
 
@@ -55,7 +55,7 @@ class LocalJudge:
         self._http.serve_forever(poll_interval=0.05)
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -63,26 +63,26 @@ class LocalJudge:
 def reply_to(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Kind of a chat request, and a reply to it as JSON.
 
-    Raises LookupError for a prompt that is none of this package's.
+    Raises LookupError for a prompt that is not one of this package's.
     """
     prompt = str(body["messages"][-1]["content"])
-    kind, choice = _choice(prompt, _Lots(f"{body['model']}\n{prompt}"), is_preference=bool(body.get("logprobs")))
+    kind, choice = _choice(prompt, _Random(f"{body['model']}\n{prompt}"), is_preference=bool(body.get("logprobs")))
     usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(choice["message"]["content"].split())}
     return kind, {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[LocalJudge]:
-    """A running judge for the length of the block, at which settings without `base_url` arrive meanwhile."""
+    """Run a judge within the block; settings without `base_url` use it meanwhile."""
     judge = LocalJudge()
     thread = threading.Thread(target=judge.run, daemon=True)
     thread.start()
     try:
         with _environment({"OPENAI_BASE_URL": judge.url, KEY_VARIABLE: "local", "NO_PROXY": HOST, "no_proxy": HOST}):
-            console.print(f"local judge at {judge.url}: its ratings and verdicts are drawn by lot and mean nothing")
+            console.print(f"local judge at {judge.url}: its ratings and verdicts are random and mean nothing")
             yield judge
-            given = ", ".join(f"{count} {kind}" for kind, count in sorted(judge.asked.items())) or "nothing was asked"
-            console.print(f"local judge: {given}; all drawn by lot, they mean nothing")
+            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(judge.asked.items())) or "nothing was asked"
+            console.print(f"local judge: {counts}; all are random and mean nothing")
     finally:
         judge.stop()
         thread.join()
@@ -90,9 +90,9 @@ def serving() -> Iterator[LocalJudge]:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the length of the block.
+    """Set environment variables within the block.
 
-    The judge's address goes this way and not into the settings: they stay the same in every run, whatever the port is.
+    The judge's address is passed this way and not through the settings, so that settings do not depend on the port.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -106,8 +106,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Lots:
-    """Numbers that a text draws, the same ones every time."""
+class _Random:
+    """Pseudo-random numbers that depend on a text alone."""
 
     def __init__(self, prompt: str) -> None:
         code = CODE.search(prompt)
@@ -123,29 +123,30 @@ class _Lots:
         return low + int(self.share(what) * (high - low + 1) * (1 - 1e-9))
 
 
-def _choice(prompt: str, lots: _Lots, *, is_preference: bool) -> tuple[str, dict[str, Any]]:
+def _choice(prompt: str, random: _Random, *, is_preference: bool) -> tuple[str, dict[str, Any]]:
     """Kind of the answer, and the answer as a choice of a chat completion."""
     if is_preference:
-        share = 0.02 + 0.96 * lots.share()
+        share = 0.02 + 0.96 * random.share()
         top: list[dict[str, Any]] = [
             {"token": token, "logprob": math.log(p)} for token, p in (("m", share), ("M", 1 - share))
         ]
-        drawn = max(top, key=lambda entry: entry["logprob"])
-        return "preferences", _said(drawn["token"], {"content": [{**drawn, "top_logprobs": top}]})
+        top_token = max(top, key=lambda entry: entry["logprob"])
+        return "preferences", _choice_of(top_token["token"], {"content": [{**top_token, "top_logprobs": top}]})
     headings = list(HEADING.finditer(prompt))
     if headings:
-        types = "Type: None\nRationale: by lot\n" if "\nType:" in prompt[headings[0].end() :] else ""
+        types = "Type: None\nRationale: random\n" if "\nType:" in prompt[headings[0].end() :] else ""
         blocks = [
-            f"{heading[0]}\n{types}Rating: {lots.whole(1, 5, heading[1])}\nRationale: by lot\n" for heading in headings
+            f"{heading[0]}\n{types}Rating: {random.whole(1, 5, heading[1])}\nRationale: random\n"
+            for heading in headings
         ]
-        return "ratings", _said("\n".join(blocks))
+        return "ratings", _choice_of("\n".join(blocks))
     code = CODE.findall(prompt)[-1]
     if "[[A>>B]]" in prompt:
-        return "verdicts", _said(f"By lot.\nVerdict {code}: [[{LABELS[lots.whole(0, 4)]}]]")
-    return "grades", _said(f"By lot.\nRating {code}: [[{lots.whole(1, 10)}]]")
+        return "verdicts", _choice_of(f"Random.\nVerdict {code}: [[{LABELS[random.whole(0, 4)]}]]")
+    return "grades", _choice_of(f"Random.\nRating {code}: [[{random.whole(1, 10)}]]")
 
 
-def _said(content: str, logprobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _choice_of(content: str, logprobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     message = {"role": "assistant", "content": content}
     return {"index": 0, "message": message, "finish_reason": "stop", "logprobs": logprobs}
 
@@ -156,7 +157,7 @@ class _Server(ThreadingHTTPServer):
     judge: LocalJudge
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client may go at any time: nothing to print."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -179,4 +180,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: clients report what matters."""
+        """Print nothing: clients report errors."""

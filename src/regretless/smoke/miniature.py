@@ -1,8 +1,8 @@
-"""Smoke runs: any recipe from end to end in seconds and offline, with the real architecture class shrunk to nothing.
+"""Smoke runs: any recipe from end to end in seconds and offline, with the real architecture class at a tiny size.
 
-Data and tokenizer are those of the embedded world, with the easiest problems it has. Behaviour models learn them for
-a hundred steps, enough to get some right and most wrong, so that every later stage has something real to work on. Where
-a recipe asks a judge, `local_judge` answers. The numbers mean nothing.
+Data and tokenizer are those of the embedded world, with its easiest problems. Behavior models are trained on them for
+a hundred steps, enough to get some right and most wrong, so that every later stage has real work to do. Where a recipe
+asks a judge, `local_judge` answers. The numbers mean nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from regretless.world.tokenizer import build_tokenizer
 
 TOKENIZER = f"{RUN}/world/tokenizer"
 BEHAVIOR = "behavior"
-"""Begins the names of the behaviour models that are trained when the recipe trains none of its own: one of each
-architecture class."""
+"""Name prefix of the behavior models that are trained when the recipe trains none itself: one for each architecture
+class."""
 STEPS, BATCH = 100, 16
 STEPS_OF_A_PROBLEM, LARGEST_AMOUNT = (1, 1), 1
 WORLD = {
@@ -39,33 +39,33 @@ POLICY = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
 SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 LENGTH = {"max_new_tokens": 16, "batch_size": 256}
 PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "torch_compile": False, "num_train_epochs": 1}
-"""Training arguments that need hardware, or that a few steps make meaningless."""
+"""Training arguments that need special hardware, or that are meaningless for a few steps."""
 PRETRAIN = {**PLAIN, "max_steps": STEPS, "per_device_train_batch_size": BATCH, "learning_rate": 0.01, "warmup_steps": 5}
 TRAIN = {**PLAIN, "max_steps": 2, "per_device_train_batch_size": 4, "warmup_steps": 0, "logging_steps": 1}
 EVAL_PAIRS = 8
-"""More than one prompt gives: KTO needs answers to another prompt."""
+"""Pairs from more than one prompt: KTO needs answers to another prompt."""
 SERVER = {"api_key_env": local_judge.KEY_VARIABLE, "concurrency": 8}
-"""No address: `local_judge` gives it through the environment."""
+"""Server without an address: `local_judge` sets it in the environment."""
 JUDGE = {"server": SERVER, "replies": None, "when_spent": "stop"}
 CHAT_FILES = "chat-benchmarks"
 """Folder of the chat benchmarks' files in the run folder."""
 CHAT_QUESTIONS = 8
-"""One of each category of MT-Bench."""
+"""One question for each category of MT-Bench."""
 CHAT: dict[str, dict[str, Any]] = {
     "alpaca_eval": {"baseline": None, "gamed_baselines": f"{RUN}/{CHAT_FILES}/gamed_baselines.csv"},
     "arena_hard": {"baseline": f"{RUN}/{CHAT_FILES}/arena_hard_baseline.jsonl"},
     "mt_bench": {"references": f"{RUN}/{CHAT_FILES}/mt_bench_references.jsonl"},
 }
-"""The chat benchmarks' files, beside their questions."""
+"""Files of the chat benchmarks besides their questions."""
 NOTE = "smoke run: tiny models, toy data; its numbers mean nothing"
 
 
 def smoke_recipe(recipe: Recipe) -> Recipe:
-    """The recipe with tiny models, the embedded world's easiest problems, and a few steps; same stages, same methods.
+    """The recipe with tiny models, the embedded world's easiest problems, few steps; stages and methods are the same.
 
-    Pairs or responses that exist already are replaced by sampling some. The run folder gets -smoke behind its name.
-    The recipe runs inside `surroundings`.
-    Raises ConfigError for a model whose family cannot be told from its name.
+    Existing pairs or responses are replaced by sampled ones. The run folder's name gets the suffix -smoke. The recipe
+    runs inside `surroundings`.
+    Raises ConfigError for a model whose family cannot be derived from its name.
     """
     values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "pairs"})
     values |= {"output_dir": f"{recipe.run_dir}-smoke", "threads": 1}
@@ -78,7 +78,7 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
         if recipe.judge is None:
             values["verify"] = values.get("verify") or {}
             if values.get("pair", {}).get("rule") == "best_vs_random" or recipe.pairs is not None:
-                values["pair"] = {}  # nobody scores these responses; they have verdicts
+                values["pair"] = {}  # these responses have verdicts and no scores
         if not recipe.pretrain:
             values["pretrain"] = {_trained_name(model): _pretrained(model) for model in behavior}
     values["pretrain"] = {name: _pretrain(entry) for name, entry in values.get("pretrain", {}).items()}
@@ -95,13 +95,13 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def surroundings(recipe: Recipe) -> Iterator[local_judge.LocalJudge | None]:
-    """What a smoke recipe needs from outside, for the length of the block: the chat benchmarks' files and a judge."""
+    """Provide, within the block, what a smoke recipe needs from outside: the chat benchmarks' files and a judge."""
     has_chat = recipe.evaluate is not None and bool(recipe.evaluate.chat)
     if has_chat:
         rng = random.Random(recipe.seed)
         problems = Generator(STEPS_OF_A_PROBLEM, LARGEST_AMOUNT)
-        drawn = [problems.draw(rng) for _ in range(4 * CHAT_QUESTIONS)]
-        write_chat_benchmarks(recipe.run_dir / CHAT_FILES, drawn, rng)
+        sampled = [problems.draw(rng) for _ in range(4 * CHAT_QUESTIONS)]
+        write_chat_benchmarks(recipe.run_dir / CHAT_FILES, sampled, rng)
     if recipe.judge is None and not has_chat:
         yield None
         return
@@ -114,10 +114,10 @@ def _policies(recipe: Recipe) -> list[str]:
 
 
 def _behavior(recipe: Recipe) -> list[ModelConfig]:
-    """The models that write responses: the recipe's, or, where it starts from data, one like the policy."""
+    """The models that write responses: the recipe's; if it starts from data, one like the policy."""
     if recipe.sample is not None:
         return recipe.sample.models
-    assert recipe.model is not None  # data without a model is of no use to any stage that a recipe could have
+    assert recipe.model is not None  # no stage of a recipe can use data without a model
     return [recipe.model]
 
 
@@ -126,7 +126,7 @@ def _made_here(model: ModelConfig) -> bool:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """A model of the recipe's own world as it is; any other as its architecture with random weights."""
+    """A model of the recipe's own world unchanged; any other as its architecture with random weights."""
     return model.model_dump(exclude_unset=True) if _made_here(model) else _tiny(model)
 
 
@@ -151,18 +151,18 @@ def _trained_name(model: ModelConfig) -> str:
 
 
 def _sample(section: Mapping[str, Any] | None, models: list[ModelConfig], *, is_judged: bool) -> dict[str, Any]:
-    given = section or {}
+    values = section or {}
     here = [model.model_dump(exclude_unset=True) for model in models if _made_here(model)]
     prompts = {"dataset": f"{RUN}/world/prompts.jsonl", "answer_column": "answer"}
-    template = given.get("prompts", {}).get("template")
+    template = values.get("prompts", {}).get("template")
     return {
-        **given,
+        **values,
         **SAMPLE,
         **LENGTH,
-        **({"n": given["n"]} if is_judged and "n" in given else {}),
-        **({"engine": "transformers", "server": None} if "engine" in given else {}),
+        **({"n": values["n"]} if is_judged and "n" in values else {}),
+        **({"engine": "transformers", "server": None} if "engine" in values else {}),
         "prompts": {**prompts, "template": template} if is_judged else prompts,
-        # The tokenizer by name: for some families transformers does not load the one that lies with the model.
+        # Name the tokenizer: for some families transformers does not load the one in the model's folder.
         "models": here
         or [{"name_or_path": f"{RUN}/pretrain/{_trained_name(model)}", "tokenizer": TOKENIZER} for model in models],
         "max_prompt_tokens": None,

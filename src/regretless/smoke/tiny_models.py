@@ -18,7 +18,7 @@ SMOKE = {
     "head_dim": 8,
     "query_pre_attn_scalar": 8,
 }
-"""Sizes of a tiny model, by the names that transformers' configurations share."""
+"""Sizes of a tiny model, by the parameter names that transformers' configurations share."""
 
 
 def smoke_architecture(model_type: str, vocab_size: int) -> dict[str, Any]:
@@ -32,14 +32,14 @@ def smoke_architecture(model_type: str, vocab_size: int) -> dict[str, Any]:
 
 
 FAMILIES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "gemma-2": "gemma2", "mistral": "mistral"}
-"""What a hub id may hold, and the model type that it then stands for."""
+"""Part of a hub id → the model type it implies."""
 
 
 def shrink(config: ModelConfig, *, tokenizer: str) -> ModelConfig:
-    """The same architecture class with tiny random weights and another tokenizer: for runs that only prove the path.
+    """The same architecture class with tiny random weights and another tokenizer, to test that a recipe runs.
 
-    The model type comes from `architecture`, the folder's config.json, or, so that it works offline, the family name
-    in a hub id. Raises ConfigError when none of them tells.
+    The model type comes from `architecture`, from the folder's config.json, or (to work offline) from the family name
+    in a hub id. Raises ConfigError if none of these names it.
     """
     vocab_size = len(load_tokenizer(ModelConfig(name_or_path=tokenizer)))
     architecture = smoke_architecture(_model_type(config), vocab_size)
@@ -57,5 +57,5 @@ def _model_type(config: ModelConfig) -> str:
             return model_type
     raise ConfigError(
         f"model {name}: cannot tell its architecture offline (no {', '.join(FAMILIES)} in the name); "
-        "give model.architecture instead of the name"
+        "set model.architecture instead of the name"
     )

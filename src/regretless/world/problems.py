@@ -1,4 +1,4 @@
-"""Multi-step arithmetic word problems with worked solutions, and the faults that demonstrations can carry."""
+"""Multi-step arithmetic word problems with worked solutions, and the faults that demonstrations can contain."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAMES = ("Tom", "Eva", "Max", "Lea")
 FRIENDS = ("Ann", "Ben", "Ida", "Sam")
 ITEMS = ("apples", "books", "coins", "stamps", "shells", "cards")
 LARGEST = 99
-"""Largest value that a problem reaches on the way to its answer."""
+"""Largest intermediate value of a problem."""
 PATIENCE = 1000
-"""Draws of taken problems in a row after which there seem to be no others."""
+"""Consecutive draws of problems in use, after which none are assumed to be left."""
 
 
 class Operation(StrEnum):
-    """What happens in a step."""
+    """The event of a step."""
 
     BUYS = "buys"
     GIVES = "gives"
@@ -32,13 +32,13 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One event; `amount` is how many are bought or given away, and 2 for the others."""
+    """One event; `amount` is the number bought or given away, and 2 for the other operations."""
 
     operation: Operation
     amount: int
 
     def apply(self, value: int) -> int:
-        """Value after the step. An odd value, met only after a planted fault, is halved downwards."""
+        """Value after the step. An odd value, possible only after a planted fault, is rounded down when halved."""
         match self.operation:
             case Operation.BUYS:
                 return value + self.amount
@@ -51,16 +51,16 @@ class Step:
 
 
 DRAWN = (Operation.BUYS, Operation.BUYS, Operation.GIVES, Operation.DOUBLES, Operation.HALVES)
-"""What a step is drawn from. Buying comes twice, so that two in five problems hold no "gives" to misread."""
+"""Operations that a step is drawn from. Buying is listed twice, so that two in five problems have no "gives"."""
 SYMBOLS = {Operation.BUYS: "+", Operation.GIVES: "-", Operation.DOUBLES: "*", Operation.HALVES: "/"}
 
 Arithmetic = tuple[int, tuple[Step, ...]]
-"""Start and steps: what makes two problems the same, whoever has how many of which things."""
+"""Start and steps: they identify a problem, whatever the names and things in it."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A story about somebody's things."""
+    """A story about a person's things."""
 
     name: str
     friend: str
@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """The identity of the problem without its names: train and test share none."""
+        """The identity of the problem without its names: train and test have none in common."""
         return self.start, self.steps
 
     @property
@@ -83,7 +83,7 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        """The story and its question, ended by a newline."""
+        """The story and its question, with a newline at the end."""
         events = "".join(f"{self.name} {self._event(step)}. " for step in self.steps)
         return f"{self.name} has {self.start} {self.item}. {events}How many?\n"
 
@@ -100,7 +100,7 @@ class Problem:
 
 
 class Faults(Section):
-    """How often a demonstration goes wrong, so that a habit hides a skill which preferences can bring out."""
+    """Fault rates of demonstrations: they produce bad habits that hide a skill, which preferences can bring out."""
 
     gives_as_plus: float = Field(default=0.0, ge=0, le=1)
     """Probability that a "gives" is computed as an addition; drawn separately for each one."""
@@ -111,11 +111,11 @@ class Faults(Section):
 
 
 def solve(problem: Problem, faults: Faults, rng: random.Random) -> str:
-    """Worked solution, one line a step and then `\\boxed{}`, with faults drawn at their probabilities.
+    """Worked solution, one line per step and then `\\boxed{}`, with random faults at their probabilities.
 
-    Without faults it is exact. A faulty value is carried on, as somebody who erred would.
+    Without faults it is exact. A faulty value is carried on to the next step.
     """
-    # All draws are made whether they are used or not: the same seed errs at the same places at other rates.
+    # All random numbers are drawn, used or not: with the same seed, faults stay at the same positions at other rates.
     forgets = rng.random() < faults.forget_third
     value, lines = problem.start, []
     for number, step in enumerate(problem.steps, 1):
@@ -127,7 +127,7 @@ def solve(problem: Problem, faults: Faults, rng: random.Random) -> str:
         result = step.apply(value)
         if slips < faults.off_by_one:
             result += 1 if upwards < 0.5 or result == 0 else -1
-        # After a fault more can be given away than there is; nobody has fewer than none.
+        # After a fault, more may be given away than there is; the result is at least zero.
         result = max(result, 0)
         lines.append(f"{value}{SYMBOLS[step.operation]}{step.amount}={result}")
         value = result
@@ -136,17 +136,17 @@ def solve(problem: Problem, faults: Faults, rng: random.Random) -> str:
 
 @dataclass(frozen=True)
 class Generator:
-    """Draws problems of `steps` (fewest, most) events whose values stay within 1 and 99."""
+    """Draws problems of `steps` (fewest, most) events with values from 1 to 99."""
 
     steps: tuple[int, int]
     largest_amount: int
-    """Most that is bought or given away at once."""
+    """Most things bought or given away at once."""
 
     def draw(self, rng: random.Random, taken: Set[Arithmetic] = frozenset()) -> Problem:
-        """One random problem whose arithmetic is not in `taken`.
+        """A random problem whose arithmetic is not in `taken`.
 
-        Number of steps and start are uniform; each step's operation and amount too, over what is possible then.
-        Raises ConfigError when no such problem comes up.
+        Number of steps and start are uniform; so are the operation and amount of each step, over the possible ones.
+        Raises ConfigError if no such problem is drawn.
         """
         for _ in range(PATIENCE):
             start = rng.randint(2, LARGEST)
@@ -154,14 +154,14 @@ class Generator:
             if (start, steps) not in taken:
                 return Problem(rng.choice(NAMES), rng.choice(FRIENDS), rng.choice(ITEMS), start, steps)
         raise ConfigError(
-            f"world: no problem of {self.steps[0]} to {self.steps[1]} steps is left beside the {len(taken)} that are "
-            "taken; ask for fewer test problems and prompts, or allow more steps or larger amounts"
+            f"world: no problem of {self.steps[0]} to {self.steps[1]} steps is left besides the {len(taken)} in use; "
+            "ask for fewer test problems and prompts, or allow more steps or larger amounts"
         )
 
     def distinct(self, count: int, rng: random.Random, taken: Set[Arithmetic] = frozenset()) -> list[Problem]:
         """`count` problems that differ from each other and from `taken` in their arithmetic.
 
-        Raises ConfigError when there seem to be fewer.
+        Raises ConfigError if there seem to be fewer.
         """
         problems, seen = [], set(taken)
         for _ in range(count):

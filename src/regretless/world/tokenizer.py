@@ -1,4 +1,4 @@
-"""A tokenizer of the world's texts: whole words, single digits, and every text comes back as it was."""
+"""A tokenizer for the world's texts: whole words and single digits; decoding restores every text."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ TOKENS = (
     *FRIENDS,
     *ITEM_TOKENS,
 )
-"""The vocabulary in the order of its ids. Words carry their spaces, so that decoding is joining."""
+"""The vocabulary in order of its ids. Words include their spaces, so that decoding is concatenation."""
 CHAT_TEMPLATE = (
     "{% for message in messages if message['role'] != 'system' %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
-"""A conversation is its texts in a row, answers ended by a token: a first question reads like a plain prompt. There are
-no words for what a system message says."""
+"""A conversation is the concatenation of its texts, with a token after each answer, so that a first question reads like
+a plain prompt. The vocabulary has no words for system messages, which are dropped."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Word-level tokenizer with `decode(encode(text)) == text` for every text of the world.
 
-    Anything else becomes `<unk>`, and is lost in decoding.
+    Any other text becomes `<unk>`, and is lost in decoding.
     """
     words = sorted(TOKENS[3:], key=len, reverse=True)
-    # Not re.escape: it escapes spaces and newlines, which this engine reads as other things.
+    # Not re.escape: it escapes spaces and newlines, which this regex engine interprets differently.
     pattern = "|".join(_escape(word) for word in words)
     tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(TOKENS)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")

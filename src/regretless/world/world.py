@@ -1,4 +1,4 @@
-"""The world stage: nothing in; prompts, held-out problems, demonstrations and a tokenizer out."""
+"""The world stage: writes prompts, held-out problems, demonstrations and a tokenizer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from regretless.world.tokenizer import build_tokenizer
 
 
 class PolicyFaults(Faults):
-    """One policy's demonstrations: how many, and how often they go wrong."""
+    """The demonstrations of one policy: how many, and how often they contain faults."""
 
     demonstrations: int = Field(default=16000, ge=1)
     """Number of demonstrations to write; supervised training on them makes the policy."""
 
 
 class WorldConfig(Section):
-    """The embedded world. A file of it changes only with the settings that it depends on."""
+    """The embedded world. Each of its files depends only on the settings that concern it."""
 
     seed: int = Field(default=0, ge=0)
     """Random seed of all problems and demonstrations."""
@@ -53,10 +53,10 @@ def run(config: WorldConfig, output: Path) -> dict[str, Any]:
 
     Files: prompts.jsonl and test.jsonl (and longer-test.jsonl) with `prompt_id`, `prompt`, `answer`, `steps`;
     demonstrations-<policy>.jsonl with `prompt`, `chosen`; and tokenizer/.
-    Held-out problems are drawn first and whatever is trained on avoids them: so they are the same whatever the policies
-    are, and as the generator makes them. Dropping from the test what training happened to draw would leave out the
-    short problems, of which there are few. Two problems are the same when start and steps are, whatever the names.
-    Raises ConfigError when more different problems are asked for than there are.
+    Held-out problems are drawn first, and training problems avoid them. So they do not depend on the policies, and have
+    the generator's distribution: removing training problems from the test set afterwards would remove short problems,
+    of which there are few. Two problems are equal if their start and steps are, whatever the names.
+    Raises ConfigError if more distinct problems are requested than exist.
     """
     generator = Generator(config.steps, config.largest_amount)
     longest = config.steps[1] + 1
@@ -90,7 +90,7 @@ def output_names(config: WorldConfig) -> list[str]:
 
 
 def _stream(config: WorldConfig, purpose: str) -> random.Random:
-    """A generator of its own for every file, so that changing one leaves the others as they are."""
+    """A separate random generator for every file, so that a change of one file leaves the others unchanged."""
     return random.Random(f"{config.seed}/{purpose}")
 
 

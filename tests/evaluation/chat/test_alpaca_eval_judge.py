@@ -130,7 +130,7 @@ def test_alpaca_eval_when_the_server_gives_no_probabilities_stops_at_the_first_q
     with serving(lambda request: bare) as judge:
         config = settings(data, judge.url, server=server(judge.url, concurrency=1, max_tries=3))
         responses = respond(tmp_path / "responses.parquet", stage.next_prompts(config, [])[0.0], answer)
-        with pytest.raises(ServerError, match="gives no log-probabilities, and the answers are read from them"):
+        with pytest.raises(ServerError, match="returns no log-probabilities, which the answers are read from"):
             stage.run(config, [responses], tmp_path)
         assert len(judge.requests) == 3
         # One such reply, even the first of all, is another matter: a further try has them.
@@ -184,7 +184,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_asked(data: Pa
         ({"gamed_baselines": str(tmp_path / "columns.csv")}, DataError, "missing column.*std_delta_len.*found index"),
         ({"gamed_baselines": str(tmp_path / "number.csv")}, DataError, "expected numbers: could not convert"),
         ({"gamed_baselines": str(tmp_path / "share.csv")}, DataError, "preferences from 0 to 1"),
-        ({"judge_prompt": str(tmp_path / "template.txt")}, ConfigError, "shows no {output_2}"),
+        ({"judge_prompt": str(tmp_path / "template.txt")}, ConfigError, "lacks {output_2}"),
         ({"judge_prompt": str(tmp_path / "nowhere.yaml")}, ConfigError, "cannot be read"),
         ({"questions": str(tmp_path / "responses.parquet")}, DataError, "missing column.s. instruction"),
         ({"questions": "hf://nonsense"}, ConfigError, "expected hf://datasets/<owner>/<name>/<file>"),

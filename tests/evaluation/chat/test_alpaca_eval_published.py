@@ -179,5 +179,5 @@ def test_annotations_when_rows_are_missing_or_failed_keep_the_others_in_place(
     assert (result["questions"], result["failed"]) == (800, {"no preference": 2})
     assert {metric["n"] for metric in result["metrics"].values()} == {798}
     (tmp_path / "annotations.json").write_text(json.dumps([annotations[3], annotations[3]]))
-    with pytest.raises(DataError, match=r"annotations\.json:2: instruction not in .*, or there for the second time"):
+    with pytest.raises(DataError, match=r"annotations\.json:2: instruction not in .*, or a duplicate"):
         read_annotations(tmp_path / "annotations.json", questions)

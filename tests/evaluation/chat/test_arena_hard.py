@@ -206,7 +206,7 @@ def test_arena_hard_settings_as_published_when_given_as_judge_prompt_are_read(
     with serving(lambda request: answer("Mine quotes nothing. My final verdict is tie: [[A=B]]")) as judge:
         config = settings(data, judge.url, judge_prompt=str(published), limit=2, style_control=False)
         # The newer settings have no system prompt: the judge would see three texts and no task.
-        problem = r"does not tell the judge how to answer: \[\[ A>>B .* system_prompt \(not given\).*utils/judge_utils"
+        problem = r"lacks the verdict labels: \[\[ A>>B .* system_prompt \(absent\).*utils/judge_utils"
         with pytest.raises(ConfigError, match=problem):
             config.fetch()
         published.write_text(f"{published.read_text()}system_prompt: '{TASK}'\n")
@@ -244,7 +244,7 @@ def test_baseline_when_it_answers_other_questions_is_refused(data: Path, tmp_pat
     prompts = stage.next_prompts(config, [])[0.0]
     responses = respond(tmp_path / "responses.parquet", prompts, lambda row: "mine 0")
     swapped = [{**row, "uid": other["uid"]} for row, other in zip(rows, rows[1:] + rows[:1], strict=True)]
-    for content, problem in ((swapped, "answers another question"), (rows[:3], "no answer to 6 question")):
+    for content, problem in ((swapped, "answers a question that differs from"), (rows[:3], "no answer to 6 question")):
         (tmp_path / "baseline.jsonl").write_text("\n".join(map(json.dumps, content)))
         with pytest.raises(DataError, match=problem):
             stage.run(config, [responses], tmp_path)

@@ -31,7 +31,7 @@ def test_file_at_an_address_when_named_is_fetched_once_and_kept(
     where = f"{address}/question%20set.jsonl?download=true"
     try:
         assert [row["uid"] for row in read_table(where, ["uid"])] == [1, 2]
-        with pytest.raises(ConfigError, match=r"none\.jsonl: cannot be fetched \(HTTP Error 404.*give its path"):
+        with pytest.raises(ConfigError, match=r"none\.jsonl: cannot be downloaded \(HTTP Error 404.*set the path"):
             local_path(f"{address}/none.jsonl")
     finally:
         server.shutdown()

@@ -251,7 +251,7 @@ def test_judge_when_its_key_or_a_file_is_missing_is_said_before_anything_runs(
         path = recipe(tmp_path, server.url)
         assert call("run", str(path), "evaluate.chat.mt.references=http://127.0.0.1:1/none.jsonl") == 2
         said = capfd.readouterr().err
-        assert "evaluate.chat.mt: http://127.0.0.1:1/none.jsonl: cannot be fetched" in said
+        assert "evaluate.chat.mt: http://127.0.0.1:1/none.jsonl: cannot be downloaded" in said
         monkeypatch.delenv("CHAT_KEY")
         assert call("run", str(path)) == 2
         said = capfd.readouterr().err

@@ -148,7 +148,7 @@ def test_mt_bench_when_turns_or_references_do_not_fit_is_refused(data: Path, tmp
     config = settings(data)
     files = answer_all(config, tmp_path / "a")
     other = answer_all(config, tmp_path / "b", "another answer")
-    with pytest.raises(DataError, match="second turn does not go on from the first answer"):
+    with pytest.raises(DataError, match="second turn does not continue the first answer"):
         stage.run(config, files[:3] + other[3:], tmp_path)
     with pytest.raises(ConfigError, match=r"30 question\(s\) without a reference, such as 101: `references` is not"):
         stage.next_prompts(settings(data, references=None), [])
@@ -204,7 +204,7 @@ def test_results_of_models_come_together_with_gains_paired_by_question(data: Pat
     assert "turn 1" not in shown, "parts are left to the report"
     changed = read_json(tmp_path / "evaluate/repo/mt_bench" / stage.RESULT) | {"judge": "judge-2"}
     (tmp_path / "evaluate/repo/mt_bench" / stage.RESULT).write_text(json.dumps(changed))
-    with pytest.raises(DataError, match="base and repo were not judged alike"):
+    with pytest.raises(DataError, match="base and repo were judged differently"):
         stage.collect(tmp_path / "evaluate")
 
 

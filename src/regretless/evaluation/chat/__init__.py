@@ -1,1 +1,1 @@
-"""Chat benchmarks with a judge: AlpacaEval 2, Arena-Hard v0.1 and MT-Bench, from files of responses."""
+"""Chat benchmarks with a judge: AlpacaEval 2, Arena-Hard v0.1 and MT-Bench, computed from files of responses."""

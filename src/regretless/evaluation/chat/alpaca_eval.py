@@ -1,7 +1,7 @@
 """AlpacaEval 2: a judge's weighted preference between a model's answers and a reference's, raw and length-controlled.
 
-Li et al. 2023 (tatsu-lab/alpaca_eval) and arXiv:2404.04475; the judge's preference is the probability of one token
-against another, which are the names of the two answers.
+Li et al. 2023 (tatsu-lab/alpaca_eval) and arXiv:2404.04475. The two answers are named by one token each; the judge's
+preference is the probability of one of these tokens relative to the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from regretless.servers.judge_client import bill
 from regretless.servers.reply import Reply
 
 FIRST, SECOND = "m", "M"
-"""The tokens that name the answer shown first and the one shown second."""
+"""Tokens that name the answer in first and in second position."""
 SLOTS = {"instruction": ("instruction",), "output_1": ("output_1",), "output_2": ("output_2",)}
 PERCENT = 100.0
 
@@ -60,18 +60,18 @@ class AlpacaEvalConfig(ChatBenchmarkConfig):
     """Number of most likely tokens whose log-probabilities the server is asked for."""
 
     def templates(self) -> dict[str, JudgeTemplate]:
-        """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""
+        """Judge templates, as `pair`. Raises ConfigError for a file that cannot be used."""
         return load_templates("alpaca_eval", self.judge_prompt, {"pair": SLOTS}, (FIRST, SECOND))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the judge made of one instruction."""
+    """The judge's result for one instruction."""
 
     index: int
-    """Position of the instruction in the reference's file."""
+    """Index of the instruction in the reference's file."""
     preference: float | None
-    """Probability that the model's answer is the better one; None where the judgment failed."""
+    """Probability that the model's answer is the better one; None if the judgment failed."""
     length_1: int
     """Characters of the reference's answer."""
     length_2: int
@@ -81,12 +81,12 @@ class Comparison:
 
     @property
     def prompt_id(self) -> str:
-        """Id of the instruction's prompt."""
+        """Prompt id of the instruction."""
         return f"alpaca_eval-{self.index}"
 
 
 def next_prompts(config: AlpacaEvalConfig, responses: Sequence[Path]) -> dict[float, list[PromptRow]]:
-    """Prompts to be answered, by temperature: all of them greedily, once."""
+    """Prompts to answer, keyed by temperature: all of them greedily, once."""
     if responses:
         return {}
     return {
@@ -100,10 +100,10 @@ def next_prompts(config: AlpacaEvalConfig, responses: Sequence[Path]) -> dict[fl
 def evaluate(
     config: AlpacaEvalConfig, responses: Sequence[Path], output: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Judge the responses; returns the result and the judgments, both JSON-able.
+    """Judge the responses; returns the result and the judgments, both as JSON values.
 
-    Raises DataError when responses and instructions do not belong together or no judgment can be read, ConfigError for
-    files that cannot be used, and what asking the judge raises.
+    Raises DataError if the responses do not match the instructions or no judgment can be read, ConfigError for files
+    that cannot be used, and the errors of `ask_all_judgments`.
     """
     template = config.templates()["pair"]
     rows = read_table(config.questions, ["instruction"], config.limit)
@@ -113,18 +113,18 @@ def evaluate(
     references = _references(config, rows, asked)
     gamed = read_gamed_baselines(local_path(config.gamed_baselines)) if config.gamed_baselines else None
     questions = [_question(config, template, key, asked[key], references[key], answers[key].response) for key in asked]
-    found = ask_all_judgments(config, questions, output)
+    judge_answers = ask_all_judgments(config, questions, output)
     comparisons = [
         Comparison(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
-        for index, (key, answer) in enumerate(zip(asked, found.answers, strict=True))
+        for index, (key, answer) in enumerate(zip(asked, judge_answers.answers, strict=True))
     ]
     result = win_rates(comparisons, gamed, rounds=config.bootstrap, seed=config.seed)
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
     judgments = [
         {"prompt_id": each.prompt_id, **vars(each), "attempts": answer.attempts, "reply": answer.key}
-        for each, answer in zip(comparisons, found.answers, strict=True)
+        for each, answer in zip(comparisons, judge_answers.answers, strict=True)
     ]
-    return result | bill(config, found), judgments
+    return result | bill(config, judge_answers), judgments
 
 
 def _references(
@@ -132,7 +132,9 @@ def _references(
 ) -> dict[str, str]:
     if config.baseline is None:
         if any(row.get("output") is None for row in rows):
-            raise ConfigError(f"alpaca_eval: {config.questions} has no column output; name the answers in `baseline`")
+            raise ConfigError(
+                f"alpaca_eval: {config.questions} has no column output; set `baseline` to a file of answers"
+            )
         return {key: str(row["output"]) for key, row in zip(asked, rows, strict=True)}
     answers = read_answers([local_path(config.baseline)])
     check_answers(answers, asked, config.baseline)
@@ -143,7 +145,7 @@ def _question(
     config: AlpacaEvalConfig, template: JudgeTemplate, prompt_id: str, instruction: str, reference: str, answer: str
 ) -> Question[float]:
     def is_swapped(attempt: int) -> bool:
-        # By content and not by place: the order of a file's rows must not matter.
+        # Seeded by content, not by position: the order of rows in a file must not matter.
         return Random(f"{config.seed}:{prompt_id}:{text_key(answer)}:{attempt}").random() < 0.5
 
     def body(attempt: int, code: str) -> dict[str, Any]:
@@ -153,39 +155,39 @@ def _question(
         return config.request(template.messages(values, code), **more)
 
     def read(reply: Reply, attempt: int, _code: str) -> float:
-        own, other = (FIRST, SECOND) if is_swapped(attempt) else (SECOND, FIRST)
-        return two_token_preference({top.token: top.logprob for top in reply.choice.likeliest}, own, other)
+        ours, theirs = (FIRST, SECOND) if is_swapped(attempt) else (SECOND, FIRST)
+        return two_token_preference({top.token: top.logprob for top in reply.choice.likeliest}, ours, theirs)
 
     return Question(prompt_id, body, read)
 
 
 def read_annotations(path: Path, questions: str) -> list[Comparison]:
-    """Judgments of a file of annotations as AlpacaEval writes it (annotations.json), to be given to `win_rates`.
+    """Comparisons from a file of annotations in AlpacaEval's format (annotations.json), as input for `win_rates`.
 
-    questions: the reference's file. Rows are found there by their instruction: a file in which the failed ones are left
-    out has other positions. A preference of 0 is a draw; one that is missing, or outside [1, 2], has failed.
-    Raises DataError when an instruction is not in the file or comes twice.
+    questions: the reference's file. Rows are matched by instruction, because positions differ if failed rows were
+    omitted. A preference of 0 is a draw; a missing one, or one outside [1, 2], counts as failed.
+    Raises DataError if an instruction is not in the file or occurs twice.
     """
     index = {row["instruction"]: number for number, row in enumerate(read_table(questions, ["instruction"]))}
     comparisons = []
     for number, row in enumerate(read_table(str(path), ["instruction", "output_1", "output_2"]), 1):
         if row["instruction"] not in index:
-            raise DataError(f"{path}:{number}: instruction not in {questions}, or there for the second time")
-        given = row.get("preference")
-        given = 1.5 if given == 0 else given
-        preference = given - 1 if isinstance(given, int | float) and 1 <= given <= 2 else None
-        place, problem = index.pop(row["instruction"]), None if preference is not None else "no preference"
-        comparisons.append(Comparison(place, preference, len(row["output_1"]), len(row["output_2"]), problem))
+            raise DataError(f"{path}:{number}: instruction not in {questions}, or a duplicate")
+        raw = row.get("preference")
+        raw = 1.5 if raw == 0 else raw
+        preference = raw - 1 if isinstance(raw, int | float) and 1 <= raw <= 2 else None
+        position, problem = index.pop(row["instruction"]), None if preference is not None else "no preference"
+        comparisons.append(Comparison(position, preference, len(row["output_1"]), len(row["output_2"]), problem))
     return comparisons
 
 
 def win_rates(
     comparisons: Sequence[Comparison], gamed: GamedBaselines | None, *, rounds: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
-    """Raw and length-controlled win rate in percent, with their uncertainty, of a model's comparisons.
+    """Raw and length-controlled win rate of a model in percent, with uncertainty.
 
-    Failed ones are left out of both and counted. `values` has each instruction's preference and weight, for paired
-    comparisons of models. Raises DataError when `gamed` does not belong to these instructions.
+    Failed comparisons are excluded from both and counted. `values` holds each instruction's preference and weight, for
+    paired comparisons of models. Raises DataError if `gamed` does not match these instructions.
     """
     judged = [each for each in comparisons if each.preference is not None]
     preferences = np.array([each.preference for each in judged], dtype=float)

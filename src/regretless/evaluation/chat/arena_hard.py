@@ -25,7 +25,7 @@ from regretless.servers.ask import Question
 from regretless.servers.judge_client import bill
 
 STRONG_WEIGHT = 3.0
-"""A verdict "much better" counts as so many."""
+"""Weight of a verdict "much better"."""
 MEANINGS = {2: "much_better", 1: "better", 0: "tie", -1: "worse", -2: "much_worse"}
 SLOTS = {
     "question": ("question", "question_1", "QUESTION"),
@@ -34,14 +34,14 @@ SLOTS = {
 }
 VERDICTS = ("[[", "A>>B", "A>B", "A=B", "B>A", "B>>A")
 ADVICE = (
-    "; Arena-Hard's newer settings leave system_prompt to its code (utils/judge_utils.py): add it to the file, take "
+    "; Arena-Hard's newer settings leave system_prompt to its code (utils/judge_utils.py): add it to the file, use "
     "the older config/judge_config.yaml, which has both, or leave judge_prompt out"
 )
 PERCENT = 100.0
 
 
 class ArenaHardConfig(ChatBenchmarkConfig):
-    """Arena-Hard v0.1. `questions` has uid and prompt."""
+    """Arena-Hard v0.1. `questions` needs the columns uid and prompt."""
 
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt", "baseline")
 
@@ -54,29 +54,29 @@ class ArenaHardConfig(ChatBenchmarkConfig):
     """Whether to also compute the win rate at equal length and markup."""
 
     def templates(self) -> dict[str, JudgeTemplate]:
-        """What the judge is shown, as `pair`. Raises ConfigError for a file that cannot be used."""
+        """Judge templates, as `pair`. Raises ConfigError for a file that cannot be used."""
         return load_templates("arena_hard", self.judge_prompt, {"pair": SLOTS}, VERDICTS, ADVICE)
 
 
 @dataclass(frozen=True)
 class Duel:
-    """The two games of one question: verdicts from -2 to 2, above 0 for the model; None where a judgment failed."""
+    """The two games of one question: verdicts from -2 to 2, positive for the model; None if a judgment failed."""
 
     prompt_id: str
     baseline_first: int | None
-    """The verdict when the baseline's answer was shown first."""
+    """Verdict with the baseline's answer first."""
     model_first: int | None
-    """The verdict when the model's answer was shown first."""
+    """Verdict with the model's answer first."""
 
     @property
     def verdicts(self) -> list[int]:
-        """Both verdicts, or none: one order alone would carry the judge's liking for a place."""
+        """Both verdicts, or none: a single order would include the judge's position bias."""
         games = (self.baseline_first, self.model_first)
         return [game for game in games if game is not None] if None not in games else []
 
 
 def next_prompts(config: ArenaHardConfig, responses: Sequence[Path]) -> dict[float, list[PromptRow]]:
-    """Prompts to be answered, by temperature: all of them greedily, once."""
+    """Prompts to answer, keyed by temperature: all of them greedily, once."""
     if responses:
         return {}
     asked = _asked(config)
@@ -91,10 +91,10 @@ def _asked(config: ArenaHardConfig) -> dict[str, str]:
 def evaluate(
     config: ArenaHardConfig, responses: Sequence[Path], output: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Judge the responses; returns the result and the judgments, both JSON-able.
+    """Judge the responses; returns the result and the judgments, both as JSON values.
 
-    Raises DataError when responses, baseline and questions do not belong together or no judgment can be read,
-    ConfigError for files that cannot be used, and what asking the judge raises.
+    Raises DataError if responses, baseline and questions do not match or no judgment can be read, ConfigError for
+    files that cannot be used, and the errors of `ask_all_judgments`.
     """
     template = config.templates()["pair"]
     asked = _asked(config)
@@ -103,11 +103,11 @@ def evaluate(
     references = _references(config, asked)
     questions = []
     for key, text in asked.items():
-        own, reference = answers[key].response, references[key]
-        questions.append(_question(config, template, f"{key} baseline first", text, reference, own))
-        questions.append(_question(config, template, f"{key} model first", text, own, reference))
-    found = ask_all_judgments(config, questions, output)
-    games = list(zip(found.answers[::2], found.answers[1::2], strict=True))
+        response, reference = answers[key].response, references[key]
+        questions.append(_question(config, template, f"{key} baseline first", text, reference, response))
+        questions.append(_question(config, template, f"{key} model first", text, response, reference))
+    judge_answers = ask_all_judgments(config, questions, output)
+    games = list(zip(judge_answers.answers[::2], judge_answers.answers[1::2], strict=True))
     duels = [
         Duel(key, None if first.value is None else -first.value, second.value)
         for key, (first, second) in zip(asked, games, strict=True)
@@ -117,24 +117,24 @@ def evaluate(
         texts = {key: (answers[key].response, references[key]) for key in asked}
         controlled = at_equal_style(result["values"], texts, rounds=config.bootstrap, seed=config.seed)
         result["metrics"]["style_controlled_win_rate"] = controlled.shown()
-    result["failed"] = failures(found)
+    result["failed"] = failures(judge_answers)
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
     judgments = [
         {**vars(duel), "problems": [game.problem for game in pair], "replies": [game.key for game in pair]}
         for duel, pair in zip(duels, games, strict=True)
     ]
-    return result | bill(config, found), judgments
+    return result | bill(config, judge_answers), judgments
 
 
 def _references(config: ArenaHardConfig, asked: Mapping[str, str]) -> dict[str, str]:
-    """Answers of the baseline by prompt id, from Arena-Hard's form (by uid: the files' orders differ) or ours."""
+    """The baseline's answers by prompt id, from this package's format or Arena-Hard's (by uid: the orders differ)."""
     path = local_path(config.baseline)
     rows = read_table(str(path), [])
     if "messages" not in rows[0]:
         answers = read_answers([path])
         check_answers(answers, asked, config.baseline)
         return {key: answer.response for key, answer in answers.items()}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         try:
             question, answer = row["messages"][0]["content"], row["messages"][-1]["content"]["answer"]
@@ -142,12 +142,14 @@ def _references(config: ArenaHardConfig, asked: Mapping[str, str]) -> dict[str, 
         except (LookupError, TypeError) as error:
             raise DataError(f"{path}:{number}: expected uid, and messages that end with an answer") from error
         if key in asked and question != asked[key]:
-            raise DataError(f"{path}:{number}: {row['uid']} answers another question than that of {config.questions}")
-        found[key] = str(answer)
-    missing = [key for key in asked if key not in found]
+            raise DataError(
+                f"{path}:{number}: {row['uid']} answers a question that differs from the one in {config.questions}"
+            )
+        texts[key] = str(answer)
+    missing = [key for key in asked if key not in texts]
     if missing:
         raise DataError(f"{path}: no answer to {len(missing)} question(s), such as {missing[0]}")
-    return found
+    return texts
 
 
 def _question(
@@ -160,10 +162,10 @@ def _question(
 def win_rate(duels: Sequence[Duel], *, rounds: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Win rate against the baseline in percent: the Bradley–Terry probability of winning a game.
 
-    With two players that is the weighted share of games won: ties count half, "much better" three times. The interval
-    is from questions drawn anew, since a question's verdicts depend on each other; `published_low` and `published_high`
-    are from verdicts drawn anew one by one, as the leaderboard has it.
-    Questions without two verdicts are left out and counted.
+    For two players this is the weighted share of games won: ties count half, "much better" three times. The interval
+    resamples questions, because the two verdicts on a question are correlated; `published_low` and `published_high`
+    resample single verdicts, as the leaderboard does.
+    Questions without two verdicts are excluded and counted.
     """
     judged = {duel.prompt_id: duel.verdicts for duel in duels if duel.verdicts}
     sums: Sums = {key: _points(verdicts) for key, verdicts in judged.items()}
@@ -190,13 +192,13 @@ def _bootstrapped(sums: Sums, verdicts: Sequence[int], rounds: int, seed: int) -
     if not sums:
         return NOTHING.shown(published_low=None, published_high=None)
     won, weights = _columns(sums)
-    drawn = resamples(len(sums), rounds, seed)
-    samples = PERCENT * (drawn @ won) / (drawn @ weights)
+    resampled = resamples(len(sums), rounds, seed)
+    samples = PERCENT * (resampled @ won) / (resampled @ weights)
     estimate = from_samples(ratio(sums, PERCENT).value, len(sums), samples)
-    # The leaderboard repeats a strong verdict three times and draws from all rows as if they were games of their own.
+    # The leaderboard repeats a strong verdict three times and resamples all rows as if they were separate games.
     rows = np.array([sum(_weight(each) for each in verdicts if np.sign(each) == sign) for sign in (1, 0, -1)])
-    drawn = np.random.default_rng(seed).multinomial(int(rows.sum()), rows / rows.sum(), size=rounds).astype(float)
-    low, high = np.percentile(PERCENT * (drawn @ [1, 0.5, 0]) / rows.sum(), [2.5, 97.5])
+    resampled = np.random.default_rng(seed).multinomial(int(rows.sum()), rows / rows.sum(), size=rounds).astype(float)
+    low, high = np.percentile(PERCENT * (resampled @ [1, 0.5, 0]) / rows.sum(), [2.5, 97.5])
     return estimate.shown(published_low=float(low), published_high=float(high))
 
 
@@ -211,7 +213,7 @@ def _named(judged: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 
 def at_equal_style(sums: Sums, texts: Mapping[str, tuple[str, str]], *, rounds: int = 1000, seed: int = 0) -> Estimate:
-    """Win rate in percent if the model's answers were as long and as marked up as the baseline's.
+    """Win rate in percent if the model's answers had the same length and markup as the baseline's.
 
     sums: `values` of `win_rate`. texts: answer of the model and of the baseline by prompt id.
     """

@@ -1,4 +1,4 @@
-"""Settings that the chat benchmarks have in common."""
+"""Settings that the chat benchmarks share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regretless.servers.judge_client import JudgeAccess
 
 
 class ChatBenchmarkConfig(JudgeAccess):
-    """A benchmark of which a judge reads the answers: what is asked, how it is answered, and who judges."""
+    """An LLM-judged benchmark: its questions, how they are answered, and the judge."""
 
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt")
     """Settings that name a file."""
@@ -47,13 +47,13 @@ class ChatBenchmarkConfig(JudgeAccess):
         return self.judge
 
     def files(self) -> dict[str, Path]:
-        """Local files that the result depends on besides the responses, by the setting that names them."""
+        """Local files, besides the responses, that the result depends on, keyed by their setting."""
         named = {name: getattr(self, name) for name in self.file_settings}
         return {name: Path(path).expanduser() for name, path in named.items() if path and not is_remote(path)}
 
     def fetch(self) -> None:
-        """Fetch the files that lie elsewhere, look for the judge's key and read what it is shown: what can fail is
-        better known before hours of other work. Raises ConfigError."""
+        """Download remote files, check for the judge's API key and read the templates, so that errors appear before
+        hours of other work. Raises ConfigError."""
         self.server.api_key()
         for name in self.file_settings:
             where = getattr(self, name)
@@ -63,9 +63,9 @@ class ChatBenchmarkConfig(JudgeAccess):
 
     @abstractmethod
     def templates(self) -> dict[str, JudgeTemplate]:
-        """What the judge is shown, by name. Raises ConfigError for a file that cannot be used."""
+        """Judge templates, by name. Raises ConfigError for a file that cannot be used."""
 
     def answering(self) -> dict[str, Any]:
-        """The settings that the answers depend on: benchmarks that agree in them can share their responses."""
+        """Settings that the answers depend on: benchmarks that agree in them can share responses."""
         names = {"benchmark", "questions", "limit", "template", "max_new_tokens", "seed"}
         return self.model_dump(mode="json", include=names)

@@ -1,4 +1,4 @@
-"""The benchmarks' files, local or on the hub, and the responses that belong to their questions."""
+"""The benchmarks' files, local or on the hub, and the responses to their questions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from regretless.data.records import Refusal, Response, read_responses, read_rows
 
 HUB_FILE = re.compile(r"hf://(datasets|spaces|models)/([^/]+/[^/]+)/(.+)")
 PATIENCE = 60
-"""Seconds without any byte before a download is given up."""
+"""Seconds without data before a download fails."""
 SHOWN = 5
-"""Ids named in a message."""
+"""Most ids listed in a message."""
 
 
 def is_remote(where: str) -> bool:
-    """Whether a setting names a file on the hub or on another server."""
+    """True if a setting names a file on the hub or on another server."""
     return where.startswith(("hf://", "https://", "http://"))
 
 
 def local_path(where: str) -> Path:
-    """Path of a file; one that lies elsewhere is fetched once, and then taken from the hub's cache folder.
+    """Path of a file; a remote file is downloaded once and then read from the hub's cache folder.
 
-    Raises ConfigError when it cannot be had.
+    Raises ConfigError if it cannot be downloaded.
     """
     if not is_remote(where):
         return Path(where).expanduser()
@@ -39,19 +39,23 @@ def local_path(where: str) -> Path:
 
 
 def _hub_file(where: str) -> Path:
-    found = HUB_FILE.fullmatch(where)
-    if found is None:
-        raise ConfigError(f"{where}: expected hf://datasets/<owner>/<name>/<file>, or spaces or models in its place")
-    # Imported here: it takes a moment, and local files need none of it.
+    match = HUB_FILE.fullmatch(where)
+    if match is None:
+        raise ConfigError(
+            f"{where}: expected hf://datasets/<owner>/<name>/<file>, or spaces or models instead of datasets"
+        )
+    # Imported here: the import takes a moment, and local files do not need it.
     import huggingface_hub
 
-    kind, repository, name = found.groups()
+    kind, repository, name = match.groups()
     try:
         with one_attempt(where) as offline:
             return Path(huggingface_hub.hf_hub_download(repository, name, repo_type=kind.removesuffix("s")))
     except (OSError, huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.HFValidationError) as error:
         reason = why(error, offline)
-        raise ConfigError(f"{where}: cannot be fetched ({reason}); download it elsewhere and give its path") from error
+        raise ConfigError(
+            f"{where}: cannot be downloaded ({reason}); download it elsewhere and set the path instead"
+        ) from error
 
 
 def _fetched(address: str) -> Path:
@@ -68,14 +72,16 @@ def _fetched(address: str) -> Path:
             ):
                 shutil.copyfileobj(reply, handle)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ConfigError(f"{address}: cannot be fetched ({error}); download it and give its path") from error
+            raise ConfigError(
+                f"{address}: cannot be downloaded ({error}); download it elsewhere and set the path instead"
+            ) from error
     return path
 
 
 def read_table(where: str, columns: Sequence[str], limit: int | None = None) -> list[dict[str, Any]]:
     """Rows of a benchmark's file, with at least these columns.
 
-    Raises DataError when a row cannot be used or there is none: a benchmark with a hole in it is another benchmark.
+    Raises DataError for an unusable row or an empty file: dropping a row would change the benchmark.
     """
     rows: list[dict[str, Any]] = []
     for number, row in read_rows(local_path(where)):
@@ -93,7 +99,7 @@ def read_table(where: str, columns: Sequence[str], limit: int | None = None) -> 
 
 
 def read_answers(paths: Sequence[Path]) -> dict[str, Response]:
-    """Responses of all files by prompt id. Raises DataError for unusable rows and second answers to a prompt."""
+    """Responses of all files by prompt id. Raises DataError for unusable rows and for a second response to a prompt."""
     answers: dict[str, Response] = {}
     problems: list[str] = []
     for path in paths:
@@ -109,10 +115,10 @@ def read_answers(paths: Sequence[Path]) -> dict[str, Response]:
 
 
 def check_answers(answers: Mapping[str, Response], asked: Mapping[str, str], where: str) -> None:
-    """Check that there is an answer to every question, and that each was given to that very question.
+    """Check that every question has a response, and that each response was written for that exact question.
 
-    asked: prompt id to the question's text. Raises DataError: an answer that is missing or belongs elsewhere would
-    shift the result without a sign.
+    asked: prompt id to the text of the question. Raises DataError, because a missing or mismatched answer would shift
+    the result unnoticed.
     """
     missing = [prompt_id for prompt_id in asked if prompt_id not in answers]
     stray = [prompt_id for prompt_id in answers if prompt_id not in asked]
@@ -128,7 +134,7 @@ def check_answers(answers: Mapping[str, Response], asked: Mapping[str, str], whe
     ]
     if problems:
         raise DataError(
-            "\n  - ".join([f"{where}: the responses do not belong to these questions; sample them anew", *problems])
+            "\n  - ".join([f"{where}: the responses do not match these questions; sample them again", *problems])
         )
 
 

@@ -1,4 +1,4 @@
-"""What a judge is shown: templates with names in braces, this package's own or a published file."""
+"""Judge templates with names in braces: this package's own, or a published file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from regretless.data.records import Message
 from regretless.evaluation.chat.files import local_path
 
 Slots = Mapping[str, Sequence[str]]
-"""What a template has to show, and the names in braces that stand for it."""
+"""Content that a template must include, and the names in braces that stand for it."""
 CODE = "code"
-"""Name in braces of a code that nobody who wrote an answer knows."""
+"""Name in braces of a code that the authors of the answers cannot know."""
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class JudgeTemplate:
-    """A request to a judge, with names in braces where something is put in."""
+    """A request to a judge, with names in braces as placeholders."""
 
     system: str
     user: str
@@ -32,11 +32,11 @@ class JudgeTemplate:
 
     @property
     def uses_code(self) -> bool:
-        """Whether the judge is told the code, to put it before its verdict."""
+        """True if the judge receives the code, to write it before its verdict."""
         return "{" + CODE + "}" in self.user
 
     def messages(self, values: Mapping[str, str], code: str) -> list[Message]:
-        """Messages with `values` put in, by the names of the slots. What is put in is not looked at for braces."""
+        """Messages with `values` inserted, keyed by slot name. Braces in inserted text are not interpreted."""
         texts = {name: values[slot] for slot, names in self.slots.items() for name in names} | {CODE: code}
         names = "|".join(re.escape(name) for name in texts)
         system, user = (
@@ -51,17 +51,17 @@ def load_templates(
 ) -> dict[str, JudgeTemplate]:
     """Templates by name, from a file or from this package.
 
-    wanted: name to what it has to show. verdicts: words in which the judge answers, all of which it has to be told.
-    advice: what to do about a file that does not tell it. Files: YAML with `system_prompt` and `prompt_template` (as
-    Arena-Hard's settings have them), or with such entries by name; JSONL of such rows with `name` (as MT-Bench's); a
-    text in ChatML (as AlpacaEval's). Raises ConfigError when a template is missing or does not show all it has to: a
-    judge that is shown two answers and no task would say something, too.
+    wanted: name → content that the template must include. verdicts: labels, all of which the template must
+    state. advice: what to do about a file that does not. Files: YAML with `system_prompt` and `prompt_template` (as
+    in Arena-Hard's settings), or with such entries by name; JSONL of such rows with `name` (as MT-Bench's); a text in
+    ChatML (as AlpacaEval's). Raises ConfigError if a template is missing or incomplete: a judge that receives two
+    answers and no task would still reply.
     """
     where = path or f"templates/{benchmark}.yaml"
     entries = _entries(benchmark, path, where)
     if "prompt_template" in entries:
         entries = dict.fromkeys(wanted, entries)
-    found: dict[str, JudgeTemplate] = {}
+    templates: dict[str, JudgeTemplate] = {}
     problems: list[str] = []
     for name, slots in wanted.items():
         entry = entries.get(name)
@@ -70,19 +70,19 @@ def load_templates(
             continue
         template = JudgeTemplate(_text(entry.get("system_prompt")), user, slots)
         problems += [
-            f"{name}: shows no {{{names[0]}}}"
+            f"{name}: lacks {{{names[0]}}}"
             for names in slots.values()
             if not any("{" + each + "}" in user for each in names)
         ]
         untold = [word for word in verdicts if not _occurs(word, f"{template.system}\n{user}")]
         if untold:
             problems.append(
-                f"{name}: does not tell the judge how to answer: {' '.join(untold)} neither in system_prompt "
-                f"({'given' if template.system else 'not given'}) nor in prompt_template{advice}"
+                f"{name}: lacks the verdict labels: {' '.join(untold)} neither in system_prompt "
+                f"({'present' if template.system else 'absent'}) nor in prompt_template{advice}"
             )
-        found[name] = template
+        templates[name] = template
     reject(f"judge prompt {where}", problems)
-    return found
+    return templates
 
 
 def _occurs(word: str, text: str) -> bool:
@@ -92,13 +92,15 @@ def _occurs(word: str, text: str) -> bool:
 def _entries(benchmark: str, path: str | None, where: str) -> Mapping[str, Any]:
     try:
         if path is None:
-            own = resources.files("regretless.evaluation.chat").joinpath(f"templates/{benchmark}.yaml")
-            values = yaml.safe_load(own.read_text("utf-8"))
+            source = resources.files("regretless.evaluation.chat").joinpath(f"templates/{benchmark}.yaml")
+            values = yaml.safe_load(source.read_text("utf-8"))
         else:
             text = local_path(path).read_text("utf-8")
             values = _parse(path, text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"judge prompt {where}: cannot be read ({error}); give the path of a text file") from error
+        raise ConfigError(
+            f"judge prompt {where}: cannot be read ({error}); set it to the path of a text file"
+        ) from error
     except (yaml.YAMLError, json.JSONDecodeError) as error:
         raise ConfigError(f"judge prompt {where}: not valid: {error}") from error
     if not isinstance(values, Mapping):
@@ -117,7 +119,7 @@ def _parse(path: str, text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    # Arena-Hard's settings list the turns of a conversation, and there is one.
+    # Arena-Hard's settings hold a list of turns, with one entry.
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Questions to a judge, and what became of them."""
+"""Questions to a judge, and the outcome of asking them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regretless.servers.reply import Reply
 T = TypeVar("T")
 THOUGHTS_END = "</think>"
 REMINDER = "\n\nYour answer must end with the verdict in the form that was asked for, in double square brackets."
-"""Added when a reply had none: a judge without randomness would say the same again."""
+"""Added after a reply without a verdict: a deterministic judge would otherwise repeat its reply."""
 
 
 def ask_for_verdict(
@@ -26,7 +26,7 @@ def ask_for_verdict(
     values: Mapping[str, str],
     parse: Callable[[str, str | None], T],
 ) -> Question[T]:
-    """A question whose reply holds a verdict. parse: from the reply's text and the code that marks it, if any."""
+    """A question whose reply contains a verdict. parse: reads it from the reply's text and the code, if any."""
 
     def body(attempt: int, code: str) -> dict[str, Any]:
         messages = template.messages(values, code)
@@ -37,7 +37,7 @@ def ask_for_verdict(
     def read(reply: Reply, _attempt: int, code: str) -> T:
         if reply.finish_reason not in (None, "stop"):
             raise UnreadableError(f"reply ended early: {reply.finish_reason}")
-        # Some servers leave a reasoning model's thoughts in front of its answer, drafts of verdicts included.
+        # Some servers leave a reasoning model's thoughts before its answer, and these may contain draft verdicts.
         text = reply.content.rpartition(THOUGHTS_END)[2]
         return parse(text, code if template.uses_code else None)
 
@@ -45,10 +45,10 @@ def ask_for_verdict(
 
 
 def ask_all_judgments(config: ChatBenchmarkConfig, questions: Sequence[Question[T]], output: Path) -> Answers[T]:
-    """Ask the judge all questions; what cannot be read after all attempts has no value, and a reason.
+    """Ask the judge all questions; a reply that stays unreadable after all attempts has no value, and a reason.
 
-    Replies are kept beside the folder `output`, or in `config.replies`. Raises BudgetError or ServerError when the
-    asking ended early (a further run goes on), DataError when no reply could be read.
+    Replies are cached beside the folder `output`, or in `config.replies`. Raises BudgetError or ServerError if asking
+    ended early (the next run resumes), DataError if no reply could be read.
     """
     answers = ask_judge(config, questions, output)
     done = sum(answer.value is not None for answer in answers.answers)
@@ -58,10 +58,10 @@ def ask_all_judgments(config: ChatBenchmarkConfig, questions: Sequence[Question[
 
 
 def failures(answers: Answers[Any]) -> dict[str, int]:
-    """Judgments that failed, by reason."""
+    """Number of failed judgments by reason."""
     return counted(answer.problem for answer in answers.answers if answer.value is None)
 
 
 def counted(reasons: Iterable[str | None]) -> dict[str, int]:
-    """How often each reason occurs, in the order of their names."""
+    """Number of occurrences of each reason, sorted by reason."""
     return dict(sorted(Counter(reason or "unknown" for reason in reasons).items()))

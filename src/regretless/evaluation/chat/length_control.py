@@ -1,4 +1,4 @@
-"""The length-controlled win rate of AlpacaEval 2: what the judge would prefer if both answers were equally long.
+"""The length-controlled win rate of AlpacaEval 2: the judge's preference if both answers were equally long.
 
 Dubois et al., Length-Controlled AlpacaEval (arXiv:2404.04475): a logistic regression of the judge's preference on the
 difference in length, the difficulty of the instruction and a constant; the win rate is its mean prediction where the
@@ -22,7 +22,7 @@ from regretless.core.errors import DataError
 from regretless.core.estimates import Array, Estimate, from_samples, known, resamples
 
 GAMED_WEIGHT = 0.1
-"""Weight of a row of the gamed baselines: lambda = 0.2, shared by the two of them."""
+"""Weight of a row of the gamed baselines: lambda = 0.2, shared by both."""
 PENALTIES = np.logspace(-4, 4, 10)
 """Inverse strengths of the L1 penalty that cross-validation chooses from."""
 FOLDS = 5
@@ -32,9 +32,9 @@ PREFERENCE_COLUMNS = ("preference", "preference_fitted")
 
 @dataclass(frozen=True)
 class GamedBaselines:
-    """Answers of the reference model told to be long or short, and what is known of the instructions.
+    """Answers of the reference model prompted to be long or short, and data about the instructions.
 
-    In the fit, they keep length from being taken for quality.
+    In the fit, they prevent length from acting as a proxy for quality.
     """
 
     features: Array
@@ -42,9 +42,9 @@ class GamedBaselines:
     preferences: Array
     """(N,) probabilities."""
     difficulty: Mapping[int, float]
-    """Of an instruction, by its position in the reference file."""
+    """Difficulty of an instruction, by its index in the reference file."""
     reference_lengths: Mapping[int, int]
-    """Characters of the reference's answer by position, where the file has them."""
+    """Characters of the reference's answer by index, if the file has them."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class LengthControlled:
-    """The win rate in percent, and where it comes from."""
+    """The win rate in percent, and the regression behind it."""
 
     estimate: Estimate
-    """Its error and interval are from instructions drawn anew and the regression fitted to each draw."""
+    """Its error and interval come from resampled instructions, with the regression refitted to each resample."""
     prediction_error: float
-    """What leaderboards give as its standard error: that of the mean of the predictions, as if they were measured."""
+    """Standard error as leaderboards report it: of the mean prediction, as if predictions were measurements."""
     coefficients: Coefficients
     penalty: float
-    """Chosen inverse strength of the L1 penalty."""
+    """Inverse strength of the L1 penalty, chosen by cross-validation."""
 
     def shown(self) -> dict[str, Any]:
         """As JSON."""
@@ -81,24 +81,24 @@ def read_gamed_baselines(path: Path) -> GamedBaselines:
     """Rows of the gamed baselines from a CSV file with `index`, `std_delta_len`, `instruction_difficulty`, and
     `preference` (or `preference_fitted`) between 0 and 1, such as AlpacaEval's df_gamed.csv.
 
-    Raises DataError when a column is missing or a value is no number.
+    Raises DataError if a column is missing or a value is not a number.
     """
     try:
         with path.open(encoding="utf-8", newline="") as handle:
             rows = list(csv.DictReader(handle))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    found = set(rows[0]) if rows else set()
-    preference = next((name for name in PREFERENCE_COLUMNS if name in found), PREFERENCE_COLUMNS[0])
+    present = set(rows[0]) if rows else set()
+    preference = next((name for name in PREFERENCE_COLUMNS if name in present), PREFERENCE_COLUMNS[0])
     needed = ("index", "std_delta_len", "instruction_difficulty", preference)
-    missing = [name for name in needed if name not in found]
+    missing = [name for name in needed if name not in present]
     if missing:
         raise DataError(
-            f"{path}: missing column(s) {', '.join(missing)}; found {', '.join(sorted(found)) or 'no rows'}"
+            f"{path}: missing column(s) {', '.join(missing)}; found {', '.join(sorted(present)) or 'no rows'}"
         )
     try:
         index, delta, difficulty, preferences = (np.array([float(row[name]) for row in rows]) for name in needed)
-        lengths = {int(row["index"]): int(row["len_1"]) for row in rows} if "len_1" in found else {}
+        lengths = {int(row["index"]): int(row["len_1"]) for row in rows} if "len_1" in present else {}
     except (TypeError, ValueError) as error:
         raise DataError(f"{path}: expected numbers: {error}") from error
     if not (np.isfinite([delta, difficulty, preferences]).all() and ((preferences >= 0) & (preferences <= 1)).all()):
@@ -114,15 +114,15 @@ def features(std_delta: Array, difficulty: Array, constant: float = 1.0) -> Arra
 
 
 def standardized(lengths_1: Array, lengths_2: Array) -> Array | None:
-    """Differences in length, reference less model, over their sample standard deviation; None where they are all the
-    same, so that there is none."""
+    """Differences in length, reference minus model, over their sample standard deviation; None if all differences are
+    equal."""
     delta = lengths_1 - lengths_2
     spread = float(np.std(delta, ddof=1)) if len(delta) > 1 else 0.0
     return delta / spread if spread > 0 else None
 
 
 def predict(coefficients: Coefficients, difficulty: Array) -> Array:
-    """Preference for the model if both answers were equally long, in percent, of each instruction."""
+    """Preference for the model if both answers were equally long, in percent, for each instruction."""
     logits = coefficients.difficulty * difficulty + coefficients.constant
     return np.asarray(100 / (1 + np.exp(-logits)))
 
@@ -132,8 +132,8 @@ def length_controlled(
 ) -> LengthControlled:
     """Fit the regression to the judged instructions of one model and average its prediction at equal length.
 
-    preferences: (n,) from 0 to 1, 1 is the model's. std_delta: from `standardized`. All three row by row: a difficulty
-    that belongs to another row moves the result by more than a point without a sign.
+    preferences: (n,) from 0 to 1, 1 is the model's. std_delta: from `standardized`. All three are aligned by row: a
+    misaligned difficulty shifts the result by more than a point unnoticed.
     """
     rows, n = features(std_delta, difficulty), len(preferences)
     design, labels = np.vstack([gamed.features, rows]), np.r_[gamed.preferences, preferences]
@@ -146,7 +146,8 @@ def length_controlled(
     coefficients = fitted(np.ones(n))
     predicted = predict(coefficients, difficulty)
     samples = [
-        float(np.average(predict(fitted(drawn), difficulty), weights=drawn)) for drawn in resamples(n, rounds, seed)
+        float(np.average(predict(fitted(resampled), difficulty), weights=resampled))
+        for resampled in resamples(n, rounds, seed)
     ]
     estimate = from_samples(float(predicted.mean()), n, np.array(samples))
     error = float(np.std(predicted, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
@@ -165,16 +166,16 @@ def _coefficients(model: LogisticRegression) -> Coefficients:
 
 
 def _choose_penalty(design: Array, labels: Array, weights: Array) -> float:
-    """The penalty with the least loss on rows left out, five folds."""
+    """The penalty with the smallest loss in five-fold cross-validation."""
     folds = list(GroupKFold(FOLDS).split(design, groups=np.arange(len(labels))))
 
     def loss(penalty: float) -> float:
         losses = []
-        for kept, left in folds:
-            share = _fit(design[kept], labels[kept], weights[kept], penalty).predict_proba(design[left])[:, 1]
+        for train, test in folds:
+            share = _fit(design[train], labels[train], weights[train], penalty).predict_proba(design[test])[:, 1]
             share = np.clip(share, 1e-15, 1 - 1e-15)
-            nats = labels[left] * np.log(share) + (1 - labels[left]) * np.log(1 - share)
-            losses.append(-float(np.mean(weights[left] * nats)))
+            nats = labels[test] * np.log(share) + (1 - labels[test]) * np.log(1 - share)
+            losses.append(-float(np.mean(weights[test] * nats)))
         return float(np.mean(losses))
 
     return float(min(PENALTIES, key=loss))

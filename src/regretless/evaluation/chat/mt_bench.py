@@ -29,9 +29,9 @@ TEMPERATURES: Mapping[str, float] = {
     **dict.fromkeys(("extraction", "math", "coding", "reasoning"), 0.0),
     **dict.fromkeys(("stem", "humanities"), 0.1),
 }
-"""Of the answers, by category."""
+"""Temperature of the answers, by category."""
 WITH_REFERENCE = ("math", "reasoning", "coding")
-"""Categories in which the judge is shown a reference answer."""
+"""Categories in which the judge receives a reference answer."""
 TURNS = (1, 2)
 _ONE = {"question": ("question",), "answer": ("answer",)}
 _BOTH = {name: (name,) for name in ("question_1", "answer_1", "question_2", "answer_2")}
@@ -41,11 +41,11 @@ TEMPLATE_SLOTS: Mapping[str, Slots] = {
     "single-v1-multi-turn": _BOTH,
     "single-math-v1-multi-turn": _BOTH | {"reference_1": ("ref_answer_1",), "reference_2": ("ref_answer_2",)},
 }
-"""The judge's templates, under the names of the published file, and what each has to show."""
+"""The judge's templates: name in the published file → content that it must include."""
 
 
 class MtBenchConfig(ChatBenchmarkConfig):
-    """MT-Bench. `questions` has question_id, category and turns; the published judge_prompts.jsonl can be read."""
+    """MT-Bench. `questions` needs question_id, category and turns; the published judge_prompts.jsonl can be read."""
 
     file_settings: ClassVar[tuple[str, ...]] = ("questions", "judge_prompt", "references")
 
@@ -59,40 +59,39 @@ class MtBenchConfig(ChatBenchmarkConfig):
     """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
 
     def templates(self) -> dict[str, JudgeTemplate]:
-        """What the judge is shown, by the names of the published file. Raises ConfigError for one that cannot be
-        used."""
+        """Judge templates, by their names in the published file. Raises ConfigError for a file that cannot be used."""
         return load_templates("mt_bench", self.judge_prompt, TEMPLATE_SLOTS, ("[[", "]]"))
 
 
 @dataclass(frozen=True)
 class MtQuestion:
-    """A question of two turns."""
+    """A question with two turns."""
 
     question_id: str
     category: str
     turns: tuple[str, str]
     references: tuple[str, str] | None
-    """Reference answers, in the categories that have them."""
+    """Reference answers, for categories that have them."""
 
     def prompt_id(self, turn: int) -> str:
-        """Id of a turn's prompt."""
+        """Prompt id of a turn."""
         return f"mt_bench-{self.question_id}-turn-{turn}"
 
     @property
     def temperature(self) -> float:
-        """Of its answers."""
+        """Temperature for its answers."""
         return TEMPERATURES[self.category]
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What the judge gave the answer to one turn."""
+    """The judge's rating of the answer to one turn."""
 
     question_id: str
     category: str
     turn: int
     rating: float | None
-    """1 to 10; None where the judgment failed."""
+    """1 to 10; None if the judgment failed."""
     problem: str | None = None
     """Why the judgment failed."""
 
@@ -100,7 +99,7 @@ class Grade:
 def read_questions(config: MtBenchConfig) -> list[MtQuestion]:
     """The questions with their references.
 
-    Raises DataError for rows that cannot be used, ConfigError when a reference is missing.
+    Raises DataError for rows that cannot be used, ConfigError if a reference is missing.
     """
     rows = read_table(config.questions, ["question_id", "category", "turns"], config.limit)
     for row in rows:
@@ -113,7 +112,7 @@ def read_questions(config: MtBenchConfig) -> list[MtQuestion]:
     needed = [str(row["question_id"]) for row in rows if row["category"] in WITH_REFERENCE]
     missing = [key for key in needed if key not in references]
     if missing:
-        where = config.references or "`references` is not given"
+        where = config.references or "`references` is not set"
         raise ConfigError(f"mt_bench: {len(missing)} question(s) without a reference, such as {missing[0]}: {where}")
     return [
         MtQuestion(key, row["category"], tuple(row["turns"]), references[key] if key in needed else None)
@@ -123,21 +122,21 @@ def read_questions(config: MtBenchConfig) -> list[MtQuestion]:
 
 
 def _references(where: str) -> dict[str, tuple[str, str]]:
-    found = {}
+    references = {}
     for row in read_table(where, ["question_id", "choices"]):
         try:
             first, second = row["choices"][0]["turns"]
         except (LookupError, TypeError, ValueError) as error:
             raise DataError(f"{where}: question {row['question_id']}: expected choices with two turns") from error
-        found[str(row["question_id"])] = (str(first), str(second))
-    return found
+        references[str(row["question_id"])] = (str(first), str(second))
+    return references
 
 
 def next_prompts(config: MtBenchConfig, responses: Sequence[Path]) -> dict[float, list[PromptRow]]:
-    """Prompts that come next, by temperature: the first turns; when they are answered, the second ones; then none.
+    """Prompts to answer next, keyed by temperature: the first turns, then the second turns, then none.
 
-    responses: all files of responses so far. A second prompt is the conversation up to there, the first answer in it.
-    Raises DataError when the responses do not belong to the questions.
+    responses: all files of responses so far. A second prompt is the conversation so far, including the first answer.
+    Raises DataError if the responses do not match the questions.
     """
     questions = read_questions(config)
     answers = read_answers(responses)
@@ -156,19 +155,18 @@ def next_prompts(config: MtBenchConfig, responses: Sequence[Path]) -> dict[float
 
 def _second_prompt(question: MtQuestion, first: Response) -> list[dict[str, str]]:
     if isinstance(first.prompt, str):
-        raise DataError(f"{first.origin}: the prompt is a plain text; a second turn needs a conversation (messages)")
-    said = {"role": "assistant", "content": first.response}
-    return [*first.prompt, said, {"role": "user", "content": question.turns[1]}]
+        raise DataError(f"{first.origin}: the prompt is plain text; a second turn needs a conversation (messages)")
+    first_answer = {"role": "assistant", "content": first.response}
+    return [*first.prompt, first_answer, {"role": "user", "content": question.turns[1]}]
 
 
 def evaluate(
     config: MtBenchConfig, responses: Sequence[Path], output: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Judge the responses to both turns; returns the result and the judgments, both JSON-able.
+    """Judge the responses to both turns; returns the result and the judgments, both as JSON values.
 
-    Raises DataError when responses and questions do not belong together (a second turn that goes on from another first
-    answer, too) or no judgment can be read, ConfigError for files that cannot be used, and what asking the judge
-    raises.
+    Raises DataError if the responses do not match the questions (also if a second turn continues another first answer)
+    or no judgment can be read, ConfigError for files that cannot be used, and the errors of `ask_all_judgments`.
     """
     templates = config.templates()
     questions = read_questions(config)
@@ -177,15 +175,15 @@ def evaluate(
     check_answers(answers, asked, "mt_bench")
     _check_turns(questions, answers)
     turns = [(question, turn) for question in questions for turn in TURNS]
-    found = ask_all_judgments(config, [_question(config, templates, *each, answers) for each in turns], output)
+    judge_answers = ask_all_judgments(config, [_question(config, templates, *each, answers) for each in turns], output)
     grades = [
         Grade(question.question_id, question.category, turn, answer.value, answer.problem)
-        for (question, turn), answer in zip(turns, found.answers, strict=True)
+        for (question, turn), answer in zip(turns, judge_answers.answers, strict=True)
     ]
     result = scores(grades)
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
-    judgments = [_judgment(grade, answer) for grade, answer in zip(grades, found.answers, strict=True)]
-    return result | bill(config, found), judgments
+    judgments = [_judgment(grade, answer) for grade, answer in zip(grades, judge_answers.answers, strict=True)]
+    return result | bill(config, judge_answers), judgments
 
 
 def _check_turns(questions: Sequence[MtQuestion], answers: Mapping[str, Response]) -> None:
@@ -193,8 +191,8 @@ def _check_turns(questions: Sequence[MtQuestion], answers: Mapping[str, Response
         first, second = (answers[question.prompt_id(turn)] for turn in TURNS)
         if second.prompt != _second_prompt(question, first):
             raise DataError(
-                f"{second.origin}: this second turn does not go on from the first answer in {first.origin}; "
-                "sample both turns anew"
+                f"{second.origin}: this second turn does not continue the first answer in {first.origin}; "
+                "sample both turns again"
             )
 
 
@@ -223,8 +221,9 @@ def _judgment(grade: Grade, answer: Answer[float]) -> dict[str, Any]:
 def scores(grades: Sequence[Grade]) -> dict[str, Any]:
     """Mean rating, by turn and by category, each with its uncertainty.
 
-    The mean is over all judgments, as published; the question is the unit of its error, because a second answer builds
-    on the first. Failed judgments are left out and counted. `values` has each question's sum and number of ratings.
+    The mean is over all judgments, as published; its error treats each question as one cluster, because the second
+    answer builds on the first. Failed judgments are excluded and counted. `values` holds each question's sum and number
+    of ratings.
     """
     parts = {"score": list(grades)}
     parts |= {f"turn_{turn}": [grade for grade in grades if grade.turn == turn] for turn in TURNS}

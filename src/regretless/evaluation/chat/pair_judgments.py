@@ -1,4 +1,4 @@
-"""Pairwise judgments of MT-Bench as its own tools write them: both orders of two models' answers, A, B or tie."""
+"""Pairwise judgments of MT-Bench in the format of its tools: both orders of two models' answers, A, B or tie."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ WINNERS = {1: "model_1", 0: "tie", -1: "model_2"}
 
 @dataclass(frozen=True)
 class PairJudgment:
-    """Verdicts on one turn of one question: 1 for model_1, -1 for model_2, 0 a tie, None where there is none."""
+    """Verdicts on one turn of one question: 1 for model_1, -1 for model_2, 0 a tie, None if missing."""
 
     question_id: str
     turn: int
     games: tuple[int | None, int | None]
-    """With model_1 shown first, and with model_2 shown first; the second is turned round already."""
+    """With model_1 first, and with model_2 first; the sign of the second is already reversed."""
 
     @property
     def winners(self) -> tuple[str, str]:
-        """The games' winners in the file's words."""
+        """The games' winners in the terms of the file."""
         first, second = ("error" if game is None else WINNERS[game] for game in self.games)
         return first, second
 
     @property
     def verdict(self) -> int | None:
-        """The verdict if both games agree, else a tie; None when a game has none."""
+        """The verdict if both games agree, else a tie; None if one is missing."""
         first, second = self.games
         if first is None or second is None:
             return None
@@ -40,9 +40,9 @@ class PairJudgment:
 
 
 def read_pair_judgments(path: Path) -> list[PairJudgment]:
-    """Judgments of a file with `g1_judgment` and `g2_judgment`, read from the judge's words.
+    """Judgments of a file with `g1_judgment` and `g2_judgment`, parsed from the judge's replies.
 
-    Raises DataError when a row cannot be used.
+    Raises DataError for a row that cannot be used.
     """
     rows = read_table(str(path), ["question_id", "turn", "g1_judgment", "g2_judgment"])
     return [
@@ -63,7 +63,7 @@ def _verdict(reply: str, sign: int) -> int | None:
 
 
 def second_win_rate(judgments: list[PairJudgment]) -> dict[str, Any]:
-    """How often model_2 wins against model_1, in percent, ties half, with its uncertainty; failed ones are counted."""
+    """Win rate of model_2 against model_1 in percent (a tie counts half), with uncertainty; failures are counted."""
     sums: dict[str, tuple[float, float]] = {}
     for judgment in judgments:
         if judgment.verdict is not None:

@@ -1,4 +1,4 @@
-"""Runs a chat benchmark on files of responses, and brings the results of several models together."""
+"""Runs a chat benchmark on files of responses, and collects the results of several models."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from regretless.evaluation.chat.arena_hard import ArenaHardConfig
 from regretless.evaluation.chat.mt_bench import MtBenchConfig
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
-"""Settings of one chat benchmark, told apart by `benchmark`: for a recipe's section."""
+"""Settings of one chat benchmark, discriminated by `benchmark`: for a recipe's section."""
 BENCHMARKS: Mapping[str, Any] = {"alpaca_eval": alpaca_eval, "arena_hard": arena_hard, "mt_bench": mt_bench}
-"""Modules by benchmark; each has `next_prompts` and `evaluate`."""
+"""Modules by benchmark; each defines `next_prompts` and `evaluate`."""
 MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench": "score"}
-"""The metric that `values` of a result belong to."""
+"""The metric whose per-question numbers are in `values` of a result."""
 SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
-"""What `values` are multiplied with."""
+"""Factor from `values` to the metric's scale."""
 UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
-"""What metrics are measured in."""
+"""Units of the metrics."""
 CATEGORY, TURN = "category_", "turn_"
-"""Begin the names of metrics of a part of the questions or answers."""
+"""Name prefixes of metrics over a subset of the questions or answers."""
 RESULT, JUDGMENTS = "chat_result.json", "judgments.jsonl"
 
 
 def next_prompts(config: ChatBenchmark, responses: Sequence[Path]) -> dict[float, list[PromptRow]]:
-    """Prompts that are still to be answered, by temperature; empty when all are.
+    """Prompts that are not answered yet, keyed by temperature; empty when all are.
 
-    responses: all files of responses so far; none at first. Answer what comes back with n = 1, top-p 1, no top-k and no
-    repetition penalty, and call again with the new files added, until nothing comes back.
-    Raises DataError when the responses do not belong to the benchmark's questions.
+    responses: all files of responses so far; none at first. Answer the returned prompts with n = 1, top-p 1, no top-k
+    and no repetition penalty, and call again with the new files added, until nothing is returned.
+    Raises DataError if the responses do not match the benchmark's questions.
     """
     rows: dict[float, list[PromptRow]] = BENCHMARKS[config.benchmark].next_prompts(config, responses)
     return rows
@@ -49,9 +49,9 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
     """Judge the responses of a benchmark's prompts; returns the main numbers.
 
     Written into the folder `output`: chat_result.json (metrics with n, standard error and interval; failed judgments by
-    reason; cost) and judgments.jsonl (one row a judgment). The judge's replies are kept beside the folder.
-    Raises ConfigError, DataError, BudgetError and ServerError, as the benchmarks do; after the last two, a further run
-    goes on from the replies that are kept.
+    reason; cost) and judgments.jsonl (one row for each judgment). The judge's replies are cached beside the folder.
+    Raises ConfigError, DataError, BudgetError and ServerError, as the benchmarks do; after the last two, the next run
+    resumes with the cached replies.
     """
     result, judgments = BENCHMARKS[config.benchmark].evaluate(config, responses, output)
     write_jsonl(output / JUDGMENTS, judgments)
@@ -63,8 +63,8 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
 def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
     """All results below <evaluate_dir>/<model>/<benchmark>/, a row for each metric.
 
-    `gain` is the difference to the model `base` on the questions that both have a judgment of, paired by question; it
-    is None for metrics that are not means over questions. Raises DataError when the two were not judged alike.
+    `gain` is the difference to the model `base`, paired by question, on the questions that both have a judgment for; it
+    is None for metrics that are not means over questions. Raises DataError if the two were judged differently.
     """
     results = {(path.parts[-2], path.parts[-3]): read_json(path) for path in sorted(evaluate_dir.glob(f"*/*/{RESULT}"))}
     rows = []
@@ -99,7 +99,7 @@ def _gain(benchmark: str, label: str, base: Mapping[str, Any], result: Mapping[s
     kinds = [(each["benchmark"], each["judge"], each["questions"]) for each in (base, result)]
     if kinds[0] != kinds[1]:
         raise DataError(
-            f"{benchmark}: {BASE} and {label} were not judged alike: {kinds[0]}, {kinds[1]}; evaluate both again"
+            f"{benchmark}: {BASE} and {label} were judged differently: {kinds[0]}, {kinds[1]}; evaluate both again"
         )
     return difference(base["values"], result["values"], SCALES[result["benchmark"]]).shown()
 
@@ -107,7 +107,7 @@ def _gain(benchmark: str, label: str, base: Mapping[str, Any], result: Mapping[s
 def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Cells for a table on the terminal: benchmark, model, metric, n, value and gain with intervals, failed judgments.
 
-    rows: those of `collect`. Single categories and turns are left to the report.
+    rows: from `collect`. Single categories and turns appear only in the report.
     """
     for row in rows:
         if not row["metric"].startswith((CATEGORY, TURN)):
