@@ -75,8 +75,8 @@ def sample_models(
 ) -> dict[str, Any]:
     """Answers of models to prompts, written to the parquet file `output` as `Response` records; returns counts.
 
-    Row order: prompt, model, sample. Nothing is done when `output` already holds the answers to this very question, and
-    work that a kill interrupted is taken up: it lies beside `output` in numbered parts until all of them are there.
+    Row order: prompt, model, sample. Interrupted work resumes: finished parts lie beside `output` until the file is
+    written. Models' files count by name here; in a run folder (`RunFolder.do`) by content.
     Raises ConfigError for a model that cannot be used or prompts that do not fit its context, DataError for prompts
     that are strings here and conversations there.
     """
