@@ -11,7 +11,7 @@ import pytest
 
 from regretless.core.files import read_json
 from regretless.core.run_folder import RunFolder
-from regretless.data.records import read_responses
+from regretless.data.responses import read_responses
 from regretless.objectives import OBJECTIVES
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, load_recipe

@@ -10,7 +10,9 @@ from judge_helpers import aspect_of, blocks, judge_by, last_digit, settings, tex
 
 from regretless.core.errors import BudgetError, ConfigError, DataError, ServerError
 from regretless.data.prompts import TEMPLATES
-from regretless.data.records import Response, Verdict, read_responses, write_records
+from regretless.data.records import Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
 from regretless.labeling.judge import JudgeConfig, run
 from regretless.pairing.pair import PairConfig
 from regretless.pairing.pair import run as pair

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response, read_responses
+from regretless.data.records import Response
+from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.sample import SampleConfig, run, sample_prompts
@@ -154,7 +155,7 @@ def test_stage_when_killed_and_taken_up_again_gives_the_same_bytes(settings: dic
 
 
 def _noting(written: list[str]) -> Any:
-    from regretless.data.records import write_records
+    from regretless.data.rows import write_records
 
     def write(path: Path, records: list[Response]) -> None:
         written.append(path.name)
@@ -194,7 +195,7 @@ def test_work_when_parts_of_another_question_are_left_then_none_is_used(
 
 
 def _interrupted_after(parts: int) -> Any:
-    from regretless.data.records import write_records
+    from regretless.data.rows import write_records
 
     left = iter(range(parts))
 

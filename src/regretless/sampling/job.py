@@ -22,7 +22,8 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import bar
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response, write_parquet, write_records
+from regretless.data.records import Response
+from regretless.data.rows import write_parquet, write_records
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import Completion, Engine, SamplingParams
 from regretless.sampling.engines import ENGINES

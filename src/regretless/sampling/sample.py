@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.preferences import check_some_left, report_refusals
 from regretless.data.prompts import PromptRow, PromptSource, read_prompts
-from regretless.data.records import Refusal
+from regretless.data.refusals import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
