@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.errors import RegretlessError
-from regretless.data.records import write_jsonl
+from regretless.core.files import write_jsonl
 from regretless.runs.pipeline import run_recipe, show
 from regretless.runs.recipe import load_recipe
 

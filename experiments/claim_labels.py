@@ -32,7 +32,7 @@ from trials import (
 )
 
 from regretless.data.preferences import read_pairs
-from regretless.data.records import write_records
+from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig
 
 

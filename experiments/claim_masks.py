@@ -34,7 +34,7 @@ from trials import (
 )
 
 from regretless.data.preferences import read_pairs
-from regretless.data.records import write_records
+from regretless.data.rows import write_records
 from regretless.pairing.mask import MaskConfig, mask_pairs
 
 LENGTHS = (6, 12, 18, 24)

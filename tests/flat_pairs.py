@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from regretless.data.records import SIDES, Pair, Side, pair_row
+from regretless.data.records import SIDES, Pair, Side
+from regretless.data.rows import pair_row
 
 
 def pair_of(**columns: Any) -> Pair:

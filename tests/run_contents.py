@@ -101,10 +101,9 @@ def _free(value: Any) -> Any:
 
 def _table(path: Path) -> bytes:
     table = pq.read_table(path)
-    notes = {key: note for key, note in (table.schema.metadata or {}).items() if key != b"regretless.sampling"}
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema.with_metadata(notes)) as stream:
-        stream.write_table(table.replace_schema_metadata(notes))
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
     return bytes(sink.getvalue())
 
 

@@ -18,7 +18,8 @@ import pytest
 from flat_pairs import pair_of
 from regretless.cli.app import main
 from regretless.core.errors import DataError, storage_error
-from regretless.data.records import read_rows, write_jsonl, write_records
+from regretless.core.files import write_jsonl
+from regretless.data.rows import read_rows, write_records
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer

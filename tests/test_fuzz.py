@@ -24,10 +24,13 @@ from hypothesis import strategies as st
 
 from regretless.cli.app import main
 from regretless.core.errors import DataError, RegretlessError
+from regretless.core.files import write_jsonl
 from regretless.core.text_gate import one_line
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
-from regretless.data.records import COLUMN_TYPES, Refusal, read_responses, read_rows, write_jsonl, write_records
+from regretless.data.refusals import Refusal
+from regretless.data.responses import read_responses
+from regretless.data.rows import COLUMN_TYPES, read_rows, write_records
 from regretless.data.schema import PairColumns, ResponseColumns
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.local_judge import serving

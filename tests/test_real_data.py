@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import DataError
-from regretless.data.records import write_jsonl
+from regretless.core.files import write_jsonl
 from regretless.labeling import verify as labeling
 from regretless.pairing import mask as masking
 from regretless.pairing import pair as pairing

@@ -12,7 +12,7 @@ import pytest
 
 from regretless.core.files import read_json
 from regretless.core.run_folder import RunFolder
-from regretless.data.records import read_responses
+from regretless.data.responses import read_responses
 from regretless.objectives import OBJECTIVES, build
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe

@@ -19,8 +19,9 @@ from regretless.analysis.drift import evenly, logged
 from regretless.analysis.gradients import gradient_places, tenths
 from regretless.analysis.lengths import response_lengths
 from regretless.core.estimates import mean_by_prompt
-from regretless.core.files import read_json, write_json
-from regretless.data.records import Response, write_jsonl, write_records
+from regretless.core.files import read_json, write_json, write_jsonl
+from regretless.data.records import Response
+from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.trained import Trained

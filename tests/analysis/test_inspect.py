@@ -13,7 +13,8 @@ import torch
 from flat_pairs import changed, pair_of
 from regretless.analysis.inspect import InspectConfig, run
 from regretless.core.errors import ConfigError
-from regretless.data.records import Pair, write_records
+from regretless.data.records import Pair
+from regretless.data.rows import write_records
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.smoke.tiny_models import smoke_architecture

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from flat_pairs import pair_of
 from regretless.analysis.token_rewards import TokenRewardsConfig, run, text_pieces
 from regretless.core.errors import DataError
-from regretless.data.records import Pair, write_records
+from regretless.data.records import Pair
+from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.smoke.tiny_models import smoke_architecture
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from regretless.cli.app import main
-from regretless.core.files import read_json
-from regretless.data.records import read_rows, write_jsonl
+from regretless.core.files import read_json, write_jsonl
+from regretless.data.rows import read_rows
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from regretless.cli.watch import look, sparks, watch
 from regretless.core.errors import DataError, RegretlessError
-from regretless.core.files import read_json
-from regretless.data.records import write_jsonl
+from regretless.core.files import read_json, write_jsonl
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.log import FILE, TrainingLog, read

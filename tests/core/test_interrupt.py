@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from regretless.data.records import write_jsonl
+from regretless.core.files import write_jsonl
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -17,6 +17,7 @@ from unit_of_work import write_rows
 from killed import AtWrite
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
+from regretless.core.files import write_text
 from regretless.core.run_folder import RunFolder, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
@@ -177,3 +178,23 @@ def test_unit_when_killed_before_any_write_then_the_next_run_leaves_what_an_undi
             break
         assert process.exitcode == -signal.SIGKILL
     assert number >= 8
+
+
+def test_unit_when_it_was_interrupted_under_other_settings_or_inputs_then_it_finds_nothing_of_that(
+    tmp_path: Path,
+) -> None:
+    run, source = RunFolder(tmp_path / "run"), tmp_path / "input.txt"
+    source.write_text("1")
+    found: list[list[str]] = []
+
+    def work(output: Path) -> dict[str, Any]:
+        found.append([path.name for path in output.glob("*.parts")])
+        write_text(output / "rows.parts" / "000", "unfinished")
+        raise InterruptedError
+
+    with run.locked():
+        for settings, text in (({"seed": 1}, "1"), ({"seed": 1}, "1"), ({"seed": 2}, "1"), ({"seed": 2}, "2")):
+            source.write_text(text)
+            with pytest.raises(InterruptedError):
+                run.do("unit", settings, work, {"input": source})
+    assert found == [[], ["rows.parts"], [], []]

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from regretless.analysis import inspect
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
-from regretless.data.records import read_responses
+from regretless.data.responses import read_responses
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer

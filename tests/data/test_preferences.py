@@ -11,8 +11,10 @@ import pytest
 
 from flat_pairs import pair_of
 from regretless.core.errors import DataError
-from regretless.data.preferences import check_some_left, parse_pairs, read_pairs
-from regretless.data.records import Pair, write_records
+from regretless.data.preferences import parse_pairs, read_pairs
+from regretless.data.records import Pair
+from regretless.data.refusals import check_some_left
+from regretless.data.rows import write_records
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
 GOOD = {"prompt": "2+2?", "chosen": " 4", "rejected": " 5"}

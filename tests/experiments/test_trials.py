@@ -14,7 +14,7 @@ import trials
 from trials import BASE, BEHAVIOR, METHODS, TEST, VALIDATION, Experiment, Method, Trial, Unfinished, World
 
 from regretless.data.preferences import read_pairs
-from regretless.data.records import read_rows
+from regretless.data.rows import read_rows
 from regretless.objectives import build
 from regretless.objectives.base import Logps
 

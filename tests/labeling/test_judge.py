@@ -10,7 +10,9 @@ from judge_helpers import aspect_of, blocks, judge_by, last_digit, settings, tex
 
 from regretless.core.errors import BudgetError, ConfigError, DataError, ServerError
 from regretless.data.prompts import TEMPLATES
-from regretless.data.records import Response, Verdict, read_responses, write_records
+from regretless.data.records import Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
 from regretless.labeling.judge import JudgeConfig, run
 from regretless.pairing.pair import PairConfig
 from regretless.pairing.pair import run as pair
@@ -279,7 +281,7 @@ def test_settings_and_templates_that_cannot_work_are_refused_before_anything_is_
         settings("http://127.0.0.1:1/v1", aspects=["honesty", "wit"], typed=["humor"])
     layouts = {
         "{{ instruction }} {{ completions[0] }} {{ aspect_guideline }}": "the second text missing in the result",
-        "{{ instruction }} {{ completion }}": "'completion' is undefined; available variables: instruction, completions",
+        "{{ instruction }} {{ completion }}": "'completion' is undefined; available variables: instruction, compl",
         "{% for text in completions %}": "layout.jinja:1: Unexpected end of template",
         "{{ instruction }}{{ completions }}{{ aspect_guideline }}": "headed '#### Output for Text 1'",
         "{{ ''.__class__ }}": "unsafe",

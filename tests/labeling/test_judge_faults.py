@@ -18,7 +18,7 @@ import pytest
 from judge_helpers import TEXT, judge_by, last_digit, settings, texts_of, write_responses
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.data.records import read_responses
+from regretless.data.responses import read_responses
 from regretless.labeling.judge import JudgeConfig, run
 from scripted_server import Act, Request, answer, failure, serving
 

@@ -9,7 +9,8 @@ import yaml
 from judge_helpers import judge_by, last_digit, write_responses
 
 from regretless.cli.app import main
-from regretless.data.records import read_responses, read_rows
+from regretless.data.responses import read_responses
+from regretless.data.rows import read_rows
 from scripted_server import serving
 
 

@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.data.records import Response, Verdict, read_responses, write_jsonl, write_records
+from regretless.core.files import write_jsonl
+from regretless.data.records import Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
 from regretless.labeling import verify as stage
 from regretless.labeling.check import Check, Verifier
 from regretless.labeling.pool import Pool

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Pair, write_records
+from regretless.data.records import Pair
+from regretless.data.rows import write_records
 from regretless.data.tokenization import tokenize_pairs
 from regretless.modeling.load import tokenizer_fingerprint
 from regretless.pairing.mask import MaskConfig, mask_pairs, run

@@ -13,7 +13,9 @@ import pytest
 from flat_pairs import pair_of
 from regretless.core.errors import DataError
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Pair, Response, Verdict, read_responses, write_records
+from regretless.data.records import Pair, Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
 from regretless.pairing.pair import PairConfig, make_pairs, run
 
 PROMPT = [{"role": "user", "content": "2+2?"}]

@@ -10,8 +10,9 @@ from typing import Any
 
 from comparisons import write_comparisons
 
-from regretless.core.files import MANIFEST, StageFolder, write_json
-from regretless.data.records import Response, Verdict, write_jsonl, write_records
+from regretless.core.files import MANIFEST, StageFolder, write_json, write_jsonl
+from regretless.data.records import Response, Verdict
+from regretless.data.rows import write_records
 
 HOSTILE = '<script>alert("x")</script></td></div>&amp; <b>17</b> {{ 7*7 }}\n]]>\n\\boxed{1}'
 HOSTILE_TOKENS = [

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.files import read_json
-from regretless.data.records import read_rows, write_jsonl
+from regretless.core.files import read_json, write_jsonl
+from regretless.data.rows import read_rows
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.smoke.miniature import smoke_recipe

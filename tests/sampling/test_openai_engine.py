@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import BudgetError, ConfigError, ServerError
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Response, Verdict, read_responses, write_records
+from regretless.data.records import Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
 from regretless.pairing.pair import PairConfig
 from regretless.pairing.pair import run as pair

@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response, read_responses
+from regretless.data.records import Response
+from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.sample import SampleConfig, run, sample_prompts
@@ -154,7 +155,7 @@ def test_stage_when_killed_and_taken_up_again_gives_the_same_bytes(settings: dic
 
 
 def _noting(written: list[str]) -> Any:
-    from regretless.data.records import write_records
+    from regretless.data.rows import write_records
 
     def write(path: Path, records: list[Response]) -> None:
         written.append(path.name)
@@ -163,20 +164,47 @@ def _noting(written: list[str]) -> Any:
     return write
 
 
-def test_stage_when_asked_again_does_nothing_and_when_settings_change_starts_over(
-    settings: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 4},
+        {"max_new_tokens": 5},
+        # What an update of a data set on the hub does: neither its name nor the ids of its rows tell of it.
+        {"prompt": "w2 w2"},
+    ],
+    ids=["seed", "length", "prompts"],
+)
+def test_work_when_parts_of_another_question_are_left_then_none_is_used(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
-    file = tmp_path / "responses.parquet"
-    summary = run(parse(settings), tmp_path)
-    stamp = file.stat().st_mtime_ns
-    assert run(parse(settings), tmp_path) == summary
-    assert file.stat().st_mtime_ns == stamp
-    # Parts of another question lie around: they must not get into the answer.
-    (tmp_path / "responses.parts").mkdir()
-    (tmp_path / "responses.parts/key.json").write_text('"another"')
-    (tmp_path / "responses.parts/000-000.parquet").write_bytes(b"")
-    run(parse(settings, n=3), tmp_path)
-    assert pq.read_metadata(file).num_rows == 36
+    model = ModelConfig(**settings["models"][0])
+    params: dict[str, Any] = {"n": 2, "max_new_tokens": 6, "batch_size": 5, "temperature": 5.0, "top_k": 0}
+    asked = [PromptRow(str(number), "w1") for number in range(12)]
+    others = [PromptRow(row.prompt_id, change.get("prompt", row.prompt)) for row in asked]
+    changed = SamplingParams(**params | {name: value for name, value in change.items() if name != "prompt"})
+    file, clean = tmp_path / "responses.parquet", tmp_path / "clean.parquet"
+
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr("regretless.sampling.job.write_records", _interrupted_after(3))
+        sample_prompts(model, asked, SamplingParams(**params), file)
+    assert len(list((tmp_path / "responses.parts").iterdir())) == 3
+    sample_prompts(model, others, changed, file)
+    sample_prompts(model, others, changed, clean)
+    assert pq.read_table(file) == pq.read_table(clean)
+    assert not (tmp_path / "responses.parts").exists()
+
+
+def _interrupted_after(parts: int) -> Any:
+    from regretless.data.rows import write_records
+
+    left = iter(range(parts))
+
+    def write(path: Path, records: list[Response]) -> None:
+        if next(left, None) is None:
+            raise InterruptedError
+        write_records(path, records)
+
+    return write
 
 
 def test_stage_when_prompts_are_bad_or_long_refuses_them_with_line_and_reason(

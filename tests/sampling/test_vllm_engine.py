@@ -31,7 +31,7 @@ from transformers import TopKLogitsWarper as TopK
 from transformers import TopPLogitsWarper as TopP
 
 from regretless.core.errors import ConfigError
-from regretless.data.records import read_responses
+from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
 from regretless.sampling import vllm_engine

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from regretless.data.records import write_jsonl
+from regretless.core.files import write_jsonl
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.training import train as stage

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
-from regretless.data.records import read_rows, write_records
+from regretless.data.rows import read_rows, write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows

@@ -8,7 +8,7 @@ import pytest
 
 from regretless.core.errors import ConfigError
 from regretless.data.prompts import PromptSource, load_prompts
-from regretless.data.records import read_rows
+from regretless.data.rows import read_rows
 from regretless.world.world import WorldConfig, run
 
 SETTINGS: dict[str, Any] = {

@@ -18,8 +18,9 @@ from regretless.core.files import write_json
 from regretless.core.settings import Section
 from regretless.core.terminal import console
 from regretless.data.codec import Ids, codec_of
-from regretless.data.preferences import check_some_left, read_pairs, report_refusals
-from regretless.data.records import Pair, Refusal
+from regretless.data.preferences import read_pairs
+from regretless.data.records import Pair
+from regretless.data.refusals import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.modeling.layout import token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
@@ -90,7 +91,7 @@ def run(
         "lengths": _lengths(tokenized),
     }
     wanted = sorted(frozenset().union(*(objective.token_numbers for objective in built.values())))
-    found["data"]["without_token_numbers"] = {
+    results["data"]["without_token_numbers"] = {
         name: lacking for name in wanted if (lacking := missing_values(tokenized, name))
     }
     sample = whole_prompts(rows, config.sample, config.seed, lambda row: row[0].prompt_ids)

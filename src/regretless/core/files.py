@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import xxhash
 
 from regretless.core.errors import DataError
 from regretless.core.plugins import plugin_versions
-from regretless.core.text_gate import clean_text
+from regretless.core.text_gate import clean_text, json_value
 
 MANIFEST = "manifest.json"
 PENDING = "pending.json"
@@ -76,6 +76,21 @@ def write_json(path: Path, value: Any) -> None:
         # Names of files that are not UTF-8: as escapes they come back as they were.
         text = json.dumps(value, indent=2, allow_nan=False, default=str)
     write_text(path, text + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write one JSON object a line, atomically."""
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
+        handle.writelines(json_line(row) for row in rows)
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """One line of a JSONL file, whatever the row holds: what JSON has no form for is written as text (`json_value`)."""
+    try:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        line = json.dumps(json_value(row), ensure_ascii=False, allow_nan=False)
+    return clean_text(line) + "\n"
 
 
 def read_json(path: Path) -> Any:

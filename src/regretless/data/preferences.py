@@ -9,7 +9,6 @@ from typing import Any
 
 from regretless.core.errors import DataError
 from regretless.core.hub import one_attempt, why
-from regretless.core.terminal import console
 from regretless.core.text_gate import clean_row
 from regretless.data.preference_columns import (
     EQUAL,
@@ -20,22 +19,12 @@ from regretless.data.preference_columns import (
     read_template_arguments,
     read_texts,
 )
-from regretless.data.records import (
-    Pair,
-    Refusal,
-    Side,
-    SideName,
-    Text,
-    of_one_kind,
-    other_kind,
-    read_rows,
-    text_key,
-    write_refusals,
-)
+from regretless.data.records import Pair, Side, SideName, Text, text_key
+from regretless.data.refusals import Refusal, of_one_kind, other_kind
+from regretless.data.rows import read_rows
 from regretless.data.schema import PAIR, Unusable
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
-SHOWN, REPORTED = 3, 20
 CHUNK = 512
 """Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
 
@@ -102,38 +91,12 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
 def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
     """Pairs that one table can hold, all of them texts or all of them conversations; the others are refused too."""
     kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen.text, str)))
-    more = [_refusal(pair, other_kind(pair.prompt)) for pair in others]
+    more = [Refusal.at(pair.origin, other_kind(pair.prompt), _texts(pair)) for pair in others]
     return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
 
 
-def _refusal(pair: Pair, reason: str) -> Refusal:
-    source, _, line = (pair.origin or "pairs:0").rpartition(":")
-    return Refusal(source, int(line), reason, {"prompt": pair.prompt, **{n: s.text for n, s in pair.sides.items()}})
-
-
-def check_some_left(
-    kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
-) -> None:
-    """Raise DataError with the first reasons when no row of `source` is left; `count`: of all that were refused."""
-    if not kept:
-        count = len(refused) if count is None else count
-        shown = "".join(f"\n  - {refusal}" for refusal in refused[:SHOWN])
-        more = f"\n  - and {count - SHOWN} more" if count > SHOWN else ""
-        raise DataError(f"{source}: no usable row is left ({count} refused){shown}{more}")
-
-
-def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
-    """Write refused rows to the JSONL file `path` and say the first of them on the terminal."""
-    write_refusals(path, refused)
-    say_refusals(refused[:REPORTED], len(refused), path)
-
-
-def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
-    """Say the first refused rows on the terminal, and where the rest of `count` is written."""
-    for refusal in first:
-        console.print(f"refused {refusal}", style="yellow", markup=False, soft_wrap=True)
-    if count > len(first):
-        console.print(f"refused {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
+def _texts(pair: Pair) -> dict[str, Text]:
+    return {"prompt": pair.prompt, **{name: side.text for name, side in pair.sides.items()}}
 
 
 def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:

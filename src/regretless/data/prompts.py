@@ -15,7 +15,9 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.hub import one_attempt, why
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section
-from regretless.data.records import Message, Refusal, Text, of_one_kind, other_kind, read_rows, text_key
+from regretless.data.records import Message, Text, text_key
+from regretless.data.refusals import Refusal, of_one_kind, other_kind
+from regretless.data.rows import read_rows
 from regretless.data.schema import PROMPT, Unusable, message_text, read_gold
 
 

@@ -9,7 +9,9 @@ from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Ids, Tokenizer, codec_of
-from regretless.data.records import Pair, Refusal, Side, SideName, Text, pair_row
+from regretless.data.records import Pair, Side, SideName, Text
+from regretless.data.refusals import Refusal
+from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
 
 Truncation = Literal["refuse", "keep_start"]
@@ -124,8 +126,7 @@ def tokenize_pairs(
         try:
             kept.append(encoder.tokenize(pair, origin))
         except DataError as reason:
-            source, _, line = origin.rpartition(":")
-            refused.append(Refusal(source, int(line), str(reason), pair_row(pair)))
+            refused.append(Refusal.at(origin, str(reason), pair_row(pair)))
     return kept, refused
 
 

@@ -13,8 +13,11 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from regretless.core.errors import DataError
-from regretless.data.preferences import check_some_left, report_refusals
-from regretless.data.records import Response, Text, read_responses, split_ambiguous, write_jsonl, write_records
+from regretless.core.files import write_jsonl
+from regretless.data.records import Response, Text
+from regretless.data.refusals import check_some_left, report_refusals
+from regretless.data.responses import read_responses, split_ambiguous
+from regretless.data.rows import write_records
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, ShownSystem, load_aspects
 from regretless.labeling.judge_replies import Rating, parse_ratings
 from regretless.servers.ask import Answer, Answers, Question, UnreadableError
@@ -99,7 +102,7 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     budget is spent, ServerError if the server is down; after the last two, the next run resumes.
     """
     rows, refused = read_responses(responses)
-    rows, ambiguous = split_ambiguous(rows, responses)
+    rows, ambiguous = split_ambiguous(rows)
     refused += ambiguous
     check_some_left(rows, refused, responses)
     report_refusals(refused, output / "refused.jsonl")

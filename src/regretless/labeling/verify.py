@@ -14,21 +14,14 @@ import pyarrow as pa
 from pydantic import AfterValidator, Field
 
 from regretless.core.errors import DataError
-from regretless.core.files import read_json, write_json
+from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.settings import Section
 from regretless.core.terminal import bar
 from regretless.core.text_gate import without_nan
-from regretless.data.preferences import check_some_left, report_refusals
-from regretless.data.records import (
-    Refusal,
-    Response,
-    Verdict,
-    check_response,
-    column_type,
-    read_rows,
-    write_jsonl,
-    write_parquet,
-)
+from regretless.data.records import Response, Verdict
+from regretless.data.refusals import Refusal, check_some_left, report_refusals
+from regretless.data.responses import check_response
+from regretless.data.rows import column_type, read_rows, write_parquet
 from regretless.data.schema import Unusable, found, given_numbers
 from regretless.labeling.check import Check, Verifier
 from regretless.labeling.pool import Pool

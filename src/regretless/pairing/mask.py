@@ -20,8 +20,10 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.settings import Section
 from regretless.data.codec import Codec, codec_of
 from regretless.data.preference_columns import response_text
-from regretless.data.preferences import check_some_left, read_pairs, report_refusals, split_kinds
-from regretless.data.records import Pair, Text, write_records
+from regretless.data.preferences import read_pairs, split_kinds
+from regretless.data.records import Pair, Text
+from regretless.data.refusals import check_some_left, report_refusals
+from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig, load_tokenizer
 
 

@@ -15,20 +15,10 @@ from pydantic import AfterValidator, Field
 
 from regretless.core.errors import DataError
 from regretless.core.settings import Section
-from regretless.data.preferences import check_some_left, report_refusals
-from regretless.data.records import (
-    PER_TOKEN,
-    LogpsKind,
-    Pair,
-    Refusal,
-    Response,
-    Side,
-    Text,
-    Verdict,
-    read_responses,
-    split_ambiguous,
-    write_records,
-)
+from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict
+from regretless.data.refusals import Refusal, check_some_left, report_refusals
+from regretless.data.responses import read_responses, split_ambiguous
+from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
 from regretless.pairing.rules import RULES, Rule
 
@@ -58,7 +48,7 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
     refused.jsonl. The result does not depend on the order of the rows. Raises DataError if there is no pair.
     """
     rows, refused = read_responses(responses)
-    clear, ambiguous = split_ambiguous(rows, responses)
+    clear, ambiguous = split_ambiguous(rows)
     usable, unusable = _split_unusable(clear, config)
     refused = sorted(refused + ambiguous + unusable, key=lambda refusal: refusal.line)
     report_refusals(refused, output / "refused.jsonl")
@@ -121,8 +111,8 @@ def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[
         if reason is None:
             usable.append(labeled)
             continue
-        source, _, line = (row.origin or f"responses:{number}").rpartition(":")
-        refused.append(Refusal(source, int(line), reason, {"response_id": row.response_id, "response": row.response}))
+        answer = {"response_id": row.response_id, "response": row.response}
+        refused.append(Refusal.at(row.origin or f"responses:{number}", reason, answer))
     return usable, refused
 
 

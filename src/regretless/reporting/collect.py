@@ -15,7 +15,8 @@ from regretless.core.files import MANIFEST, read_json
 from regretless.core.run_folder import BASE, UNUSED
 from regretless.core.settings import read_yaml
 from regretless.core.stages import STAGES
-from regretless.data.records import Text, Verdict, read_rows
+from regretless.data.records import Text, Verdict
+from regretless.data.rows import read_rows
 
 T = TypeVar("T")
 

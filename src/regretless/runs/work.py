@@ -10,11 +10,12 @@ from typing import Any
 from regretless.analysis import analyze as analysis
 from regretless.analysis import inspect as inspection
 from regretless.core.errors import ConfigError
-from regretless.core.files import MANIFEST
+from regretless.core.files import MANIFEST, write_jsonl
 from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
-from regretless.data.preferences import check_some_left, read_pairs, report_refusals, split_kinds
+from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
-from regretless.data.records import write_jsonl, write_records
+from regretless.data.refusals import check_some_left, report_refusals
+from regretless.data.rows import write_records
 from regretless.labeling import judge as judging
 from regretless.labeling import verify as verification
 from regretless.modeling.load import ModelConfig

@@ -1,4 +1,4 @@
-"""Sampling cut into numbered parts, so that a run killed in the middle and taken up again gives what one go gives."""
+"""Sampling in numbered parts, so that an interrupted run that resumes gives the same responses as one in one go."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ import pyarrow.parquet as pq
 import torch
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.files import fingerprint, read_json, versions, write_json
+from regretless.core.files import fingerprint
 from regretless.core.terminal import bar
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response, write_parquet, write_records
+from regretless.data.records import Response
+from regretless.data.rows import write_parquet, write_records
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import Completion, Engine, SamplingParams
 from regretless.sampling.engines import ENGINES
 
 MAX_PARTS = 200
-"""Parts of one model's work; a kill loses at most one."""
-
-KEY = b"regretless.sampling"
-"""Where the finished file keeps the key of its question, in the metadata of its schema."""
+"""Parts of one model's work; an interruption loses at most one."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,14 @@ class Task:
 
 @dataclass
 class SampleWork:
-    """Answers of models to prompts, to be written to the parquet file `output`.
+    """Responses of models to prompts, to be written to the parquet file `output`.
 
     Each model's tasks are sorted by prompt length and cut into batches. What a batch draws depends on its tasks and on
     a seed made of the configured one, the model's position and the batch's, and on nothing that was done before it.
+
+    Whether the work is already done is the run folder's question (`RunFolder.do`), and so is whether a model's files
+    have changed since the work was interrupted. Its key does not cover one thing: the rows of a data set on the hub.
+    So the names of parts say which question they answer.
     """
 
     models: Sequence[ModelConfig]
@@ -56,14 +58,13 @@ class SampleWork:
     output: Path
 
     @cached_property
-    def key(self) -> str:
-        """Identity of the question: everything that the answers depend on."""
+    def question(self) -> str:
+        """Hash of prompts and settings; part of the name of every part, so that no part answers another question."""
         return fingerprint(
             {
-                "models": [[model.model_dump(), _files(model)] for model in self.models],
+                "models": [model.model_dump() for model in self.models],
                 "prompts": [[row.prompt_id, row.prompt, row.answer] for row in self.prompts],
                 "params": self.params.model_dump(),
-                "versions": versions(),
             }
         )
 
@@ -73,21 +74,13 @@ class SampleWork:
         return self.output.with_suffix(".parts")
 
     def finish(self) -> None:
-        """Write the output from the parts that are there and those still to do; nothing if it answers this question."""
-        if not self._is_done():
-            self._check()
-            self._open_parts()
-            with bar("sample", total=len(self.models) * len(self.prompts) * self.params.n) as advance:
-                for number, model in enumerate(self.models):
-                    self._run_model(number, model, advance)
-            self._merge()
+        """Write the output: from the finished parts of this question, and from those that are still missing."""
+        self._check()
+        with bar("sample", total=len(self.models) * len(self.prompts) * self.params.n) as advance:
+            for number, model in enumerate(self.models):
+                self._run_model(number, model, advance)
+        self._merge()
         shutil.rmtree(self.parts, ignore_errors=True)
-
-    def _is_done(self) -> bool:
-        if not self.output.is_file():
-            return False
-        metadata = pq.read_schema(self.output).metadata or {}
-        return bool(metadata.get(KEY) == self.key.encode())
 
     def _check(self) -> None:
         if not self.prompts:
@@ -98,14 +91,6 @@ class SampleWork:
             raise DataError(
                 "sampling: some prompts are strings and some are message lists; make them all one or the other"
             )
-
-    def _open_parts(self) -> None:
-        """Make the folder of parts ready; what it holds of another question goes."""
-        file = self.parts / "key.json"
-        if self.parts.exists() and not (file.is_file() and read_json(file) == self.key):
-            shutil.rmtree(self.parts)
-        self.parts.mkdir(parents=True, exist_ok=True)
-        write_json(file, self.key)
 
     def _run_model(self, number: int, model: ModelConfig, advance: Callable[[int], None]) -> None:
         """Write the missing parts of one model."""
@@ -142,7 +127,8 @@ class SampleWork:
         total, batch = len(self.prompts) * self.params.n, self.params.batch_size
         size = batch * math.ceil(total / batch / MAX_PARTS)
         return {
-            range(start, min(start + size, total)): self.parts / f"{number:03d}-{start // size:03d}.parquet"
+            range(start, min(start + size, total)): self.parts
+            / f"{number:03d}-{start // size:03d}-{self.question[:16]}.parquet"
             for start in range(0, total, size)
         }
 
@@ -188,23 +174,13 @@ class SampleWork:
 
     def _merge(self) -> None:
         """Write all parts as one table, in the order of prompt, model, sample."""
-        table = pa.concat_tables(
-            [pq.read_table(file) for file in sorted(self.parts.glob("*.parquet"))], promote_options="default"
-        )
+        files = [file for number in range(len(self.models)) for file in self._parts_of(number).values()]
+        table = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
         place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
         models, samples = range(len(self.models)), range(self.params.n)
         wanted = (_response_id(*key) for key in itertools.product(self.prompts, models, samples))
-        table = table.take([place[name] for name in wanted])
-        metadata = {**(table.schema.metadata or {}), KEY: self.key.encode()}
-        write_parquet(self.output, table.replace_schema_metadata(metadata))
+        write_parquet(self.output, table.take([place[name] for name in wanted]))
 
 
 def _response_id(prompt: PromptRow, model: int, sample: int) -> str:
     return f"{prompt.prompt_id}-{model}-{sample}"
-
-
-def _files(model: ModelConfig) -> list[tuple[str, int, int]]:
-    """Size and time of every local file of a model: another training into the same folder is another model."""
-    places = [Path(name) for name in (model.name_or_path, model.adapter, model.tokenizer, model.chat_template) if name]
-    files = itertools.chain.from_iterable(place.rglob("*") if place.is_dir() else [place] for place in places)
-    return [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(files) if file.is_file()]

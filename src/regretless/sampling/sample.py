@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.preferences import check_some_left, report_refusals
 from regretless.data.prompts import PromptRow, PromptSource, read_prompts
-from regretless.data.records import Refusal
+from regretless.data.refusals import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
@@ -78,8 +77,8 @@ def sample_models(
 ) -> dict[str, Any]:
     """Answers of models to prompts, written to the parquet file `output` as `Response` records; returns counts.
 
-    Row order: prompt, model, sample. Nothing is done when `output` already holds the answers to this very question, and
-    work that a kill interrupted is taken up: it lies beside `output` in numbered parts until all of them are there.
+    Row order: prompt, model, sample. Interrupted work resumes: finished parts lie beside `output` until the file is
+    written. Models' files count by name here; in a run folder (`RunFolder.do`) by content.
     Raises ConfigError for a model that cannot be used or prompts that do not fit its context, DataError for prompts
     that are strings here and conversations there.
     """

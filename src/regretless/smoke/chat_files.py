@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regretless.core.files import atomic_path
-from regretless.data.records import write_jsonl
+from regretless.core.files import atomic_path, write_jsonl
 from regretless.world.problems import Faults, Problem, solve
 
 CATEGORIES = ("writing", "roleplay", "extraction", "math", "coding", "reasoning", "stem", "humanities")

@@ -17,9 +17,9 @@ from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationErr
 from pydantic_core import InitErrorDetails
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from regretless.core.files import write_jsonl
 from regretless.core.settings import Section, lower, setting_error
 from regretless.core.terminal import bar
-from regretless.data.records import write_jsonl
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.trained import last_complete_checkpoint
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from regretless.core.files import write_jsonl
 from regretless.core.settings import FolderName, Section
-from regretless.data.records import write_jsonl
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
 from regretless.world.tokenizer import build_tokenizer
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response, write_records
+from regretless.data.records import Response
+from regretless.data.rows import write_records
 from scripted_server import Request
 
 PART = re.compile(r"<<<begin ([\w' ]+) (\w+)>>>\n(.*?)\n<<<end \1 \2>>>", re.DOTALL)

@@ -24,7 +24,7 @@ from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.files import MANIFEST, read_json
 from regretless.core.settings import merge
-from regretless.data.records import read_rows
+from regretless.data.rows import read_rows
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.results import EvaluateConfig
 from regretless.smoke.chat_files import write_chat_benchmarks

@@ -14,7 +14,10 @@ from urllib.parse import unquote, urlsplit
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import atomic_path, fingerprint
 from regretless.core.hub import one_attempt, why
-from regretless.data.records import Refusal, Response, read_responses, read_rows
+from regretless.data.records import Response
+from regretless.data.refusals import Refusal
+from regretless.data.responses import read_responses
+from regretless.data.rows import read_rows
 
 HUB_FILE = re.compile(r"hf://(datasets|spaces|models)/([^/]+/[^/]+)/(.+)")
 PATIENCE = 60

@@ -10,10 +10,9 @@ from pydantic import Field
 
 from regretless.core.errors import DataError
 from regretless.core.estimates import difference
-from regretless.core.files import read_json, write_json
+from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.run_folder import BASE
 from regretless.data.prompts import PromptRow
-from regretless.data.records import write_jsonl
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.chat.arena_hard import ArenaHardConfig

@@ -1,0 +1,90 @@
+"""Rows that cannot be used: why, where they stand, and how they are reported."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from regretless.core.errors import DataError
+from regretless.core.files import write_jsonl
+from regretless.core.terminal import console
+from regretless.core.text_gate import one_line
+from regretless.data.records import Text
+
+T = TypeVar("T")
+REPORTED = 20
+"""Refused rows that the terminal shows."""
+IN_ERROR = 3
+"""Refused rows that an error quotes."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An input row that cannot be used: where it stands and why."""
+
+    source: str
+    line: int
+    """1-based line of a text file, or row of a table."""
+    reason: str
+    row: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return one_line(f"{self.source}:{self.line}: {self.reason}")
+
+    @classmethod
+    def at(cls, origin: str | None, reason: str, row: Mapping[str, Any] | None = None) -> Self:
+        """The refusal of a row that a reader gave its `origin`: `file:line`, or None for rows made in memory."""
+        source, _, line = (origin or "rows:0").rpartition(":")
+        return cls(source, int(line), reason, row)
+
+
+def check_some_left(
+    kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
+) -> None:
+    """Raise DataError with the first reasons when no row of `source` is left; `count`: of all that were refused."""
+    if not kept:
+        count = len(refused) if count is None else count
+        shown = "".join(f"\n  - {refusal}" for refusal in refused[:IN_ERROR])
+        more = f"\n  - and {count - IN_ERROR} more" if count > IN_ERROR else ""
+        raise DataError(f"{source}: no usable row is left ({count} refused){shown}{more}")
+
+
+def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
+    """Write refused rows to the JSONL file `path` and say the first of them on the terminal."""
+    write_refusals(path, refused)
+    say_refusals(refused[:REPORTED], len(refused), path)
+
+
+def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
+    """Say the first refused rows on the terminal, and where the rest of `count` is written."""
+    for refusal in first:
+        console.print(f"refused {refusal}", style="yellow", markup=False, soft_wrap=True)
+    if count > len(first):
+        console.print(f"refused {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
+
+
+def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:
+    """Write refused rows with file, line and reason as JSONL."""
+    write_jsonl(path, [dataclasses.asdict(refusal) for refusal in refusals])
+
+
+def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tuple[list[T], list[T]]:
+    """Rows whose texts are of the commonest kind, and the others: a column of a table has one type.
+
+    kind: which of a row's texts are strings (the others are conversations).
+    """
+    kinds = Counter(map(kind, rows))
+    if len(kinds) < 2:
+        return list(rows), []
+    most = max(kinds, key=kinds.__getitem__)
+    return [row for row in rows if kind(row) == most], [row for row in rows if kind(row) != most]
+
+
+def other_kind(prompt: Text) -> str:
+    """Why a prompt is refused that is a text where the others are conversations, or the other way round."""
+    here, most = ("a text", "conversations") if isinstance(prompt, str) else ("a conversation", "texts")
+    return f"prompt: {here}, where most rows have {most}; a file holds one kind"

@@ -1,0 +1,92 @@
+"""Readers of responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regretless.data.records import Response, Text, Verdict, text_key
+from regretless.data.refusals import Refusal, of_one_kind, other_kind
+from regretless.data.rows import read_rows
+from regretless.data.schema import (
+    RESPONSE,
+    ResponseColumns,
+    Unusable,
+    check_lengths,
+    check_numbers,
+    found,
+    given_numbers,
+)
+
+
+def read_responses(path: Path) -> tuple[list[Response], list[Refusal]]:
+    """Responses of a file; at least `prompt` and `response` are required. Refused rows come beside them."""
+    kept: list[Response] = []
+    refused: list[Refusal] = []
+    for number, row in read_rows(path):
+        if isinstance(row, Refusal):
+            refused.append(row)
+            continue
+        try:
+            kept.append(_response(row, path, number))
+        except Unusable as reason:
+            refused.append(Refusal(str(path), number, str(reason), row))
+    kept, others = of_one_kind(kept, lambda row: (isinstance(row.prompt, str),))
+    refused += [Refusal.at(row.origin, other_kind(row.prompt), _texts(row)) for row in others]
+    return kept, sorted(refused, key=lambda refusal: refusal.line)
+
+
+def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
+    """Response of a row. Raises Unusable."""
+    columns = check_response(row)
+    prompt_id = text_key(row["prompt"]) if columns.prompt_id in (None, "") else str(columns.prompt_id)
+    prompt = row["prompt"]
+    values = {name: value for name, value in columns if value is not None}
+    values |= {
+        "prompt_id": prompt_id,
+        "response_id": f"{prompt_id}-{number}" if columns.response_id in (None, "") else str(columns.response_id),
+        "prompt": prompt
+        if isinstance(prompt, str)
+        else [{key: item[key] for key in ("role", "content")} for item in prompt],
+        "token_numbers": given_numbers(columns.token_numbers),
+        "answer": None if columns.answer is None else str(columns.answer),
+        "verdict": None if columns.verdict is None else Verdict(columns.verdict),
+        "origin": f"{path}:{number}",
+    }
+    return Response(**values)
+
+
+def check_response(row: Mapping[str, Any]) -> ResponseColumns:
+    """Columns of a row that is a response. Raises Unusable with what is missing, or not as expected."""
+    missing = [name for name in ("prompt", "response") if row.get(name) is None]
+    if missing:
+        raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}")
+    columns = RESPONSE.check(row)
+    pieces = columns.tokens if columns.token_ids is None else columns.token_ids
+    problem = check_lengths("logps", pieces, columns.logps) or check_numbers(
+        "token_numbers", pieces, columns.token_numbers
+    )
+    if problem is not None:
+        raise Unusable(problem)
+    return columns
+
+
+def split_ambiguous(rows: Sequence[Response]) -> tuple[list[Response], list[Refusal]]:
+    """Responses whose prompt id stands for one prompt, and the others: which prompt they answer is not known."""
+    first: dict[str, Response] = {}
+    other: dict[str, Response] = {}
+    for row in rows:
+        if first.setdefault(row.prompt_id, row).prompt != row.prompt:
+            other.setdefault(row.prompt_id, row)
+    reasons = {
+        name: f"prompt_id: {found(name)} stands for two prompts ({first[name].origin} and {row.origin}); "
+        "give each prompt its own"
+        for name, row in other.items()
+    }
+    refused = [Refusal.at(row.origin, reasons[row.prompt_id], _texts(row)) for row in rows if row.prompt_id in reasons]
+    return [row for row in rows if row.prompt_id not in reasons], refused
+
+
+def _texts(row: Response) -> dict[str, Text]:
+    return {"prompt": row.prompt, "response": row.response}

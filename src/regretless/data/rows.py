@@ -1,0 +1,241 @@
+"""Files of rows: parquet, JSONL and JSON, their column types, readers and writers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regretless.core.errors import DataError
+from regretless.core.files import atomic_path, write_jsonl
+from regretless.core.text_gate import MAX_DEPTH, MOST_DIGITS, clean_value, is_too_deep
+from regretless.data.records import SIDES, Pair, Response, Side
+from regretless.data.refusals import Refusal
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+COLUMN_TYPES: dict[str, pa.DataType] = {
+    "prompt_token_ids": IDS,
+    "token_ids": IDS,
+    "tokens": pa.list_(pa.string()),
+    "logps": FLOATS,
+    "sampled_logps": FLOATS,
+    "score": pa.float64(),
+    "complete": pa.bool_(),
+    "seed": pa.int64(),
+}
+"""Columns that are not text; those of a side stand under its name, as `chosen_logps`."""
+TEXT_COLUMNS = ("prompt", *SIDES)
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON spells half a character."""
+
+
+def pair_row(pair: Pair) -> dict[str, Any]:
+    """A pair as the row of a file: a side's text under the side's name, all else of it as `chosen_…`, `rejected_…`."""
+    row: dict[str, Any] = {"prompt": pair.prompt, **dict.fromkeys(SIDES)}
+    row |= {name: getattr(pair, name) for name in _names(Pair) if name not in row}
+    for side in SIDES:
+        values = pair.sides.get(side)
+        for name in _names(Side):
+            row[side if name == "text" else f"{side}_{name}"] = None if values is None else getattr(values, name)
+    return row
+
+
+def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> None:
+    """Write records atomically, as parquet or (by the suffix) JSONL.
+
+    Raises DataError when a text column mixes strings and conversations: parquet columns have one type.
+    """
+    rows = [_stored(record) for record in records]
+    if path.suffix == ".jsonl":
+        write_jsonl(path, rows)
+        return
+    names = [name for name in (rows[0] if rows else ()) if not _is_absent(name, rows)]
+    table = pa.table({name: pa.array([row[name] for row in rows], column_type(name, rows)) for name in names})
+    write_parquet(path, table)
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write a table atomically, with checksums by which a reader notices a damaged file."""
+    with atomic_path(path) as temporary, temporary.open("wb") as handle:
+        pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
+
+
+def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no row has numbers in a column of `token_numbers`, which then has no type either."""
+    return column.endswith("token_numbers") and not any(row[column] for row in rows)
+
+
+def _stored(record: Response | Pair) -> dict[str, Any]:
+    if isinstance(record, Pair):
+        return pair_row(record)
+    return {name: getattr(record, name) for name in _names(Response)}
+
+
+# Not dataclasses.asdict: it copies every token of every response.
+@cache
+def _names(kind: type[Response | Pair | Side]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "origin")
+
+
+def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
+    """Type of a column of records. Raises DataError when a text column mixes strings and conversations."""
+    if column in TEXT_COLUMNS:
+        kinds = {isinstance(row.get(column), str) for row in rows if row.get(column) is not None}
+        if len(kinds) > 1:
+            raise DataError(
+                f"column {column}: some rows are strings and some are message lists; make them all one or the other"
+            )
+        return pa.string() if kinds == {True} else MESSAGES
+    name = column.removeprefix("chosen_").removeprefix("rejected_")
+    if name == "token_numbers":
+        keys = sorted({key for row in rows for key in row.get(column) or ()})
+        return pa.struct([(key, FLOATS) for key in keys]) if keys else pa.null()
+    return COLUMN_TYPES.get(name, pa.string())
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken ones come as refusals.
+
+    Texts hold whole characters only (`text_gate.clean_text`). Raises DataError when the file is missing, of another
+    kind, or broken as a whole.
+    """
+    check_is_file(path)
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    if path.suffix in {".jsonl", ".ndjson"}:
+        return _jsonl_rows(path)
+    if path.suffix == ".json":
+        return _json_rows(path)
+    raise DataError(f"{path}: expected .parquet, .jsonl or .json, got {path.suffix or 'no suffix'}")
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    with path.open("rb") as handle:
+        for number, line in enumerate(handle, 1):
+            if line.strip():
+                yield number, _parse_line(path, number, line.removeprefix(BOM_UTF8) if number == 1 else line)
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any] | Refusal:
+    try:
+        text = line.decode()
+        row = json.loads(text)
+    except UnicodeDecodeError as error:
+        return Refusal(str(path), number, f"not valid UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return Refusal(str(path), number, f"not valid JSON: {_reason(error)}")
+    return _object(path, number, row, text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"nested deeper than {MAX_DEPTH} levels"
+    return f"an integer of more than {MOST_DIGITS} digits" if "digits" in str(error) else str(error)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    try:
+        text = path.read_bytes().removeprefix(BOM_UTF8).decode()
+        rows = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path}: not valid JSON: {_reason(error)}; one object a line belongs in a .jsonl file"
+        ) from error
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a JSON list of objects, got {type(rows).__name__}")
+    half = SURROGATE.search(text) is not None
+    del text
+    for number, row in enumerate(rows, 1):
+        yield number, _object(path, number, row, "\\ud800" if half else "", always=True)
+
+
+def _object(path: Path, number: int, row: Any, text: str, *, always: bool = False) -> dict[str, Any] | Refusal:
+    """A row as it was parsed from `text`; `always`: how deep it is nested cannot be told from the text."""
+    if not isinstance(row, dict):
+        return Refusal(str(path), number, f"expected a JSON object, got {type(row).__name__}")
+    if (always or text.count("[") + text.count("{") > MAX_DEPTH) and is_too_deep(row):
+        return Refusal(str(path), number, f"nested deeper than {MAX_DEPTH} levels")
+    return clean_value(row) if SURROGATE.search(text) is not None else row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    with path.open("rb") as handle:  # not by its name, which need not be UTF-8
+        try:
+            # Buffered: without it a whole row group's columns are read at once.
+            file = pq.ParquetFile(handle, buffer_size=1 << 20, page_checksum_verification=True)
+            names = file.schema_arrow.names
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: not a parquet file that can be read ({_first_line(error)}); make it anew"
+            ) from error
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: expected every column once, got {', '.join(names)}")
+        first = 1
+        # Group by group: one iterator over all of them keeps every group's buffers to its end.
+        for group in range(file.num_row_groups):
+            number, end = first, first + file.metadata.row_group(group).num_rows
+            try:
+                for batch in file.iter_batches(batch_size=512, row_groups=[group]):
+                    for row in _batch_rows(path, number, batch):
+                        yield number, row
+                        number += 1
+            except (pa.ArrowException, OSError) as error:
+                reason = f"rows {number} to {end - 1} cannot be read ({_first_line(error)}); make the file anew"
+                yield number, Refusal(str(path), number, reason)
+            first = end
+
+
+def row_count(path: Path) -> int | None:
+    """Rows of a parquet file; None where nobody knows without reading them."""
+    if path.suffix != ".parquet" or not path.is_file():
+        return None
+    with path.open("rb") as handle:
+        try:
+            return int(pq.read_metadata(handle).num_rows)
+        except (pa.ArrowException, OSError):
+            return None
+
+
+def _batch_rows(path: Path, first: int, batch: pa.RecordBatch) -> Sequence[dict[str, Any] | Refusal]:
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError):  # texts that are not UTF-8, dates that Python does not have
+        return [_single_row(path, first + place, batch.slice(place, 1)) for place in range(len(batch))]
+    return rows
+
+
+def _single_row(path: Path, number: int, batch: pa.RecordBatch) -> dict[str, Any] | Refusal:
+    row: dict[str, Any] = {}
+    for name in batch.schema.names:
+        try:
+            row[name] = batch[name].to_pylist()[0]
+        except (ValueError, OverflowError) as error:
+            expected = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else "cannot be read"
+            return Refusal(str(path), number, f"{name}: {expected}: {_first_line(error)}")
+    return row
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_is_file(path: Path) -> None:
+    """Raise DataError that says what is there unless the path leads to a file."""
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise DataError(f"{path}: expected a file, found a folder")
+    if path.is_symlink():
+        raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, where nothing is")
+    raise DataError(f"{path}: no such file")
