@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -166,6 +167,14 @@ def test_limit_when_the_clock_runs_on_then_only_the_processors_time_counts() -> 
     with processor_limit(0.2):
         time.sleep(0.5)
     with pytest.raises(TimeoutError), processor_limit(0.2):
+        while True:
+            pass
+
+
+@pytest.mark.parametrize("swallowed", [Exception, BaseException])
+def test_limit_when_the_block_swallows_the_interruption_then_its_result_does_not_count(swallowed: type) -> None:
+    # As parsers do that try one way after another: what is left of the result would be called a wrong answer.
+    with pytest.raises(TimeoutError), processor_limit(0.05), contextlib.suppress(swallowed):
         while True:
             pass
 

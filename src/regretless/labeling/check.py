@@ -34,24 +34,37 @@ class Verifier:
     """Decides some rows in bounded time without heavy imports, as `check` would; None leaves the row to `check`."""
 
 
+class _OutOfTime(BaseException):
+    """Not an Exception: libraries that parse try one way after another and swallow those."""
+
+
 @contextlib.contextmanager
 def processor_limit(seconds: float) -> Iterator[None]:
     """Raise TimeoutError in the block after this much processor time, in the main thread.
 
     Processor time and not wall-clock time, because a verdict must not depend on the machine's load. A signal interrupts
-    only the main thread; elsewhere, and inside C code, the caller has to limit the time.
+    only the main thread; elsewhere, and inside C code, the caller has to limit the time. A block that swallowed the
+    interruption and ended with a result of what was left raises too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    late = False
+
     def end(*_: object) -> None:
-        raise TimeoutError
+        nonlocal late
+        late = True
+        raise _OutOfTime
 
     before = signal.signal(signal.SIGVTALRM, end)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
+    except _OutOfTime:
+        pass
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+    if late:
+        raise TimeoutError
