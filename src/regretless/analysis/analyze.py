@@ -37,10 +37,10 @@ class AnalyzeConfig(TokenRewardsConfig):
 
     policies: dict[str, str] = Field(default={})
     """Folders of trained models or adapters, by name; what `train` makes unless given."""
-    sample: int = Field(256, ge=1)
+    sample: int = Field(default=256, ge=1)
     """About how many pairs, in whole prompts at random, the models are compared on. Masked pairs are left out, so that
     runs with and without them are measured alike."""
-    checkpoints: int = Field(8, ge=0)
+    checkpoints: int = Field(default=8, ge=0)
     """Checkpoints of each training to score as well, at most, evenly spread; what was not saved cannot be scored."""
 
 

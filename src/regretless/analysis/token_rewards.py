@@ -41,13 +41,13 @@ UNITS = {
 class TokenRewardsConfig(Section):
     """Which responses to look into token by token."""
 
-    pairs: int = Field(4, ge=1)
+    pairs: int = Field(default=4, ge=1)
     """Pairs to look into, each of another prompt where there are enough; masked ones fill up where originals lack."""
-    masked: int = Field(2, ge=0)
+    masked: int = Field(default=2, ge=0)
     """Masked pairs to look into beside them, where the data has any."""
     seed: int = 0
     """Seed of their choice."""
-    beta: float = Field(1.0, gt=0, allow_inf_nan=False)
+    beta: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor of all rewards. At 1 they are log-ratios, which compare across policies trained with different β."""
 
 

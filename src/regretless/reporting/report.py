@@ -30,11 +30,11 @@ class ReportConfig(Section):
 
     title: str | None = None
     """Heading; the name of the run folder unless given."""
-    examples: int = Field(1, ge=0)
+    examples: int = Field(default=1, ge=0)
     """Problems solved and problems broken by training to show, of each benchmark."""
-    token_pairs: int = Field(100, ge=0)
+    token_pairs: int = Field(default=100, ge=0)
     """Pairs in the explorer, of those that were analyzed."""
-    tokens: int = Field(1000, ge=1)
+    tokens: int = Field(default=1000, ge=1)
     """Tokens shown of each of their responses."""
     seed: int = 0
     """Seed of the choice of examples."""

@@ -33,9 +33,9 @@ Line = list[tuple[str, int]]
 class FiguresConfig(Section):
     """Figures of one pair's responses, token by token."""
 
-    formats: list[Literal["png", "pdf", "svg"]] = Field(["png", "pdf"], min_length=1)
+    formats: list[Literal["png", "pdf", "svg"]] = Field(default=["png", "pdf"], min_length=1)
     """File formats."""
-    pair: int = Field(1, ge=1)
+    pair: int = Field(default=1, ge=1)
     """Number of the pair, as the explorer counts them."""
     models: list[str] | None = None
     """Models to draw; all that were analyzed unless given."""
@@ -43,9 +43,9 @@ class FiguresConfig(Section):
     """What tokens are shaded by."""
     normalized: bool = True
     """Divide by the root mean square of the response's own values, so that models on different scales compare."""
-    width: float = Field(7.0, ge=2, le=40)
+    width: float = Field(default=7.0, ge=2, le=40)
     """Inches."""
-    dpi: int = Field(200, ge=30, le=1200)
+    dpi: int = Field(default=200, ge=30, le=1200)
     """Resolution of png files."""
 
 
