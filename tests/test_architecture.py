@@ -114,6 +114,17 @@ def test_public_names_when_defined_then_they_have_a_docstring() -> None:
     assert not [f"{module}: {name}" for module, name in missing if not inherits_one(name)]
 
 
+def test_settings_when_declared_then_their_defaults_are_named() -> None:
+    """A type checker takes a field of `Field(1)` for one that has to be given; `Field(default=1)` is clear to it."""
+    wrong = [
+        f"{name}: {ast.unparse(node)}"
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Field" and node.args
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_files_when_written_then_under_another_name_first() -> None:
     """`core.files.atomic_path` is the one way to a file that others read."""
     wrong = [

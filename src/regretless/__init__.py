@@ -1,4 +1,8 @@
-"""Regret-based preference optimization (RePO) for language models."""
+"""Regret-based preference optimization (RePO) for language models.
+
+What a program needs is here by name; docs/python.md has an example for every stage. Names are imported when they are
+first used, because torch and transformers take seconds.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,82 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regretless.core.errors import (
+        BudgetError,
+        ConfigError,
+        DataError,
+        NonFiniteLossError,
+        RegretlessError,
+        ServerError,
+        StorageError,
+    )
+    from regretless.data.preferences import parse_pairs, read_pairs
+    from regretless.data.prompts import PromptSource
+    from regretless.data.records import Pair, Refusal, Response, Side, Verdict, read_responses, write_records
+    from regretless.modeling.load import ModelConfig
+    from regretless.objectives import Logps, Objective, Output, build
+    from regretless.runs.pipeline import run_recipe
+    from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
     from regretless.training.arguments import PreferenceConfig
     from regretless.training.trainer import PreferenceTrainer
 
-__all__ = ["PreferenceConfig", "PreferenceTrainer", "__version__"]
+__all__ = [
+    "BudgetError",
+    "ConfigError",
+    "DataError",
+    "Logps",
+    "ModelConfig",
+    "NonFiniteLossError",
+    "Objective",
+    "Output",
+    "Pair",
+    "PreferenceConfig",
+    "PreferenceTrainer",
+    "PromptSource",
+    "Recipe",
+    "Refusal",
+    "RegretlessError",
+    "Response",
+    "ServerError",
+    "Side",
+    "StorageError",
+    "Verdict",
+    "__version__",
+    "build",
+    "load_recipe",
+    "parse_pairs",
+    "parse_recipe",
+    "read_pairs",
+    "read_responses",
+    "run_recipe",
+    "write_records",
+]
 __version__ = "0.1.0"
 
-_HOMES = {"PreferenceConfig": "regretless.training.arguments", "PreferenceTrainer": "regretless.training.trainer"}
+_HOMES = {
+    "core.errors": (
+        *("BudgetError", "ConfigError", "DataError", "NonFiniteLossError"),
+        *("RegretlessError", "ServerError", "StorageError"),
+    ),
+    "data.preferences": ("parse_pairs", "read_pairs"),
+    "data.prompts": ("PromptSource",),
+    "data.records": ("Pair", "Refusal", "Response", "Side", "Verdict", "read_responses", "write_records"),
+    "modeling.load": ("ModelConfig",),
+    "objectives": ("Logps", "Objective", "Output", "build"),
+    "runs.pipeline": ("run_recipe",),
+    "runs.recipe": ("Recipe", "load_recipe", "parse_recipe"),
+    "training.arguments": ("PreferenceConfig",),
+    "training.trainer": ("PreferenceTrainer",),
+}
+
+if not TYPE_CHECKING:  # a type checker that sees this function takes any name for one of the package's
+
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name in names:
+                return getattr(importlib.import_module(f"regretless.{home}"), name)
+        raise AttributeError(f"module 'regretless' has no attribute {name!r}")
 
 
-def __getattr__(name: str) -> Any:
-    # torch and transformers take seconds to import: `regretless --help` should not wait for them.
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'regretless' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

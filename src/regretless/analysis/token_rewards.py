@@ -42,14 +42,14 @@ UNITS = {
 class TokenRewardsConfig(Section):
     """Responses to analyze token by token."""
 
-    pairs: int = Field(4, ge=1)
+    pairs: int = Field(default=4, ge=1)
     """Number of pairs to analyze token by token, from different prompts where there are enough. Masked pairs are used
     only if there are too few others."""
-    masked: int = Field(2, ge=0)
+    masked: int = Field(default=2, ge=0)
     """Number of masked pairs to analyze token by token in addition, if the data has any."""
     seed: int = 0
     """Random seed for the pairs that are analyzed."""
-    beta: float = Field(1.0, gt=0, allow_inf_nan=False)
+    beta: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor of all rewards. At 1 they are log-ratios, which can be compared across policies trained with different
     β."""
 

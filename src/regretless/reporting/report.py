@@ -30,11 +30,11 @@ class ReportConfig(Section):
 
     title: str | None = None
     """Heading of the page; the name of the run folder by default."""
-    examples: int = Field(1, ge=0)
+    examples: int = Field(default=1, ge=0)
     """Number of example problems per benchmark that training solved, and of ones that it broke."""
-    token_pairs: int = Field(100, ge=0)
+    token_pairs: int = Field(default=100, ge=0)
     """Most pairs in the regret explorer, of those that were analyzed."""
-    tokens: int = Field(1000, ge=1)
+    tokens: int = Field(default=1000, ge=1)
     """Most tokens to show of each response in the regret explorer."""
     seed: int = 0
     """Random seed for the choice of examples."""

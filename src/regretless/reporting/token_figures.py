@@ -33,9 +33,9 @@ Line = list[tuple[str, int]]
 class FiguresConfig(Section):
     """Figures of one pair's responses, token by token."""
 
-    formats: list[Literal["png", "pdf", "svg"]] = Field(["png", "pdf"], min_length=1)
+    formats: list[Literal["png", "pdf", "svg"]] = Field(default=["png", "pdf"], min_length=1)
     """File formats to write."""
-    pair: int = Field(1, ge=1)
+    pair: int = Field(default=1, ge=1)
     """Number of the pair to draw, as shown in the regret explorer."""
     models: list[str] | None = None
     """Models to draw; all that were analyzed by default."""
@@ -44,9 +44,9 @@ class FiguresConfig(Section):
     normalized: bool = True
     """Whether to divide values by their root mean square over the response, so that models on different scales can be
     compared."""
-    width: float = Field(7.0, ge=2, le=40)
+    width: float = Field(default=7.0, ge=2, le=40)
     """Width of the figure in inches."""
-    dpi: int = Field(200, ge=30, le=1200)
+    dpi: int = Field(default=200, ge=30, le=1200)
     """Resolution of png files in dots per inch."""
 
 
