@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 from rich.table import Table
 
 from regretless.core.errors import lookup
-from regretless.core.files import versions
 from regretless.core.setting_list import REQUIRED, Setting, settings_of, type_text
 from regretless.core.terminal import terminal
+from regretless.core.versions import versions
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe
 from regretless.training.arguments import PreferenceConfig

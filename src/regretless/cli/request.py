@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import substitute
-from regretless.core.settings import Section, merge, read_yaml
+from regretless.core.settings import Section
 from regretless.core.stages import STAGES
+from regretless.core.yaml_settings import merge, read_yaml
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
 

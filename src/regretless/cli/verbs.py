@@ -15,9 +15,9 @@ from regretless.cli.request import FILE_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.run_folder import RunFolder, is_first_process, lock_beside
-from regretless.core.settings import read_yaml
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
+from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation import results as evaluation
 from regretless.reporting import report as reporting

@@ -18,7 +18,8 @@ from regretless.core.errors import DataError
 from regretless.core.estimates import known, over_seeds, paired_difference, wilson
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
-from regretless.core.settings import FolderName, Section, merge
+from regretless.core.settings import FolderName, Section
+from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
 from regretless.data.records import Verdict
 from regretless.evaluation.benchmarks import BENCHMARKS

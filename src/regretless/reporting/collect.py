@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from regretless.core.files import MANIFEST, read_json
+from regretless.core.files import read_json
 from regretless.core.run_folder import BASE, UNUSED
-from regretless.core.settings import read_yaml
+from regretless.core.stage_folder import MANIFEST
 from regretless.core.stages import STAGES
+from regretless.core.yaml_settings import read_yaml
 from regretless.data.records import Text, Verdict
 from regretless.data.rows import read_rows
 

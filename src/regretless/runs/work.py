@@ -10,8 +10,9 @@ from typing import Any
 from regretless.analysis import analyze as analysis
 from regretless.analysis import inspect as inspection
 from regretless.core.errors import ConfigError
-from regretless.core.files import MANIFEST, write_jsonl
+from regretless.core.files import write_jsonl
 from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
+from regretless.core.stage_folder import MANIFEST
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.refusals import check_some_left, report_refusals
@@ -27,6 +28,7 @@ from regretless.runs.evaluate import evaluate_models
 from regretless.runs.recipe import Recipe
 from regretless.sampling import sample as sampling
 from regretless.training import train as training
+from regretless.training.train_config import TrainConfig
 from regretless.world import world as worlds
 
 MODEL = "model"
@@ -216,7 +218,7 @@ def inspect(section: inspection.InspectConfig, job: Job) -> None:
     )
 
 
-def train(section: training.TrainConfig, job: Job) -> None:
+def train(section: TrainConfig, job: Job) -> None:
     """A trained model for each method."""
     if job.output is not None and len(section.objectives) != 1:
         raise ConfigError(
@@ -230,7 +232,7 @@ def train(section: training.TrainConfig, job: Job) -> None:
 def _train_one(
     job: Job,
     name: str,
-    config: training.TrainConfig,
+    config: TrainConfig,
     objective: str,
     model: ModelConfig,
     data: Path | str,

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from regretless.core.errors import reject
 from regretless.core.run_folder import CACHE, processes
 from regretless.training.argument_checks import argument_problems, given_arguments
+from regretless.training.methods import DEFAULT_METHOD
 
 UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",
@@ -36,7 +37,8 @@ class PreferenceConfig(TrainingArguments):
     """
 
     objective: str = field(
-        default="repo", metadata={"help": "Method: repo, repo_det, dpo, ipo, rpo, kto, tdpo, or sft on the chosen."}
+        default=DEFAULT_METHOD,
+        metadata={"help": "Method: repo, repo_det, dpo, ipo, rpo, kto, tdpo, or sft on the chosen."},
     )
     beta: float | None = field(default=None, metadata={"help": "Inverse temperature; None takes the method's default."})
     objective_kwargs: dict[str, Any] = field(

@@ -15,12 +15,14 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import DataError
-from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint, versions
+from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint
 from regretless.core.terminal import bar
-from regretless.data.preferences import CHUNK, open_source, pair_chunks
+from regretless.core.versions import versions
+from regretless.data.preferences import CHUNK, pair_chunks
 from regretless.data.records import Pair
 from regretless.data.refusals import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
+from regretless.data.sources import open_source
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.objectives import Objective
 from regretless.objectives.inputs import of_data
