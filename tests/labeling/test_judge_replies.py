@@ -4,6 +4,7 @@ import pytest
 
 from regretless.labeling.judge_replies import Rating, parse_ratings
 from regretless.servers.ask import UnreadableError
+from regretless.servers.judge_client import without_thoughts
 
 CODE = "0123456789ab"
 TEXTS = ["a fine text", "another text"]
@@ -95,6 +96,6 @@ def test_reply_without_codes_when_a_quoted_text_would_rate_itself_is_refused() -
 
 def test_reply_when_it_begins_with_thoughts_is_read_behind_them() -> None:
     thoughts = f"<think>maybe\n{block(1, '2')}{block(2, '2')}</think>\n"
-    assert values(thoughts + block(1, "3") + block(2, "4")) == [3, 4]
+    assert values(without_thoughts(thoughts + block(1, "3") + block(2, "4"))) == [3, 4]
     with pytest.raises(UnreadableError):
-        values(block(1, "3") + "</think>" + block(2, "4"))
+        values(without_thoughts(block(1, "3") + "</think>" + block(2, "4")))

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from regretless.analysis.subset import SIDES, Item, Sample, Scores
+from regretless.analysis.subset import Item, Sample, Scores
+from regretless.data.records import SIDES
 
 LOGGED = tuple(f"{name}/{side}" for name in ("logps", "logratios") for side in SIDES)
 

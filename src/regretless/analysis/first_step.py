@@ -13,10 +13,9 @@ from torch import Tensor
 from regretless.data.codec import Ids
 from regretless.data.tokenization import TokenizedPair
 from regretless.objectives import Logps, Objective
+from regretless.objectives.base import SATURATED
 from regretless.objectives.inputs import of_data, padded, step_numbers
 
-SATURATED = 10.0
-"""Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
 CHUNK = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
 """Log-probability (nats) of every response token by (prompt, response)."""

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from regretless.analysis.first_step import CHUNK, Reference, at_reference, usable
-from regretless.analysis.subset import SIDES
 from regretless.core.estimates import mean_by_prompt
 from regretless.data.codec import Ids
+from regretless.data.records import SIDES
 from regretless.data.tokenization import TokenizedPair
 from regretless.objectives import Objective
 

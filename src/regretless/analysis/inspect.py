@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from regretless.analysis.behavior_audit import gap, labelled, rescored
-from regretless.analysis.first_step import SATURATED, at_start, spread
+from regretless.analysis.first_step import at_start, spread
 from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
 from regretless.core.files import write_json
@@ -26,6 +26,7 @@ from regretless.modeling.layout import token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_names
+from regretless.objectives.base import SATURATED
 
 Row = tuple[TokenizedPair, Pair]
 
@@ -95,9 +96,7 @@ def run(
         scores = score_responses(load_model(model), responses, description="inspect: reference")
         reference = dict(zip(responses, scores, strict=True))
         found["objectives"] = {
-            label: at_start(
-                objective, [pair for pair, _ in sample], reference, lambda token: "\n" in codec.pieces[token]
-            )
+            label: at_start(objective, [pair for pair, _ in sample], reference, codec.ends_step)
             for label, objective in built.items()
         }
         found["behavior_minus_reference"] = gap(labelled(sample), reference)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import jinja2
@@ -129,6 +129,12 @@ class Codec:
         """Text of each token by itself."""
         ids = sorted(self.vocabulary.values())
         return dict(zip(ids, self.decode([(number,) for number in ids]), strict=True))
+
+    @cached_property
+    def ends_step(self) -> Callable[[int], bool]:
+        """Whether a reasoning step ends with a token: whether its text by itself has a line break."""
+        # Token by token: not all of a vocabulary is generated.
+        return cache(lambda token: "\n" in self.decode([(token,)])[0])
 
     @cached_property
     def ids_of_piece(self) -> dict[str, list[int]]:

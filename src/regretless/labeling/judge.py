@@ -20,8 +20,8 @@ from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, ShownSystem, load_aspects
 from regretless.labeling.judge_replies import Rating, parse_ratings
-from regretless.servers.ask import Answer, Answers, Question, UnreadableError
-from regretless.servers.judge_client import JudgeAccess, ask_judge, bill, check_judged
+from regretless.servers.ask import Answer, Answers, Question
+from regretless.servers.judge_client import JudgeAccess, answer_of, ask_judge, bill, check_judged
 from regretless.servers.reply import Reply
 
 
@@ -158,11 +158,9 @@ def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, grou
         return config.request(prompt.messages(group.prompt, shuffled(attempt), aspect, code))
 
     def read(reply: Reply, attempt: int, code: str) -> Ratings:
-        if reply.finish_reason not in (None, "stop"):
-            raise UnreadableError(f"reply ended early: {reply.finish_reason}")
         texts = shuffled(attempt)
         expected = code if prompt.uses_code else None
-        ratings = parse_ratings(reply.content, texts, expected, not_applicable=aspect.not_applicable)
+        ratings = parse_ratings(answer_of(reply), texts, expected, not_applicable=aspect.not_applicable)
         return dict(zip(texts, ratings, strict=True))
 
     return Question(f"{group.prompt_id} {aspect.name}", body, read)

@@ -13,7 +13,6 @@ FIELD = re.compile(r"[ \t*_-]*(type|rationale?|rating)[ \t*_]*:(.*)", re.IGNOREC
 NUMBER = re.compile(r"([1-5])(?: ?/ ?5| out of 5)?(?: ?\([^()\d]*\))?", re.IGNORECASE)
 NOT_APPLICABLE = re.compile(r"n ?/ ?a|not applicable", re.IGNORECASE)
 WORD = re.compile(r"[^\W_]+")
-THOUGHTS_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,15 @@ class Rating:
 def parse_ratings(reply: str, texts: Sequence[str], code: str | None, *, not_applicable: bool) -> list[Rating]:
     """Ratings of all texts, in the order in which the judge was shown them.
 
-    reply: what the judge wrote; nothing else is ever parsed. texts: what it was shown, to tell quotations. code: what
-    its headings have to carry, or None. not_applicable: whether N/A is a rating.
+    reply: what the judge answered (`judge_client.answer_of`); nothing else is ever parsed. texts: what it was shown, to
+    tell quotations. code: what its headings have to carry, or None. not_applicable: whether N/A is a rating.
 
     A text that imitates a block cannot rate itself. Where the judge quotes it, the quotation lacks the code; with a
     prompt that uses none, it makes one block too many or repeats the text's words. A quoted rating inside a block is a
     second rating, or stands where none belongs.
     Raises UnreadableError when there is not exactly one block with one rating for each text, in order.
     """
-    # Some servers leave a reasoning model's thoughts in front of its answer, drafts of blocks included.
-    answer = reply.replace("\r\n", "\n").rpartition(THOUGHTS_END)[2]
+    answer = reply.replace("\r\n", "\n")
     headings = [match for match in HEADING.finditer(answer) if code is None or match[2] == code]
     numbers = [int(match[1]) for match in headings]
     if numbers != list(range(1, len(texts) + 1)):

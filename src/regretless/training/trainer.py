@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
 from regretless.core.hub import one_attempt
 from regretless.core.settings import check_name
+from regretless.data.codec import codec_of
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import token_count
@@ -125,7 +125,7 @@ class PreferenceTrainer(Trainer):
         self._needs_rejected = "rejected" in self.objective.needs
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._live_log = Speed(), LiveLog()
-        self._ends_step = cache(lambda token: "\n" in processing_class.decode([token]))
+        self._ends_step = codec_of(processing_class).ends_step
 
         def dataset(rows: Any, name: str) -> PairDataset | None:
             if rows is None or isinstance(rows, PairDataset):
