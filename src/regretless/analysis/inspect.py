@@ -17,12 +17,12 @@ from regretless.analysis.tables import show_table
 from regretless.core.files import write_json
 from regretless.core.settings import Section
 from regretless.core.terminal import console
-from regretless.data.codec import Ids, codec_of
+from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair
 from regretless.data.refusals import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
-from regretless.modeling.layout import token_count
+from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_names

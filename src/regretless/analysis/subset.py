@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regretless.core.estimates import mean_by_prompt
-from regretless.data.codec import Ids
 from regretless.data.records import SIDES, SideName
 from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.layout import Item
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.modeling.scoring import score_responses
 
 T = TypeVar("T")
-Item = tuple[Ids, Ids]
-"""A prompt and a response."""
 Scores = Mapping[Item, NDArray[np.float32]]
 """Log-probability (nats) of each response token."""
 

@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Section)
 T = TypeVar("T")
 MODEL = "model."
 """Begins the overrides of a stage's command that are about the model."""
-FILE_SUFFIXES = (".parquet", ".jsonl")
+OUTPUT_SUFFIXES = (".parquet", ".jsonl")
 OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
 """Flags that a command can do without: what they name may also be a setting."""
 NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
@@ -145,7 +145,7 @@ class Request:
     def _folder(self) -> Path:
         """The run folder: where an output file is made, or the output folder itself."""
         output = self.output or Path(MISSING)
-        is_file = STAGES[self.verb].result and output.suffix in FILE_SUFFIXES
+        is_file = STAGES[self.verb].result and output.suffix in OUTPUT_SUFFIXES
         return output.with_name(f".{output.name}.work") if is_file else output
 
     def _is_recipe(self) -> bool:

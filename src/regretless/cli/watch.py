@@ -72,7 +72,7 @@ class Trainings:
         return not self.to_come and not any(log.state == "running" for log in self.logs.values())
 
 
-def watch(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
+def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
     """Show the training in a run folder (or in training's own output folder) until it has ended, or one frame.
 
     every: seconds between two looks. Raises DataError when nothing trains or trained here, RegretlessError when

@@ -14,12 +14,12 @@ import jinja2
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.records import Text
+from regretless.modeling.layout import Ids
 from regretless.modeling.load import eos_token_ids, tokenizer_fingerprint
 
 Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
-Ids = tuple[int, ...]
-CHUNK = 2048
+TEXTS_AT_ONCE = 2048
 RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
@@ -48,16 +48,16 @@ class Codec:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, no special tokens added; those that a text spells out are recognized."""
         ids: list[list[int]] = []
-        for start in range(0, len(texts), CHUNK):
-            chunk = list(texts[start : start + CHUNK])
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            chunk = list(texts[start : start + TEXTS_AT_ONCE])
             ids.extend(self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
         return ids
 
     def decode(self, ids: Sequence[Ids], *, special: bool = True) -> list[str]:
         """Text of each list of ids; `special=False` leaves special tokens out."""
         texts: list[str] = []
-        for start in range(0, len(ids), CHUNK):
-            chunk = [list(item) for item in ids[start : start + CHUNK]]
+        for start in range(0, len(ids), TEXTS_AT_ONCE):
+            chunk = [list(item) for item in ids[start : start + TEXTS_AT_ONCE]]
             texts.extend(
                 self.tokenizer.batch_decode(chunk, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
             )

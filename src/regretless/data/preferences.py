@@ -23,7 +23,7 @@ from regretless.data.rows import read_rows
 from regretless.data.schema import PAIR, Unusable
 from regretless.data.sources import open_source
 
-CHUNK = 512
+ROWS_AT_ONCE = 512
 """Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
 
 
@@ -65,9 +65,9 @@ def parse_pairs(
 def pair_chunks(
     rows: Path | Iterable[Any], *, source: str, need_rejected: bool = True
 ) -> Iterator[tuple[list[Pair], list[Refusal]]]:
-    """`parse_pairs` of a file or of rows, in order and `CHUNK` rows at a time: what does not fit into memory."""
+    """`parse_pairs` of a file or of rows, in order and `ROWS_AT_ONCE` rows at a time: what does not fit into memory."""
     keys, numbered = Keys(None, "chosen", "rejected", need_rejected), _numbered(rows)
-    while chunk := list(islice(numbered, CHUNK)):
+    while chunk := list(islice(numbered, ROWS_AT_ONCE)):
         yield _parse(chunk, keys, source)
 
 

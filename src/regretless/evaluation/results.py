@@ -23,8 +23,8 @@ from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
 from regretless.data.records import Verdict
 from regretless.evaluation.benchmarks import BENCHMARKS
-from regretless.evaluation.chat import results as chat_benchmarks
-from regretless.evaluation.chat.results import ChatBenchmark
+from regretless.evaluation.chat import chat_results
+from regretless.evaluation.chat.chat_results import ChatBenchmark
 from regretless.servers.server_settings import ServerConfig
 
 PASS_AT_1 = "Pass@1 (%)"
@@ -157,7 +157,7 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     Raises DataError when there is no result, or when two models answered different problems or were judged otherwise.
     """
     greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
-    judged = chat_benchmarks.collect(evaluate_dir)
+    judged = chat_results.collect(evaluate_dir)
     if not greedy and not judged:
         raise DataError(f"{evaluate_dir}: no result.json of any model and benchmark")
     rows = [_row(benchmark, label, found, greedy) for (benchmark, label), found in greedy.items()]
@@ -233,7 +233,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     for row in results["seeds"]:
         shown = _percent(row["mean"], row["low"], row["high"])
         table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", shown, "", "")
-    for cells in chat_benchmarks.table_rows(results.get("chat", [])):
+    for cells in chat_results.table_rows(results.get("chat", [])):
         table.add_row(*cells)
     return table
 

@@ -79,7 +79,7 @@ class JudgeConfig(JudgeAccess):
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """The distinct responses to one prompt."""
 
     prompt_id: str
@@ -130,14 +130,14 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     return summary
 
 
-def group_responses(rows: Sequence[Response]) -> dict[str, Group]:
+def group_responses(rows: Sequence[Response]) -> dict[str, PromptGroup]:
     """Distinct responses of each prompt, by prompt id, in the order of the rows.
 
     Raises DataError when one prompt id stands for two prompts.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, PromptGroup] = {}
     for row in rows:
-        group = groups.setdefault(row.prompt_id, Group(row.prompt_id, row.prompt, []))
+        group = groups.setdefault(row.prompt_id, PromptGroup(row.prompt_id, row.prompt, []))
         if group.prompt != row.prompt:
             raise DataError(f"{row.origin}: prompt id {row.prompt_id} stands for two prompts; give each its own id")
         if row.response not in group.texts:
@@ -145,7 +145,7 @@ def group_responses(rows: Sequence[Response]) -> dict[str, Group]:
     return groups
 
 
-def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: Group) -> Question[Ratings]:
+def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: PromptGroup) -> Question[Ratings]:
     """The request for one aspect of all responses to a prompt. Their order is drawn anew for every attempt."""
 
     def shuffled(attempt: int) -> list[str]:

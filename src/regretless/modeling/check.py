@@ -28,7 +28,7 @@ from regretless.modeling.forward import (
     replaced_forward,
     response_scores,
 )
-from regretless.modeling.layout import Layout, Tokens, lay_out
+from regretless.modeling.layout import Ids, Item, Layout, lay_out
 
 TOLERANCE = 1e-4
 """Nats by which a log-probability may differ from the model's own, in float32."""
@@ -147,11 +147,11 @@ class _Check:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def _tokens(self, count: int) -> Tokens:
+    def _tokens(self, count: int) -> Ids:
         chosen = torch.randint(len(self.vocabulary), (count,), generator=self.numbers)
         return tuple(self.vocabulary[chosen].tolist())
 
-    def _items(self, reach: int) -> list[tuple[Tokens, Tokens]]:
+    def _items(self, reach: int) -> list[Item]:
         """Two prompts with two responses each; a prompt, and responses of each prompt, are longer than `reach`."""
         size = max(reach, 8) + 3
         first, second = self._tokens(size), self._tokens(5)
@@ -162,7 +162,7 @@ class _Check:
             (second, self._tokens(6)),
         ]
 
-    def _long_items(self, reach: int) -> list[tuple[Tokens, Tokens]]:
+    def _long_items(self, reach: int) -> list[Item]:
         """A prompt longer than `reach`, and a short one behind it."""
         first, second = self._tokens(reach + 5), self._tokens(7)
         return [(first, self._tokens(9)), (first, self._tokens(5)), (second, self._tokens(6))]
@@ -308,7 +308,7 @@ class _Check:
                 if not dense[prompt].any():
                     raise _Refused("a response's score does not depend on its prompt")
 
-    def _equal(self, items: Sequence[tuple[Tokens, Tokens]], calls: Sequence[_Call], own: str) -> None:
+    def _equal(self, items: Sequence[Item], calls: Sequence[_Call], own: str) -> None:
         """Log-probabilities are the model's own, and its masks those of causal attention within the layer's window."""
         with torch.no_grad():
             with self._masks(calls, max(len(prompt) + len(response) for prompt, response in items)):
@@ -338,7 +338,7 @@ class _Check:
 
     # --- the model's own computation ---------------------------------------------------------------------------------
 
-    def _plain(self, item: tuple[Tokens, Tokens], own: str, *, spread: bool = False) -> Tensor:
+    def _plain(self, item: Item, own: str, *, spread: bool = False) -> Tensor:
         """The model's own log-probabilities of a response; `spread`: in a batch of two with further tokens behind."""
         prompt, response = item
         ids = torch.tensor([prompt + response], device=self.device)

@@ -29,7 +29,7 @@ from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
-from regretless.modeling.layout import token_count
+from regretless.modeling.layout import Item, token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.trained import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
@@ -43,7 +43,7 @@ from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.reading import pair_table
-from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
+from regretless.training.reference import ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
 """Pairs' items and a budget of tokens to rows of pairs."""

@@ -17,7 +17,7 @@ FRIENDS = ("Ann", "Ben", "Ida", "Sam")
 ITEMS = ("apples", "books", "coins", "stamps", "shells", "cards")
 LARGEST = 99
 """Largest value that a problem reaches on the way to its answer."""
-PATIENCE = 1000
+MOST_DRAWS = 1000
 """Draws of taken problems in a row after which there seem to be no others."""
 
 
@@ -148,7 +148,7 @@ class Generator:
         Number of steps and start are uniform; each step's operation and amount too, over what is possible then.
         Raises ConfigError when no such problem comes up.
         """
-        for _ in range(PATIENCE):
+        for _ in range(MOST_DRAWS):
             start = rng.randint(2, LARGEST)
             steps = tuple(self._steps(start, rng))
             if (start, steps) not in taken:
