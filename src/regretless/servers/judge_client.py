@@ -62,12 +62,8 @@ def answer_of(reply: Reply) -> str:
     """What a judge answered. Raises UnreadableError for a reply that ended early."""
     if reply.finish_reason not in (None, "stop"):
         raise UnreadableError(f"reply ended early: {reply.finish_reason}")
-    return without_thoughts(reply.content)
-
-
-def without_thoughts(text: str) -> str:
-    """A reply without a reasoning model's thoughts, drafts of its answer included: some servers leave them in front."""
-    return text.rpartition(THOUGHTS_END)[2]
+    # Some servers leave a reasoning model's thoughts in front of its answer, drafts of the answer included.
+    return reply.content.rpartition(THOUGHTS_END)[2]
 
 
 def ask_judge(config: JudgeAccess, questions: Sequence[Question[T]], output: Path) -> Answers[T]:
