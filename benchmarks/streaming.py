@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 
 from regretless.core.terminal import never_fail_to_print
 from regretless.data.rows import COLUMN_TYPES
+from regretless.modeling.layout import Item
 from regretless.modeling.load import tokenizer_fingerprint
 from regretless.modeling.scoring import fill_rows
 from regretless.objectives import build
@@ -38,7 +39,7 @@ from regretless.training.batch import build_batch
 from regretless.training.data import PairDataset, StepLoader, StepSampler
 from regretless.training.packing import pack_rows
 from regretless.training.reading import pair_table
-from regretless.training.reference import Item, ReferenceLogps
+from regretless.training.reference import ReferenceLogps
 
 WORDS = 1000
 PAIRS_PER_STEP, TOKENS_PER_ROW, PACKED_STEPS = 128, 1024, 50

@@ -13,7 +13,8 @@ from typing import Any
 from trials import BASE, World, arguments, markdown, mean_and_interval, spread
 
 from regretless.core.estimates import over_seeds
-from regretless.core.files import MANIFEST, read_json
+from regretless.core.files import read_json
+from regretless.core.stage_folder import MANIFEST
 
 
 def stage_seconds(run: Path) -> dict[str, float]:

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regretless.core.estimates import over_seeds
-from regretless.core.files import MANIFEST, fingerprint, read_json, write_jsonl, write_text
+from regretless.core.files import fingerprint, read_json, write_jsonl, write_text
 from regretless.core.run_folder import BASE, RunFolder
-from regretless.core.settings import read_yaml
+from regretless.core.stage_folder import MANIFEST
 from regretless.core.terminal import never_fail_to_print
+from regretless.core.yaml_settings import read_yaml
 from regretless.data.preferences import read_pairs
 from regretless.data.rows import read_rows, write_records
 from regretless.data.tokenization import tokenize_pairs

@@ -79,7 +79,7 @@ def test_objectives_when_imported_then_only_torch_and_settings_come_along() -> N
             else:
                 foreign.add(imported.split(".")[0])
     assert {part(name) for name in seen} == {"objectives", "core"}
-    assert foreign - set(sys.stdlib_module_names) == {"torch", "pydantic", "pydantic_core", "yaml"}
+    assert foreign - set(sys.stdlib_module_names) == {"torch", "pydantic", "pydantic_core"}
 
 
 def test_public_names_when_defined_then_they_have_a_docstring() -> None:

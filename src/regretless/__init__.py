@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     )
     from regretless.data.preferences import parse_pairs, read_pairs
     from regretless.data.prompts import PromptSource
-    from regretless.data.records import Pair, Refusal, Response, Side, Verdict, read_responses, write_records
+    from regretless.data.records import Pair, Response, Side, Verdict
+    from regretless.data.refusals import Refusal
+    from regretless.data.responses import read_responses
+    from regretless.data.rows import write_records
     from regretless.modeling.load import ModelConfig
     from regretless.objectives import Logps, Objective, Output, build
     from regretless.runs.pipeline import run_recipe
@@ -69,7 +72,10 @@ _HOMES = {
     ),
     "data.preferences": ("parse_pairs", "read_pairs"),
     "data.prompts": ("PromptSource",),
-    "data.records": ("Pair", "Refusal", "Response", "Side", "Verdict", "read_responses", "write_records"),
+    "data.records": ("Pair", "Response", "Side", "Verdict"),
+    "data.refusals": ("Refusal",),
+    "data.responses": ("read_responses",),
+    "data.rows": ("write_records",),
     "modeling.load": ("ModelConfig",),
     "objectives": ("Logps", "Objective", "Output", "build"),
     "runs.pipeline": ("run_recipe",),

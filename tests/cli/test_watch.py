@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regretless.cli.watch import look, sparks, watch
+from regretless.cli.watch import look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_jsonl
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
@@ -52,7 +52,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def frame(folder: Path) -> str:
     console = Console(file=io.StringIO(), width=120)
-    watch(folder, once=True, console=console)
+    watch_training(folder, once=True, console=console)
     return console.file.getvalue()
 
 
@@ -83,7 +83,7 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     assert f"step {log.step} of 300, 0:" in text and "running" in text
     started.send_signal(signal.SIGCONT)
     watched = Console(file=io.StringIO(), width=120)
-    watch(tmp_path / "out", once=False, every=0.05, console=watched)
+    watch_training(tmp_path / "out", once=False, every=0.05, console=watched)
     log = read(tmp_path / "out" / FILE)
     assert log is not None and (log.state, log.step) == ("ended", 300)
     assert "step 300 of 300" in watched.file.getvalue()
@@ -101,13 +101,13 @@ def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_wher
     with pytest.raises(
         RegretlessError, match=rf"out: training was interrupted after step \d+ of 300: its process {started.pid}"
     ):
-        watch(tmp_path / "out", once=False, every=0.05, console=Console(file=io.StringIO()))
+        watch_training(tmp_path / "out", once=False, every=0.05, console=Console(file=io.StringIO()))
     assert "lost" in frame(tmp_path / "out")
 
 
 def test_watch_when_nothing_trains_then_the_error_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no training here; expected training.log in it, or in train/<name>"):
-        watch(tmp_path, once=True)
+        watch_training(tmp_path, once=True)
 
 
 def event(folder: Path, *lines: dict[str, object]) -> None:

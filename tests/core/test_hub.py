@@ -26,8 +26,8 @@ import sys, time
 from regretless.core.errors import RegretlessError
 from regretless.evaluation.chat.files import local_path
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.data.preferences import open_source
 from regretless.data.prompts import PromptSource, load_prompts
+from regretless.data.sources import open_source
 import datasets  # two seconds that are not the hub's
 
 for load in (

@@ -17,7 +17,7 @@ from regretless.core.files import read_json
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES
 from regretless.smoke.tiny_models import smoke_architecture
-from regretless.training.train import TrainConfig
+from regretless.training.train_config import TrainConfig
 from regretless.world.tokenizer import build_tokenizer
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,7 +10,8 @@ from typing import Any
 
 from comparisons import write_comparisons
 
-from regretless.core.files import MANIFEST, StageFolder, write_json, write_jsonl
+from regretless.core.files import write_json, write_jsonl
+from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.data.records import Response, Verdict
 from regretless.data.rows import write_records
 

@@ -24,6 +24,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from regretless.core.files import write_json
 from regretless.reporting.report import ReportConfig, run
+from regretless.reporting.token_figures import FiguresConfig, full_shade
 
 pytestmark = pytest.mark.slow
 
@@ -134,21 +135,6 @@ def expected_levels(values: list[float], scale: float) -> list[float]:
     return [8 * max(-1, min(1, value / scale)) for value in values]
 
 
-def all_values(content: dict[str, Any], measure: str) -> list[float]:
-    scored = [
-        scores[measure]
-        for pair in content["pairs"]
-        for response in pair["responses"]
-        for scores in response["policies"].values()
-    ]
-    return [value for values in scored if values is not None for value in values]
-
-
-def full_shade(values: list[float]) -> float:
-    sizes = sorted(abs(value) for value in values)
-    return sizes[math.floor(0.98 * (len(sizes) - 1))]
-
-
 def test_page_when_opened_then_nothing_fails_and_nothing_is_fetched(browser: Browser, page: str) -> None:
     open_page(browser, page)
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
@@ -195,8 +181,12 @@ def test_shading_when_objective_and_model_are_chosen_then_it_is_that_of_their_va
 ) -> None:
     choose(opened, "measure", option)
     choose(opened, "policy", str(OBJECTIVES.index(policy)))
-    scale = full_shade(all_values(content, measure))
+    # The figures in files have the same scale.
+    scale = full_shade(FiguresConfig.parse({"measure": measure, "normalized": False}, "figures"), content["pairs"])
     assert opened.find_element(By.CSS_SELECTOR, ".scale .high").text == f"+{float(f'{scale:.2g}'):g} nats"
+    assert float(opened.find_element(By.ID, "tokens").get_attribute("data-full-shade") or "nan") == pytest.approx(
+        scale, abs=2e-4
+    ), "but for the page's four decimals"
     for side, response in zip(("chosen", "rejected"), content["pairs"][0]["responses"], strict=True):
         values = response["policies"][policy][measure]
         shown = levels(tokens_of(opened, 0, side))

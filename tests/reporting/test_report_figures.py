@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from regretless.reporting.figures import Interval, Series, histogram, interval_chart, line_chart, ticks
+from regretless.reporting.figures import IntervalRow, Series, histogram, interval_chart, line_chart, ticks
 
 
 def numbers(text: str | None) -> list[float]:
@@ -57,7 +57,7 @@ def test_histogram_when_values_lie_far_out_then_the_outermost_bins_count_them() 
 
 
 def test_interval_chart_when_an_interval_is_unknown_then_only_the_dot_is_drawn() -> None:
-    rows = [Interval("base", 0, 35.0, 30.0, 40.0), Interval("repo", 1, 70.0, None, None)]
+    rows = [IntervalRow("base", 0, 35.0, 30.0, 40.0), IntervalRow("repo", 1, 70.0, None, None)]
     svg = ET.fromstring(str(interval_chart("t", rows, "Pass@1 (%)")))
     assert sum(str(element.get("class")).startswith("whisker") for element in svg.iter("line")) == 1
     (base, repo) = [float(str(element.get("cx"))) for element in svg.iter("circle")]

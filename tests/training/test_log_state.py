@@ -19,6 +19,7 @@ from killed import AtWrite
 from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
 from regretless.training import train as training
+from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 from run_contents import contents, differences
 
@@ -45,7 +46,7 @@ def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | 
     if killed is not None:
         killed()
     model = ModelConfig(name_or_path=str(folder.parent / "model"))
-    config = training.TrainConfig(**{**COMMON, **arguments}, lora=training.LoraSettings(r=4, dropout=0.1))
+    config = TrainConfig(**{**COMMON, **arguments}, lora=LoraSettings(r=4, dropout=0.1))
     run = RunFolder(folder)
     with run.locked():
         pairs = folder.parent / "pairs.jsonl"

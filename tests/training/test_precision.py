@@ -19,6 +19,7 @@ from regretless.modeling.load import ModelConfig, load_model
 from regretless.training import train as stage
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.precision import keeps_small_updates, set_trained_dtype, share_lost
+from regretless.training.train_config import TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 
 Make = Callable[..., PreferenceTrainer]
@@ -54,7 +55,7 @@ def test_full_training_when_the_checkpoint_is_bfloat16_then_small_updates_reach_
         write_jsonl(tmp_path / "pairs.jsonl", rows)
         # The type in which the other stages load the model says nothing about its training.
         model = ModelConfig(name_or_path=str(checkpoint), dtype="bfloat16")
-        config = stage.TrainConfig(lora=None, save_strategy="no", use_cpu=True, **SMALL)
+        config = TrainConfig(lora=None, save_strategy="no", use_cpu=True, **SMALL)
         stage.run(config, "dpo", model, tmp_path / "pairs.jsonl", tmp_path / "out")
         trained: nn.Module = load_model(ModelConfig(name_or_path=str(tmp_path / "out")))
     else:

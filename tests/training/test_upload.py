@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from regretless.modeling.load import ModelConfig
 from regretless.training import train as stage
+from regretless.training.train_config import TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 
 WORDS = ["w4", "w5", "w6", "w8", "w9"]
@@ -88,7 +89,7 @@ def test_stage_when_it_pushes_then_the_model_is_sent_once_and_no_training_data(
 ) -> None:
     make_model().save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    config = stage.TrainConfig(lora=None, objective="dpo", max_steps=2, eval_pairs=5, use_cpu=True, **HUB)
+    config = TrainConfig(lora=None, objective="dpo", max_steps=2, eval_pairs=5, use_cpu=True, **HUB)
     model = ModelConfig(name_or_path=str(tmp_path / "model"))
     stage.run(config, "dpo", model, pairs_file, tmp_path / "run" / "dpo")
     weights = [name for name in uploaded if name.endswith(".safetensors")]

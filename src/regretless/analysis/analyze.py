@@ -80,13 +80,12 @@ def run(
         name: _drift(config, sample, reference, policy, name, scores[name], scores[BASE])
         for name, policy in policies.items()
     }
-    pieces = codec_of(tokenizer).pieces
     gradients = {
         name: gradient_places(
             build(policy.objective, **policy.hyperparameters),
             tokenized,
             scores[BASE],
-            lambda token: "\n" in pieces[token],
+            codec_of(tokenizer).ends_step,
         )
         for name, policy in policies.items()
         if policy.objective is not None

@@ -10,9 +10,9 @@ import numpy as np
 
 from regretless.analysis.first_step import Reference, spread
 from regretless.core.errors import ConfigError
-from regretless.data.codec import Ids
 from regretless.data.records import SIDES, Pair, SideName
 from regretless.data.tokenization import TokenizedPair, encode_prompt
+from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.scoring import score_responses
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from regretless.analysis.subset import SIDES, Item, Sample, Scores
+from regretless.analysis.subset import Sample, Scores
+from regretless.data.records import SIDES
+from regretless.modeling.layout import Item
 
 LOGGED = tuple(f"{name}/{side}" for name in ("logps", "logratios") for side in SIDES)
 

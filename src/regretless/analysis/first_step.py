@@ -10,14 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regretless.data.codec import Ids
 from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.layout import Ids
 from regretless.objectives import Logps, Objective
+from regretless.objectives.base import SATURATED
 from regretless.objectives.inputs import of_data, padded, step_numbers
 
-SATURATED = 10.0
-"""Margin (nats) beyond which a log-sigmoid loss has almost no gradient, or almost its maximum."""
-CHUNK = 128
+PAIRS_AT_ONCE = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
 """Log-probability (nats) of every response token, keyed by (prompt, response)."""
 
@@ -33,8 +32,8 @@ def at_start(
     able = usable(objective, pairs)
     losses: list[Tensor] = []
     margins: list[Tensor] = []
-    for start in range(0, len(able), CHUNK):
-        chunk = able[start : start + CHUNK]
+    for start in range(0, len(able), PAIRS_AT_ONCE):
+        chunk = able[start : start + PAIRS_AT_ONCE]
         rows = torch.arange(2 * len(chunk)).view(-1, 2)
         output = objective(at_reference(objective, chunk, reference, ends_step), rows)
         losses.append(output.pair_losses.flatten())

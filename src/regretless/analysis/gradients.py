@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regretless.analysis.first_step import CHUNK, Reference, at_reference, usable
-from regretless.analysis.subset import SIDES
+from regretless.analysis.first_step import PAIRS_AT_ONCE, Reference, at_reference, usable
 from regretless.core.estimates import mean_by_prompt
-from regretless.data.codec import Ids
+from regretless.data.records import SIDES
 from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.layout import Ids
 from regretless.objectives import Objective
 
 BINS, NEAR_END = 10, 10
@@ -36,8 +36,8 @@ def gradient_places(
     """
     able = usable(objective, pairs)
     by_side: dict[str, list[tuple[Ids, Vector]]] = {side: [] for side in SIDES}
-    for start in range(0, len(able), CHUNK):
-        chunk = able[start : start + CHUNK]
+    for start in range(0, len(able), PAIRS_AT_ONCE):
+        chunk = able[start : start + PAIRS_AT_ONCE]
         for row, weights in enumerate(_sizes(objective, chunk, reference, ends_step)):
             by_side[SIDES[row % 2]].append((chunk[row // 2].prompt_ids, weights))
     return {

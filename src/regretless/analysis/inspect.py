@@ -11,21 +11,22 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from regretless.analysis.behavior_audit import gap, labeled, rescored
-from regretless.analysis.first_step import SATURATED, at_start, spread
+from regretless.analysis.first_step import at_start, spread
 from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
 from regretless.core.files import write_json
 from regretless.core.settings import Section
 from regretless.core.terminal import console
-from regretless.data.codec import Ids, codec_of
+from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair
 from regretless.data.refusals import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
-from regretless.modeling.layout import token_count
+from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_names
+from regretless.objectives.base import SATURATED
 
 Row = tuple[TokenizedPair, Pair]
 
@@ -100,9 +101,7 @@ def run(
         scores = score_responses(load_model(model), responses, description="inspect: reference")
         reference = dict(zip(responses, scores, strict=True))
         results["objectives"] = {
-            label: at_start(
-                objective, [pair for pair, _ in sample], reference, lambda token: "\n" in codec.pieces[token]
-            )
+            label: at_start(objective, [pair for pair, _ in sample], reference, codec.ends_step)
             for label, objective in built.items()
         }
         results["behavior_minus_reference"] = gap(labeled(sample), reference)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from regretless.analysis.subset import SIDES, Item, Sample, Scores
+from regretless.analysis.subset import Sample, Scores
+from regretless.data.records import SIDES
+from regretless.modeling.layout import Item
 
 
 def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[str, Any]]:

@@ -11,15 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regretless.core.estimates import mean_by_prompt
-from regretless.data.codec import Ids
+from regretless.data.records import SIDES, SideName
 from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.layout import Item
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.modeling.scoring import score_responses
 
 T = TypeVar("T")
-SIDES = ("chosen", "rejected")
-Item = tuple[Ids, Ids]
-"""A prompt and a response."""
 Scores = Mapping[Item, NDArray[np.float32]]
 """Log-probability (nats) of each response token."""
 
@@ -47,7 +45,7 @@ class Sample:
 
     pairs: Sequence[TokenizedPair]
 
-    def items(self, side: str) -> list[Item]:
+    def items(self, side: SideName) -> list[Item]:
         """Distinct (prompt, response) of one side, in the order of the pairs."""
         responses = [(pair.prompt_ids, pair.sides[SIDES.index(side)].ids) for pair in self.pairs]
         return list(dict.fromkeys(responses))
@@ -58,7 +56,9 @@ class Sample:
         values = score_responses(load_model(model), items, description=f"analyze: {label}"[:28])
         return dict(zip(items, values, strict=True))
 
-    def mean(self, totals: Callable[[Item], float], counts: Callable[[Item], float], *sides: str) -> dict[str, object]:
+    def mean(
+        self, totals: Callable[[Item], float], counts: Callable[[Item], float], *sides: SideName
+    ) -> dict[str, object]:
         """Σ `totals` / Σ `counts` over the distinct responses of the sides (`mean_by_prompt`)."""
         items = list(dict.fromkeys(item for side in sides for item in self.items(side)))
         return dict(mean_by_prompt([*map(totals, items)], [*map(counts, items)], [prompt for prompt, _ in items]))

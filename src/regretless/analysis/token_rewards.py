@@ -16,11 +16,12 @@ from pydantic import Field
 
 from regretless.core.files import write_json
 from regretless.core.settings import Section
-from regretless.data.codec import Ids, Tokenizer
+from regretless.data.codec import Tokenizer
 from regretless.data.preferences import read_pairs
 from regretless.data.records import SIDES, Pair
 from regretless.data.refusals import Refusal, check_some_left
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs
+from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import repo_weights

@@ -34,8 +34,8 @@ Config = Annotated[
     Path | None,
     typer.Option(help="YAML file with this stage's settings, or a recipe; a recipe alone runs in its run folder."),
 ]
-Output = Annotated[Path | None, typer.Option(help="File (.parquet, .jsonl) or folder to write.")]
-Folder = Annotated[Path | None, typer.Option(help="Folder to write.")]
+OutputFlag = Annotated[Path | None, typer.Option(help="File (.parquet, .jsonl) or folder to write.")]
+FolderFlag = Annotated[Path | None, typer.Option(help="Folder to write.")]
 FLAGS: dict[str, Any] = {
     "prompts": Annotated[str | None, typer.Option(help="Prompts: a file, a data set folder, or a hub id.")],
     "responses": Annotated[Path | None, typer.Option(help="Responses (.parquet, .jsonl, .json).")],
@@ -119,7 +119,7 @@ def _add_stage(stage: Stage) -> None:
         verbs.stage(Request(stage.name, config, output, settings or [], named))
 
     options = {name: FLAGS[name] for name in stage.flags}
-    options |= {"config": Config, "output": Output if stage.result else Folder, "settings": Settings}
+    options |= {"config": Config, "output": OutputFlag if stage.result else FolderFlag, "settings": Settings}
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()
     ]
@@ -141,10 +141,10 @@ def watch(
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
 ) -> None:
     """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
-    from regretless.cli import watch as view
+    from regretless.cli.watch import watch_training
 
     with interrupt.saying("stopped watching; training continues"):
-        view.watch(run_dir, once=once, every=every)
+        watch_training(run_dir, once=once, every=every)
 
 
 @app.command()

@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from regretless.core.errors import lookup
-from regretless.core.files import versions
 from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped, settings_of, type_text
 from regretless.core.terminal import terminal
+from regretless.core.versions import versions
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe
 from regretless.training.arguments import PreferenceConfig
-from regretless.training.train import UNUSED
+from regretless.training.train_config import UNUSED
 
 TRAINING_NOTE = (
     "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_ratio, …) is a setting too, and so is "

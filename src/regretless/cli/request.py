@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import substitute
-from regretless.core.settings import Section, merge, read_yaml
+from regretless.core.settings import Section
 from regretless.core.stages import STAGES
+from regretless.core.yaml_settings import merge, read_yaml
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
 
@@ -19,7 +20,7 @@ S = TypeVar("S", bound=Section)
 T = TypeVar("T")
 MODEL = "model."
 """Prefix of overrides that concern the model, in a stage's command."""
-FILE_SUFFIXES = (".parquet", ".jsonl")
+OUTPUT_SUFFIXES = (".parquet", ".jsonl")
 OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
 """Flags that are not required, because settings can replace them."""
 NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
@@ -144,7 +145,7 @@ class Request:
     def _folder(self) -> Path:
         """The run folder: a work folder beside an output file, or the output folder itself."""
         output = self.output or Path(MISSING)
-        is_file = STAGES[self.verb].result and output.suffix in FILE_SUFFIXES
+        is_file = STAGES[self.verb].result and output.suffix in OUTPUT_SUFFIXES
         return output.with_name(f".{output.name}.work") if is_file else output
 
     def _is_recipe(self) -> bool:

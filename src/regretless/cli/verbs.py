@@ -11,21 +11,21 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from regretless.cli.request import FILE_SUFFIXES, Request
+from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.run_folder import RunFolder, is_first_process, lock_beside
-from regretless.core.settings import read_yaml
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
+from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
-from regretless.evaluation import results as evaluation
-from regretless.reporting import report as reporting
+from regretless.evaluation.results import results_table
+from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
-from regretless.runs import pipeline, work
+from regretless.runs import pipeline
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
-from regretless.runs.work import Job
+from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 
 disable_progress_bar()  # transformers' bars for loading and saving; the stages have their own
@@ -78,19 +78,15 @@ def _on_files(request: Request) -> None:
     output = request.output
     assert output is not None
     made = STAGES[request.verb].result
-    if made and output.suffix in FILE_SUFFIXES:
+    if made and output.suffix in OUTPUT_SUFFIXES:
         check_writable(output)
         _to_file(request.verb, recipe, made, output)
     else:
         folder = RunFolder(output.resolve().parent)
         with _locked(output.resolve()):
-            _do(request.verb, Job(recipe, folder, on_files=True, output=output.resolve()))
+            do_stage(request.verb, Job(recipe, folder, on_files=True, output=output.resolve()))
     if is_first_process():
         console.print(f"{request.verb}: wrote {output}", markup=False, soft_wrap=True)
-
-
-def _do(name: str, job: Job) -> None:
-    getattr(work, name)(getattr(job.recipe, name), job)
 
 
 def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
@@ -102,7 +98,7 @@ def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
     with folder.locked():
         refused = folder.path / name / "refused.jsonl"
         try:
-            _do(name, Job(recipe, folder, on_files=True, form=output.suffix))
+            do_stage(name, Job(recipe, folder, on_files=True, form=output.suffix))
             written = (folder.path / name / made).with_suffix(output.suffix)
             _publish(written if written.exists() else folder.path / name / made, output)
         except RegretlessError:
@@ -117,8 +113,8 @@ def _evaluate(request: Request) -> None:
     recipe = request.recipe()
     folder = RunFolder(recipe.run_dir)
     with folder.locked():
-        _do("evaluate", Job(recipe, folder, on_files=True))
-    terminal().print(evaluation.results_table(read_json(folder.path / "results.json")))
+        do_stage("evaluate", Job(recipe, folder, on_files=True))
+    terminal().print(results_table(read_json(folder.path / "results.json")))
 
 
 def _report(request: Request) -> None:
@@ -136,7 +132,7 @@ def _report(request: Request) -> None:
         # The run's own report stage also writes here. Without this mark, that stage could refuse the folder, or treat
         # this page as its own result, although it has other settings and the run may not be finished.
         RunFolder(run_dir).mark_unfinished("report")
-    reporting.run(config, run_dir, output)
+    report.run(config, run_dir, output)
     console.print(f"report: {output / 'report.html'}", markup=False, soft_wrap=True)
 
 

@@ -18,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from regretless.core.errors import DataError, RegretlessError
-from regretless.core.files import MANIFEST
 from regretless.core.run_folder import LOCK
-from regretless.core.settings import read_yaml
+from regretless.core.stage_folder import MANIFEST
 from regretless.core.terminal import terminal
+from regretless.core.yaml_settings import read_yaml
 from regretless.training.log import FILE, TrainingLog, is_alive, read
+from regretless.training.methods import DEFAULT_METHOD, methods_of
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COURSE = 32
@@ -71,7 +72,7 @@ class Trainings:
         return not self.to_come and not any(log.state == "running" for log in self.logs.values())
 
 
-def watch(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
+def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
     """Show the training in a run folder (or in training's own output folder) until it ends; with `once`, one frame.
 
     every: seconds between two updates. Raises DataError if the folder has no training, RegretlessError if training
@@ -111,8 +112,7 @@ def _asked_for(folder: Path) -> Iterator[str]:
     recipe = read_yaml(file) if file.is_file() else {}
     yield from (f"pretrain/{name}" for name in recipe.get("pretrain") or ())
     if isinstance(train := recipe.get("train"), Mapping):
-        objective = train.get("objective", "repo")
-        yield from (f"train/{name}" for name in (objective if isinstance(objective, list) else [objective]))
+        yield from (f"train/{name}" for name in methods_of(train.get("objective", DEFAULT_METHOD)))
 
 
 def _run_is_alive(folder: Path) -> bool:

@@ -20,7 +20,7 @@ REMEMBERED = 60.0
 SIDE_BY_SIDE = 8
 NO_CONNECTION = re.compile(r"offline|connect|reach|locate|cached", re.IGNORECASE)
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-FILE_SUFFIXES = {
+LOCAL_SUFFIXES = {
     *(".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".txt", ".yaml", ".yml", ".jinja", ".j2"),
     *(".safetensors", ".bin", ".pt", ".arrow"),
 }
@@ -40,7 +40,7 @@ _looking = threading.Lock()
 
 def may_be_repository(name: str) -> bool:
     """Whether a name could be one on the hub: `name` or `owner/name`, and not the look of a path or a file."""
-    return REPOSITORY.fullmatch(name) is not None and Path(name).suffix not in FILE_SUFFIXES
+    return REPOSITORY.fullmatch(name) is not None and Path(name).suffix not in LOCAL_SUFFIXES
 
 
 def out_of_reach() -> str | None:

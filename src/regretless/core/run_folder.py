@@ -21,8 +21,9 @@ import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.files import MANIFEST, PENDING, StageFolder, fingerprint, path_fingerprint, read_json
+from regretless.core.files import fingerprint, path_fingerprint, read_json
 from regretless.core.settings import Section
+from regretless.core.stage_folder import MANIFEST, PENDING, StageFolder
 from regretless.core.terminal import console
 
 S = TypeVar("S", bound=Section)
@@ -34,7 +35,7 @@ LOCK, UNUSED = ".lock", "unused"
 CACHE = ".cache"
 """Ending of the folder beside a unit's that holds what the unit could make again."""
 LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
-"""What a killed process was about to delete, or to move to its place (`store.atomic_path`, `StageFolder.begin`)."""
+"""What a killed process was about to delete, or to move to its place (`files.atomic_path`, `StageFolder.begin`)."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
 """Settings that may name a file or folder, whose content then counts."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")

@@ -8,14 +8,12 @@ import re
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from regretless.core.errors import ConfigError, reject
+from regretless.core.errors import reject
 
 LONGEST_SHOWN = 120
 """Characters of a value in a message."""
@@ -188,67 +186,3 @@ def _meant(key: str, sections: Sequence[type[Section]]) -> str:
     names = [name for section in sections for name in section.model_fields]
     close = list(dict.fromkeys(inside)) or difflib.get_close_matches(key, names, 1)
     return f"did you mean {' or '.join(close)}?" if close else "remove it or check its spelling"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as in version 1.2; PyYAML's 1.1 wants 1.0e-4 and takes it for text."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping, in which a key that stands twice is an error: YAML's own loader takes the last one."""
-        own = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
-        if twice := sorted({key for key in own if own.count(key) > 1}):
-            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)}: stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))
-
-
-def _load(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
-
-
-def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
-    """Mapping in a YAML file; `extends: other.yaml` (relative to the file) is merged below it.
-
-    below: the files that extend this one. Raises ConfigError when the file is missing, is not YAML, holds no mapping,
-    or extends itself.
-    """
-    if path.resolve() in below:
-        raise ConfigError(f"{path}: extends itself, directly or through another file")
-    try:
-        values = _load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
-    parent = values.pop("extends", None)
-    if parent is None:
-        return values
-    return merge(read_yaml(path.parent / str(parent), [*below, path.resolve()]), values)
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `over` laid on `base`; mappings are merged key by key, anything else is replaced."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def parse_override(text: str) -> dict[str, Any]:
-    """`a.b=value` as nested mapping, the value read as YAML. Raises ConfigError when there is no `=`."""
-    path, sep, raw = text.partition("=")
-    if not sep or not path:
-        raise ConfigError(f"override {text!r}: expected key=value, for example train.beta=0.1")
-    try:
-        value: Any = _load(raw) if raw else None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from error
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    return dict(value)

@@ -11,7 +11,7 @@ class Stage:
     """One section of a recipe that does something.
 
     Its settings are the type of the recipe's field of that name (`runs.recipe.Recipe`), and what it does is the
-    function of that name in `runs.work`.
+    function `do_<name>` in `runs.work`.
     """
 
     name: str

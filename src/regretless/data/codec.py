@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import jinja2
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.records import Text
+from regretless.modeling.layout import Ids
 from regretless.modeling.load import eos_token_ids, tokenizer_fingerprint
 
 Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
-Ids = tuple[int, ...]
-CHUNK = 2048
+TEXTS_AT_ONCE = 2048
 RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
@@ -48,16 +48,16 @@ class Codec:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, no special tokens added; those that a text spells out are recognized."""
         ids: list[list[int]] = []
-        for start in range(0, len(texts), CHUNK):
-            chunk = list(texts[start : start + CHUNK])
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            chunk = list(texts[start : start + TEXTS_AT_ONCE])
             ids.extend(self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
         return ids
 
     def decode(self, ids: Sequence[Ids], *, special: bool = True) -> list[str]:
         """Text of each list of ids; `special=False` leaves special tokens out."""
         texts: list[str] = []
-        for start in range(0, len(ids), CHUNK):
-            chunk = [list(item) for item in ids[start : start + CHUNK]]
+        for start in range(0, len(ids), TEXTS_AT_ONCE):
+            chunk = [list(item) for item in ids[start : start + TEXTS_AT_ONCE]]
             texts.extend(
                 self.tokenizer.batch_decode(chunk, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
             )
@@ -129,6 +129,12 @@ class Codec:
         """Text of each token by itself."""
         ids = sorted(self.vocabulary.values())
         return dict(zip(ids, self.decode([(number,) for number in ids]), strict=True))
+
+    @cached_property
+    def ends_step(self) -> Callable[[int], bool]:
+        """Whether a reasoning step ends with a token: whether its text by itself has a line break."""
+        # Token by token: not all of a vocabulary is generated.
+        return cache(lambda token: "\n" in self.decode([(token,)])[0])
 
     @cached_property
     def ids_of_piece(self) -> dict[str, list[int]]:

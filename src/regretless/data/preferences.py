@@ -7,8 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regretless.core.errors import DataError
-from regretless.core.hub import one_attempt, why
 from regretless.core.text_gate import clean_row
 from regretless.data.preference_columns import (
     EQUAL,
@@ -23,9 +21,9 @@ from regretless.data.records import Pair, Side, SideName, Text, text_key
 from regretless.data.refusals import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PAIR, Unusable
+from regretless.data.sources import open_source
 
-FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
-CHUNK = 512
+ROWS_AT_ONCE = 512
 """Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
 
 
@@ -67,9 +65,9 @@ def parse_pairs(
 def pair_chunks(
     rows: Path | Iterable[Any], *, source: str, need_rejected: bool = True
 ) -> Iterator[tuple[list[Pair], list[Refusal]]]:
-    """`parse_pairs` of a file or of rows, in order and `CHUNK` rows at a time: what does not fit into memory."""
+    """`parse_pairs` of a file or of rows, in order and `ROWS_AT_ONCE` rows at a time: what does not fit into memory."""
     keys, numbered = Keys(None, "chosen", "rejected", need_rejected), _numbered(rows)
-    while chunk := list(islice(numbered, CHUNK)):
+    while chunk := list(islice(numbered, ROWS_AT_ONCE)):
         yield _parse(chunk, keys, source)
 
 
@@ -99,19 +97,6 @@ def _texts(pair: Pair) -> dict[str, Text]:
     return {"prompt": pair.prompt, **{name: side.text for name, side in pair.sides.items()}}
 
 
-def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:
-    """The file that a source names; else the data set (`datasets`) in a folder or on the hub.
-
-    Raises DataError when there is neither.
-    """
-    path = Path(source)
-    if path.is_file() or path.suffix in FILE_SUFFIXES:
-        return path
-    if not path.is_dir() and str(source).startswith(("/", ".", "~")):
-        raise DataError(f"{source}: no such file or folder")
-    return _load_dataset(path, str(source), split, subset)
-
-
 def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
     return read_rows(rows) if isinstance(rows, Path) else enumerate(map(_cleaned, rows), 1)
 
@@ -124,24 +109,6 @@ def _cleaned(row: Any) -> Any:
         return clean_row(row)
     except ValueError as error:
         return error
-
-
-def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:
-    import datasets
-
-    offline: str | None = None
-    try:
-        if (path / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(source)[split]
-        if (path / "dataset_info.json").is_file():
-            return datasets.load_from_disk(source)
-        with one_attempt(path) as offline:
-            return datasets.load_dataset(source, subset, split=split)
-    except Exception as error:  # whatever hub, network and format can raise: the user needs the one line
-        raise DataError(
-            f"{source} (split {split}): expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; "
-            f"it could not be loaded: {type(error).__name__}: {why(error, offline)}"
-        ) from error
 
 
 def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]) -> Pair:

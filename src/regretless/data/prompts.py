@@ -7,18 +7,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from regretless.core.errors import ConfigError, DataError
-from regretless.core.hub import one_attempt, why
+from regretless.core.errors import DataError
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section
 from regretless.data.records import Message, Text, text_key
 from regretless.data.refusals import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PROMPT, Unusable, message_text, read_gold
+from regretless.data.sources import open_source
 
 
 def _with_system(line: str) -> Callable[[str], Text]:
@@ -40,8 +40,6 @@ TEMPLATES: Registry[Callable[[str], Text]] = Registry(
     lambda _, part: None if callable(part) else f"expected a function from a text to a prompt, got {part!r}",
 )
 """How a text becomes a prompt. `math` and `assistant` are the paper's data generation prompts (appendix)."""
-
-FILE_SUFFIXES = {".jsonl", ".ndjson", ".json", ".parquet"}
 
 
 class PromptSource(Section):
@@ -93,7 +91,7 @@ def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRo
 
     setting: what stands in front of the source's settings where the user writes them, for messages.
     A prompt's id is its row's `prompt_id` or `id`, else a hash of its prompt; a repeated one gets a number behind it.
-    Raises DataError when a column is in no row or there are no rows, ConfigError when the data set cannot be loaded.
+    Raises DataError when a column is in no row, there are no rows, or the data set cannot be loaded.
     """
     prompts: list[PromptRow] = []
     refused: list[Refusal] = []
@@ -182,34 +180,11 @@ def _answer(value: str | float | None) -> str | None:
 
 
 def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    path = Path(source.dataset)
-    is_file = path.suffix in FILE_SUFFIXES
+    opened = open_source(source.dataset, source.split, source.subset)
     if source.shuffle is None:
-        return read_rows(path) if is_file else enumerate(_load_dataset(source, path), 1)
+        return read_rows(opened) if isinstance(opened, Path) else enumerate(opened, 1)
     # Places are shuffled, not rows: those of a data set stay on disk until their turn comes.
-    rows: Sequence[Any] = list(read_rows(path)) if is_file else _load_dataset(source, path)
+    rows: Sequence[Any] = list(read_rows(opened)) if isinstance(opened, Path) else opened
     places = list(range(len(rows)))
     random.Random(source.shuffle).shuffle(places)
-    return (rows[place] if is_file else (place + 1, rows[place]) for place in places)
-
-
-def _load_dataset(source: PromptSource, path: Path) -> Sequence[dict[str, Any]]:
-    # Imported here: it takes a second, and files need none of it.
-    import datasets
-
-    offline: str | None = None
-    try:
-        if (path / "state.json").is_file():
-            return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path)))
-        if (path / "dataset_dict.json").is_file():
-            return cast(Sequence[dict[str, Any]], datasets.load_from_disk(str(path))[source.split])
-        with one_attempt(path) as offline:
-            found = datasets.load_dataset(source.dataset, source.subset, split=source.split)
-        return cast(Sequence[dict[str, Any]], found)
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigError(
-            f"data set {source.dataset} (subset {source.subset}, split {source.split}): cannot be loaded: "
-            f"{why(error, offline)}\n"
-            "  expected a hub id that can be downloaded, a folder, or a .jsonl, .json or .parquet file; "
-            "without a network, download it elsewhere and give the path"
-        ) from error
+    return (rows[place] if isinstance(opened, Path) else (place + 1, rows[place]) for place in places)

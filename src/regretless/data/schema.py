@@ -24,12 +24,12 @@ FOUND = 60
 """Characters of a value that a message shows."""
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
+IdList = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
 SomeIds = Annotated[list[Id], Field(min_length=1, description="one token id or more (0 to 2147483647)")]
 Logp = Annotated[float, Field(allow_inf_nan=False, ge=LOWEST_LOGP, le=POSITIVE_TOLERANCE)]
 LOGPS = f"log-probabilities in nats, finite and from {LOWEST_LOGP:g} to 0"
-Logps = Annotated[list[Logp], Field(description=LOGPS)]
-Tokens = Annotated[list[str], Field(description="token strings")]
+LogpList = Annotated[list[Logp], Field(description=LOGPS)]
+TokenList = Annotated[list[str], Field(description="token strings")]
 Score = Annotated[
     float,
     Field(
@@ -87,12 +87,12 @@ class ResponseColumns(Columns):
     response: String
     prompt_id: Name | None = None
     response_id: Name | None = None
-    prompt_token_ids: Ids | None = None
-    token_ids: Ids | None = None
-    tokens: Tokens | None = None
-    logps: Logps | None = None
+    prompt_token_ids: IdList | None = None
+    token_ids: IdList | None = None
+    tokens: TokenList | None = None
+    logps: LogpList | None = None
     logps_kind: Kind | None = None
-    sampled_logps: Logps | None = None
+    sampled_logps: LogpList | None = None
     token_numbers: TokenNumbers | None = None
     model: String | None = None
     revision: String | None = None
@@ -126,7 +126,7 @@ class ReleasedColumns(Columns):
     """Log-probabilities as the RePO authors' release has them."""
 
     tokens: Annotated[list[str], Field(min_length=1, description="token strings")]
-    logprobs: Logps
+    logprobs: LogpList
     token_ids: SomeIds | None = None
 
 
@@ -158,8 +158,8 @@ class SideColumns(ScoreColumns):
 
     id: Name | None = None
     token_ids: SomeIds | None = None
-    tokens: Tokens | None = None
-    logps: Logps | None = None
+    tokens: TokenList | None = None
+    logps: LogpList | None = None
     token_numbers: TokenNumbers | None = None
     logprob_with_token: Released | None = None
     model: String | None = None

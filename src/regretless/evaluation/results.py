@@ -18,12 +18,13 @@ from regretless.core.errors import DataError
 from regretless.core.estimates import known, over_seeds, paired_difference, wilson
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
-from regretless.core.settings import FolderName, Section, merge
+from regretless.core.settings import FolderName, Section
+from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
 from regretless.data.records import Verdict
 from regretless.evaluation.benchmarks import BENCHMARKS
-from regretless.evaluation.chat import results as chat_benchmarks
-from regretless.evaluation.chat.results import ChatBenchmark
+from regretless.evaluation.chat import chat_results
+from regretless.evaluation.chat.chat_results import ChatBenchmark
 from regretless.servers.server_settings import ServerConfig
 
 PASS_AT_1 = "Pass@1 (%)"
@@ -159,7 +160,7 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     Raises DataError if there is no result, or if two models answered different problems or were judged differently.
     """
     greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
-    judged = chat_benchmarks.collect(evaluate_dir)
+    judged = chat_results.collect(evaluate_dir)
     if not greedy and not judged:
         raise DataError(f"{evaluate_dir}: no result.json for any model and benchmark")
     rows = [_row(benchmark, label, result, greedy) for (benchmark, label), result in greedy.items()]
@@ -235,7 +236,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     for row in results["seeds"]:
         text = _percent(row["mean"], row["low"], row["high"])
         table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", text, "", "")
-    for cells in chat_benchmarks.table_rows(results.get("chat", [])):
+    for cells in chat_results.table_rows(results.get("chat", [])):
         table.add_row(*cells)
     return table
 

@@ -21,27 +21,27 @@ PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 OPEN, CLOSE = "([{", ")]}"
 
 
-class Choice(NamedTuple):
+class LetteredChoice(NamedTuple):
     """One of several options: its letter, and the text after the letter."""
 
     letter: str
     value: str
 
 
-class Group(NamedTuple):
+class Brackets(NamedTuple):
     """Items and their brackets; "" for a bare list, which is a set like one in braces."""
 
     brackets: str
     items: list[str]
 
 
-def read_choice(text: str) -> Choice | None:
+def read_choice(text: str) -> LetteredChoice | None:
     r"""The choice that a cleaned text states: `B`, `(B)`, `B. 21`, `\textbf{(B)} 21`, "option B"; else None."""
     match = CHOICE.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip())
-    return Choice((match[1] or match[2]).upper(), match[3].strip()) if match else None
+    return LetteredChoice((match[1] or match[2]).upper(), match[3].strip()) if match else None
 
 
-def read_group(text: str) -> Group | None:
+def read_group(text: str) -> Brackets | None:
     r"""The list, pair, interval or set that a cleaned text states, also `3 \pm 2`; None for others or long lists."""
     if text.count("=") < 2 and read_number(stated_values(text)[-1]):
         return None  # x = 1,234
@@ -57,7 +57,7 @@ def read_group(text: str) -> Group | None:
         brackets = ""
         if len(items) < 2:
             return None
-    return Group(brackets, items)
+    return Brackets(brackets, items)
 
 
 def _closes_at_end(text: str) -> bool:

@@ -20,8 +20,8 @@ from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.labeling.judge_prompt import ASPECTS, Aspect, JudgePrompt, ShownSystem, load_aspects
 from regretless.labeling.judge_replies import Rating, parse_ratings
-from regretless.servers.ask import Answer, Answers, Question, UnreadableError
-from regretless.servers.judge_client import JudgeAccess, ask_judge, bill, check_judged
+from regretless.servers.ask import Answer, Answers, Question
+from regretless.servers.judge_client import JudgeAccess, answer_of, ask_judge, bill, check_judged
 from regretless.servers.reply import Reply
 
 
@@ -79,7 +79,7 @@ class JudgeConfig(JudgeAccess):
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """The distinct responses to one prompt."""
 
     prompt_id: str
@@ -130,14 +130,14 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     return summary
 
 
-def group_responses(rows: Sequence[Response]) -> dict[str, Group]:
+def group_responses(rows: Sequence[Response]) -> dict[str, PromptGroup]:
     """Distinct responses of each prompt, keyed by prompt id, in the order of the rows.
 
     Raises DataError if one prompt id stands for two prompts.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, PromptGroup] = {}
     for row in rows:
-        group = groups.setdefault(row.prompt_id, Group(row.prompt_id, row.prompt, []))
+        group = groups.setdefault(row.prompt_id, PromptGroup(row.prompt_id, row.prompt, []))
         if group.prompt != row.prompt:
             raise DataError(
                 f"{row.origin}: prompt id {row.prompt_id} stands for two prompts; every prompt needs its own id"
@@ -147,7 +147,7 @@ def group_responses(rows: Sequence[Response]) -> dict[str, Group]:
     return groups
 
 
-def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: Group) -> Question[Ratings]:
+def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: PromptGroup) -> Question[Ratings]:
     """The request for one aspect of all responses to a prompt. Every attempt has a new random order."""
 
     def shuffled(attempt: int) -> list[str]:
@@ -160,11 +160,9 @@ def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, grou
         return config.request(prompt.messages(group.prompt, shuffled(attempt), aspect, code))
 
     def read(reply: Reply, attempt: int, code: str) -> Ratings:
-        if reply.finish_reason not in (None, "stop"):
-            raise UnreadableError(f"reply ended early: {reply.finish_reason}")
         texts = shuffled(attempt)
         expected = code if prompt.uses_code else None
-        ratings = parse_ratings(reply.content, texts, expected, not_applicable=aspect.not_applicable)
+        ratings = parse_ratings(answer_of(reply), texts, expected, not_applicable=aspect.not_applicable)
         return dict(zip(texts, ratings, strict=True))
 
     return Question(f"{group.prompt_id} {aspect.name}", body, read)

@@ -13,7 +13,6 @@ FIELD = re.compile(r"[ \t*_-]*(type|rationale?|rating)[ \t*_]*:(.*)", re.IGNOREC
 NUMBER = re.compile(r"([1-5])(?: ?/ ?5| out of 5)?(?: ?\([^()\d]*\))?", re.IGNORECASE)
 NOT_APPLICABLE = re.compile(r"n ?/ ?a|not applicable", re.IGNORECASE)
 WORD = re.compile(r"[^\W_]+")
-THOUGHTS_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ def parse_ratings(reply: str, texts: Sequence[str], code: str | None, *, not_app
     rating, or is at a position where none belongs.
     Raises UnreadableError unless there is exactly one block with one rating for each text, in order.
     """
-    # Some servers leave a reasoning model's thoughts before its answer, and these may contain draft blocks.
-    answer = reply.replace("\r\n", "\n").rpartition(THOUGHTS_END)[2]
+    answer = reply.replace("\r\n", "\n")
     headings = [match for match in HEADING.finditer(answer) if code is None or match[2] == code]
     numbers = [int(match[1]) for match in headings]
     if numbers != list(range(1, len(texts) + 1)):

@@ -34,7 +34,7 @@ DIGITS = re.compile(r"([-+]?)0*(\d{4000,})")
 """Integers that are compared digit by digit: Python refuses to convert texts of more than 4300 digits to an integer."""
 
 
-class Outcome(NamedTuple):
+class Decision(NamedTuple):
     """A verdict and the kind of comparison."""
 
     verdict: Verdict
@@ -107,26 +107,26 @@ def _by_algebra(gold: str, extracted: str) -> Check:
     return Check(*outcome, extracted)
 
 
-def _decide_by_algebra(gold: str, extracted: str) -> Outcome:
+def _decide_by_algebra(gold: str, extracted: str) -> Decision:
     """Compares whole expressions if the algebra system can parse both, else their parts."""
     outcome = _decide(gold, extracted, _compare, is_parts_only=True)
     assert outcome is not None
     return outcome
 
 
-Algebra = Callable[[str, str], Outcome]
+Algebra = Callable[[str, str], Decision]
 
 
 def _decide(
     gold: str, extracted: str, algebra: Algebra | None, is_parts_only: bool = False, depth: int = 0
-) -> Outcome | None:
+) -> Decision | None:
     """Compare two cleaned answers by their form; other forms go to `algebra`, or stay undecided (None) without it.
 
     With `is_parts_only`, even plain numbers and equal texts go to the algebra system.
     """
     if not is_parts_only:
         if _bare(gold) == _bare(extracted):
-            return Outcome(Verdict.CORRECT, "same text")
+            return Decision(Verdict.CORRECT, "same text")
         numbers = read_number(gold), read_number(extracted)
         if numbers[0] and numbers[1]:
             return _verdict(equal_numbers(numbers[0], numbers[1]), "numbers")
@@ -143,10 +143,10 @@ def _decide(
     return algebra(gold, extracted) if algebra else None
 
 
-Part = Callable[[str, str], Outcome | None]
+Part = Callable[[str, str], Decision | None]
 
 
-def _decide_choices(gold: str, extracted: str, decide: Part) -> Outcome | None:
+def _decide_choices(gold: str, extracted: str, decide: Part) -> Decision | None:
     """`(B)`, `B. 21`, "option B": by their letters, and by the text after them if both sides have it."""
     choices = read_choice(gold), read_choice(extracted)
     if choices[0] and choices[1]:
@@ -161,7 +161,7 @@ def _decide_choices(gold: str, extracted: str, decide: Part) -> Outcome | None:
     return None
 
 
-def _decide_groups(gold: str, extracted: str, decide: Part) -> Outcome | None:
+def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     """Lists and sets in any order, pairs and intervals item by item."""
     groups = read_group(gold), read_group(extracted)
     if groups[0] is None or groups[1] is None:
@@ -187,7 +187,7 @@ def _is_plain(item: str) -> bool:
     return any(read_number(value) for value in stated_values(item))
 
 
-def _all(outcomes: list[Outcome | None]) -> Outcome | None:
+def _all(outcomes: list[Decision | None]) -> Decision | None:
     """Wrong if one item is wrong; else undecided or unknown if one item is."""
     wrong = [outcome for outcome in outcomes if outcome and outcome.verdict == Verdict.WRONG]
     if wrong:
@@ -198,7 +198,7 @@ def _all(outcomes: list[Outcome | None]) -> Outcome | None:
     return unknown[0] if unknown else _verdict(True, "lists")
 
 
-def _any(outcomes: list[Outcome | None]) -> Outcome | None:
+def _any(outcomes: list[Decision | None]) -> Decision | None:
     """Correct if one item is correct; else undecided or unknown if one item is."""
     known = [outcome for outcome in outcomes if outcome]
     correct = [outcome for outcome in known if outcome.verdict == Verdict.CORRECT]
@@ -207,7 +207,7 @@ def _any(outcomes: list[Outcome | None]) -> Outcome | None:
     return next((outcome for outcome in known if outcome.verdict == Verdict.UNKNOWN), _verdict(False, "lists"))
 
 
-def _decide_sides(gold: str, extracted: str, decide: Part) -> Outcome | None:
+def _decide_sides(gold: str, extracted: str, decide: Part) -> Decision | None:
     """`x = 5` and `2 + 3 = 5` by the value that they state."""
     values = stated_values(gold), stated_values(extracted)
     if values == ([gold], [extracted]):
@@ -255,7 +255,7 @@ def parse_answer(text: str) -> Any | None:
     return Rational(number.value) if number else None
 
 
-def _compare(gold: str, extracted: str) -> Outcome:
+def _compare(gold: str, extracted: str) -> Decision:
     """Compare two cleaned answers as expressions. Raises what math-verify and sympy raise."""
     from math_verify import verify
     from sympy import MatrixBase
@@ -264,11 +264,11 @@ def _compare(gold: str, extracted: str) -> Outcome:
     gold_value = None if is_prose(gold) else parse_answer(gold)
     extracted_value = parse_answer(extracted)
     if gold_value is None:
-        return Outcome(Verdict.UNKNOWN, "gold answer cannot be parsed")
+        return Decision(Verdict.UNKNOWN, "gold answer cannot be parsed")
     if extracted_value is None and DIGITS.search(extracted):
-        return Outcome(Verdict.UNKNOWN, "number too long to read")
+        return Decision(Verdict.UNKNOWN, "number too long to read")
     if extracted_value is None:
-        return Outcome(Verdict.WRONG, "answer cannot be parsed")
+        return Decision(Verdict.WRONG, "answer cannot be parsed")
     is_approximate = bool(DECIMAL_POINT.search(gold) or DECIMAL_POINT.search(extracted))
     if _is_number(gold_value) and _is_number(extracted_value):
         equal = _equal_values(gold_value, extracted_value, is_approximate)
@@ -323,7 +323,7 @@ def _equal_values(gold: Any, extracted: Any, is_approximate: bool) -> bool:
     return bool(error <= abs(gold).evalf(20) * APPROXIMATION.numerator / APPROXIMATION.denominator)
 
 
-def _decide_bases(gold: str, extracted: str) -> Outcome | None:
+def _decide_bases(gold: str, extracted: str) -> Decision | None:
     """Compare numbers with a base (`1011_2`), which math-verify would drop; an omitted base is the gold number's."""
     in_base = IN_BASE.fullmatch(gold.replace(" ", ""))
     other = IN_BASE.fullmatch(extracted.replace(" ", "")) if in_base else None
@@ -340,5 +340,5 @@ def _bare(text: str) -> str:
     return bare.lower() if re.fullmatch(r"[a-zA-Z'-]{3,}", bare) else bare
 
 
-def _verdict(same: bool, compared: str) -> Outcome:
-    return Outcome(Verdict.CORRECT, f"equal {compared}") if same else Outcome(Verdict.WRONG, f"different {compared}")
+def _verdict(same: bool, compared: str) -> Decision:
+    return Decision(Verdict.CORRECT, f"equal {compared}") if same else Decision(Verdict.WRONG, f"different {compared}")

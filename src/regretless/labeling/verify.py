@@ -50,7 +50,7 @@ class VerifyConfig(Section):
     """Most worker processes; one per CPU core by default. They start only if some rows need algebra."""
 
 
-class Question(NamedTuple):
+class VerdictKey(NamedTuple):
     """The fields that a verdict depends on."""
 
     response: str
@@ -81,7 +81,7 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     rows = list(usable.values())
     check_some_left(rows, refused, responses)
     questions = [
-        Question(row["response"], str(row["answer"]), row.get("finish_reason") == "length" and not config.grade_cut)
+        VerdictKey(row["response"], str(row["answer"]), row.get("finish_reason") == "length" and not config.grade_cut)
         for row in rows
     ]
     parts = output / "parts"
@@ -187,7 +187,7 @@ def _summary(checks: Sequence[Check], refused: Sequence[Refusal]) -> dict[str, A
     }
 
 
-def _checks(config: VerifyConfig, questions: Sequence[Question], parts: Path | None) -> list[Check]:
+def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], parts: Path | None) -> list[Check]:
     """Outcomes in the order of the questions; finished parts are read from the folder `parts`."""
     verifier = VERIFIERS[config.verifier]
     checks: list[Check] = []
@@ -215,7 +215,7 @@ def _checks(config: VerifyConfig, questions: Sequence[Question], parts: Path | N
     return checks
 
 
-def _check_part(verifier: Verifier, pool: Pool, part: Sequence[Question]) -> Iterator[tuple[int, Check]]:
+def _check_part(verifier: Verifier, pool: Pool, part: Sequence[VerdictKey]) -> Iterator[tuple[int, Check]]:
     """Indices and outcomes as they complete: first those that are decided here at once, then those of the workers."""
     hard: list[int] = []
     for position, question in enumerate(part):
@@ -228,7 +228,7 @@ def _check_part(verifier: Verifier, pool: Pool, part: Sequence[Question]) -> Ite
         yield hard[row], check
 
 
-def _quick(verifier: Verifier, question: Question) -> Check | None:
+def _quick(verifier: Verifier, question: VerdictKey) -> Check | None:
     if question.is_cut:
         return Check(Verdict.UNKNOWN, "truncated")
     try:

@@ -14,8 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import flex
@@ -28,7 +27,18 @@ from regretless.modeling.forward import (
     replaced_forward,
     response_scores,
 )
-from regretless.modeling.layout import Layout, Tokens, lay_out
+from regretless.modeling.layout import Ids, Item, lay_out
+from regretless.modeling.probe import (
+    LOCAL,
+    Call,
+    are_positions,
+    context_advice,
+    hooked,
+    own_positions,
+    special_ids,
+    tensors_in,
+    windows_named,
+)
 
 TOLERANCE = 1e-4
 """Nats by which a log-probability may differ from the model's own, in float32."""
@@ -38,7 +48,6 @@ SHORT = 64
 """Windows up to so many tokens are checked in one row with everything else; longer ones in a row of their own."""
 CONTEXT = 2048
 """Longest sequence where neither the caller nor the model's configuration says."""
-LOCAL = "regretless_local"
 THROUGH = "through transformers' attention interface"
 
 _passed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
@@ -94,15 +103,6 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
 
 
 @dataclass
-class _Call:
-    """How a layer called the attention function."""
-
-    module: nn.Module
-    window: int | None
-    extras: list[str]
-
-
-@dataclass
 class _Seen:
     """What hooks saw in one pass."""
 
@@ -112,7 +112,7 @@ class _Seen:
     """Name of a module, whether this is what it gave (else: what it was given), and a number made of it."""
     positional: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     """Modules without parameters that were given positions, with their arguments."""
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     """Calls of attention."""
 
 
@@ -126,7 +126,7 @@ class _Check:
         self.names = {module: name for name, module in inner.named_modules()}
         self.device = inner.device
         self.numbers = torch.Generator().manual_seed(0)
-        special = _special_ids(inner.config) | _special_ids(self.config)
+        special = special_ids(inner.config) | special_ids(self.config)
         self.vocabulary = torch.tensor([token for token in range(self.config.vocab_size) if token not in special])
 
     def run(self) -> None:
@@ -135,7 +135,7 @@ class _Check:
             head_of(self.inner)
         with self._zeros_filled():
             calls = self._mixes_only_in_attention()
-        windows = {call.window for call in calls if call.window} | _windows(self.config)
+        windows = {call.window for call in calls if call.window} | windows_named(self.config)
         reach = max((window for window in windows if window < self.longest), default=0)
         self._known_arguments(calls)
         self._no_leak(min(reach, SHORT))
@@ -147,11 +147,11 @@ class _Check:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def _tokens(self, count: int) -> Tokens:
+    def _tokens(self, count: int) -> Ids:
         chosen = torch.randint(len(self.vocabulary), (count,), generator=self.numbers)
         return tuple(self.vocabulary[chosen].tolist())
 
-    def _items(self, reach: int) -> list[tuple[Tokens, Tokens]]:
+    def _items(self, reach: int) -> list[Item]:
         """Two prompts with two responses each; a prompt, and responses of each prompt, are longer than `reach`."""
         size = max(reach, 8) + 3
         first, second = self._tokens(size), self._tokens(5)
@@ -162,14 +162,14 @@ class _Check:
             (second, self._tokens(6)),
         ]
 
-    def _long_items(self, reach: int) -> list[tuple[Tokens, Tokens]]:
+    def _long_items(self, reach: int) -> list[Item]:
         """A prompt longer than `reach`, and a short one behind it."""
         first, second = self._tokens(reach + 5), self._tokens(7)
         return [(first, self._tokens(9)), (first, self._tokens(5)), (second, self._tokens(6))]
 
     # --- the parts ---------------------------------------------------------------------------------------------------
 
-    def _mixes_only_in_attention(self) -> list[_Call]:
+    def _mixes_only_in_attention(self) -> list[Call]:
         """With attention that mixes nothing, nothing is mixed; returns attention's calls, in order."""
         sizes = {size for parameter in self.inner.parameters() for size in parameter.shape}
         # A size that nothing else has, so that the dimension of the tokens can be told.
@@ -184,7 +184,7 @@ class _Check:
             return hidden
 
         def note(name: str, gave: bool, values: Any) -> None:
-            for tensor in _tensors(values):
+            for tensor in tensors_in(values):
                 if tensor.requires_grad and tensor.dim() > 2 and tensor.shape[0] == 1 and count in tensor.shape[1:]:
                     own = tensor.select(list(tensor.shape).index(count, 1), here).float()
                     weights = torch.linspace(0.5, 1.5, own.numel(), device=own.device).reshape(own.shape)
@@ -251,9 +251,11 @@ class _Check:
         for name, module, args, kwargs in seen.positional:
             module = copy.deepcopy(module)  # some keep what they computed for the longest call
             with torch.no_grad():
-                before = _tensors(module(*args, **kwargs))
+                before = tensors_in(module(*args, **kwargs))
                 args = tuple(self._moved(value, positions) for value in args)
-                after = _tensors(module(*args, **{key: self._moved(value, positions) for key, value in kwargs.items()}))
+                after = tensors_in(
+                    module(*args, **{key: self._moved(value, positions) for key, value in kwargs.items()})
+                )
             count = positions.shape[1]
             for was, now in zip(before, after, strict=True):
                 axes = [axis for axis, size in enumerate(was.shape) if size == count]
@@ -261,18 +263,18 @@ class _Check:
                     raise _Refused(
                         f"what {name} ({type(module).__name__}, rope_type {getattr(module, 'rope_type', 'unknown')}) "
                         f"gives for a position changes when a sequence of {self.longest} tokens shares the row, and a "
-                        f"prompt that short and long responses share cannot have both; {_context(self.config)}"
+                        f"prompt that short and long responses share cannot have both; {context_advice(self.config)}"
                     )
 
     def _moved(self, value: Any, positions: Tensor) -> Any:
         """The value; where it is positions, with the last token at the end of the longest sequence."""
-        if not _are_positions(value, positions):
+        if not are_positions(value, positions):
             return value
         moved: Tensor = value.clone()
         moved[..., -1] = self.longest - 1
         return moved
 
-    def _known_arguments(self, calls: Sequence[_Call]) -> None:
+    def _known_arguments(self, calls: Sequence[Call]) -> None:
         """Attention is given nothing that the shared-prefix attention would leave out."""
         for call in calls:
             if call.extras:
@@ -294,7 +296,7 @@ class _Check:
             scores = response_scores(self.model, layout).logps
             for target in (1, 2):
                 place, segment = places[target], target // 2
-                own = _own_positions(layout, segment, target % 2)
+                own = own_positions(layout, segment, target % 2)
                 score = scores[place.start : place.start + place.length].sum()
                 grads = torch.autograd.grad(score, seen.embeddings, retain_graph=True, allow_unused=True)
                 dense = torch.stack([(grad != 0).any(0).any(-1) for grad in grads if grad is not None]).any(0)
@@ -308,7 +310,7 @@ class _Check:
                 if not dense[prompt].any():
                     raise _Refused("a response's score does not depend on its prompt")
 
-    def _equal(self, items: Sequence[tuple[Tokens, Tokens]], calls: Sequence[_Call], own: str) -> None:
+    def _equal(self, items: Sequence[Item], calls: Sequence[Call], own: str) -> None:
         """Log-probabilities are the model's own, and its masks those of causal attention within the layer's window."""
         with torch.no_grad():
             with self._masks(calls, max(len(prompt) + len(response) for prompt, response in items)):
@@ -338,7 +340,7 @@ class _Check:
 
     # --- the model's own computation ---------------------------------------------------------------------------------
 
-    def _plain(self, item: tuple[Tokens, Tokens], own: str, *, spread: bool = False) -> Tensor:
+    def _plain(self, item: Item, own: str, *, spread: bool = False) -> Tensor:
         """The model's own log-probabilities of a response; `spread`: in a batch of two with further tokens behind."""
         prompt, response = item
         ids = torch.tensor([prompt + response], device=self.device)
@@ -372,7 +374,7 @@ class _Check:
         return {"eager": "sdpa", "sdpa": "eager"}[own] if self.inner._supports_sdpa else own
 
     @contextlib.contextmanager
-    def _rounded_otherwise(self, calls: Sequence[_Call]) -> Iterator[None]:
+    def _rounded_otherwise(self, calls: Sequence[Call]) -> Iterator[None]:
         """Within the block, a model with only one attention rounds what that gives to a neighboring number."""
         numbers = torch.Generator().manual_seed(1)
 
@@ -383,11 +385,11 @@ class _Check:
             return (moved, *output[1:]) if isinstance(output, tuple) else moved
 
         modules = () if self.inner._supports_sdpa else {call.module: None for call in calls}
-        with _hooked([module.register_forward_hook(neighbor) for module in modules]):
+        with hooked([module.register_forward_hook(neighbor) for module in modules]):
             yield
 
     @contextlib.contextmanager
-    def _masks(self, calls: Sequence[_Call], length: int) -> Iterator[None]:
+    def _masks(self, calls: Sequence[Call], length: int) -> Iterator[None]:
         """Within the block, masks of sequences of `length` tokens are compared with each layer's rule."""
         known: dict[tuple[int, int | None], None] = {}
 
@@ -407,7 +409,7 @@ class _Check:
             return hook
 
         layers = {call.module: call.window for call in calls}
-        with _hooked(
+        with hooked(
             [module.register_forward_pre_hook(look(window), with_kwargs=True) for module, window in layers.items()]
         ):
             yield
@@ -444,7 +446,7 @@ class _Check:
         ids = torch.tensor([self._tokens(9)], device=self.device)
         with (
             torch.no_grad(),
-            _hooked([head.register_forward_hook(at_head), self.decoder.register_forward_hook(at_decoder)]),
+            hooked([head.register_forward_hook(at_head), self.decoder.register_forward_hook(at_decoder)]),
         ):
             logits = self.model(input_ids=ids, use_cache=False).logits
         if self._ignores_positions():
@@ -462,7 +464,7 @@ class _Check:
         ids = torch.tensor([self._tokens(9)], device=self.device)
         outputs: list[Tensor] = []
         for positions in (torch.arange(9), torch.arange(9).flip(0)):
-            calls: list[_Call] = []
+            calls: list[Call] = []
             given = {"input_ids": ids, "position_ids": positions[None].to(self.device), "calls": calls}
 
             def forward(given: dict[str, Any] = given, **_: Any) -> Any:
@@ -491,7 +493,7 @@ class _Check:
         def before(name: str, placed: bool) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 note(name, False, (args, kwargs))
-                if placed and any(_are_positions(value, positions) for value in (*args, *kwargs.values())):
+                if placed and any(are_positions(value, positions) for value in (*args, *kwargs.values())):
                     seen.positional.append((name, module, args, kwargs))
 
             return hook
@@ -508,7 +510,7 @@ class _Check:
             hooks.append(module.register_forward_pre_hook(before(name, without), with_kwargs=True))
             if module is not self.inner:
                 hooks.append(module.register_forward_hook(after(name)))
-        with _hooked(hooks):
+        with hooked(hooks):
             yield seen
 
     @contextlib.contextmanager
@@ -525,117 +527,3 @@ class _Check:
 
     def _name(self, module: nn.Module) -> str:
         return f"{self.names.get(module, '?')} ({type(module).__name__})"
-
-
-KNOWN = {
-    "segments",
-    "row_mask",
-    "calls",
-    "position_ids",
-    "use_cache",
-    "cache_position",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "return_dict",
-    "training",
-}
-
-
-def _local_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    calls: list[_Call] | None = None,
-    **extras: Any,
-) -> tuple[Tensor, None]:
-    """Attention function in which a token sees only itself; notes what the layer asks for. Shapes as elsewhere."""
-    if calls is None:
-        raise ValueError("its layers do not pass keyword arguments on to attention")
-    unknown = [name for name, given in extras.items() if given is not None and name not in KNOWN]
-    if attention_mask is not None:
-        unknown.append("attention_mask")
-    calls.append(_Call(module, sliding_window, unknown))
-    repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    # Query and key take part, so that what mixes on their way is seen as well.
-    result = value + 0.01 * (query.sum(-1, keepdim=True) + key.sum(-1, keepdim=True))
-    return result.transpose(1, 2).contiguous(), None
-
-
-# No mask function is registered under this name, so transformers builds no mask and passes None.
-AttentionInterface.register(LOCAL, _local_attention)
-
-
-@contextlib.contextmanager
-def _hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Within the block the hooks are there, afterwards no more."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors in what a module returned."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [tensor for part in value for tensor in _tensors(part)]
-
-
-def _are_positions(value: Any, positions: Tensor) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and not value.is_floating_point()
-        and value.shape[-1:] == positions.shape[-1:]
-        and bool((value == positions).all())
-    )
-
-
-def _own_positions(layout: Layout, segment: int, response: int) -> list[int]:
-    """Places in the row of a prompt and one of its responses."""
-    start = sum(part.prompt + sum(part.responses) for part in layout.segments[:segment])
-    own = layout.segments[segment]
-    begin = start + own.prompt + sum(own.responses[:response])
-    return [*range(start, start + own.prompt), *range(begin, begin + own.responses[response])]
-
-
-def _windows(config: Any) -> set[int]:
-    """Sizes of windows and chunks that a configuration names."""
-    words, others = (
-        ("window", "chunk", "local_attention"),
-        ("layers", "pattern", "every", "num_", "feed_forward", "mamba"),
-    )
-    return {
-        value
-        for key, value in config.to_dict().items()
-        if type(value) is int and value > 0 and any(w in key for w in words) and not any(o in key for o in others)
-    }
-
-
-def _special_ids(config: Any) -> set[int]:
-    """Ids of tokens that a model may treat in a way of their own: padding, images."""
-    return {
-        value
-        for key, value in config.to_dict().items()
-        if type(value) is int and key.endswith(("_token_id", "_token_index"))
-    }
-
-
-def _context(config: Any) -> str:
-    name = "original_max_position_embeddings"
-    named = (getattr(config, "rope_parameters", None) or {}).get(name) or getattr(config, name, None)
-    context = named or getattr(config, "max_position_embeddings", None)
-    return f"sequences of up to {context} tokens are fine: set max_length" if context else "shorten the sequences"

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Tokens = tuple[int, ...]
+Ids = tuple[int, ...]
+"""Token ids of a text."""
+Item = tuple[Ids, Ids]
+"""A prompt and a response to it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Placement:
     length: int
 
 
-def lay_out(items: Sequence[tuple[Tokens, Tokens]]) -> tuple[Layout, list[Placement]]:
+def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     """Row for (prompt, response) token pairs, and each item's place among the predicted tokens.
 
     Equal prompts are laid out once, equal responses to a prompt once, and a response that is a prefix of another one to
@@ -64,7 +67,7 @@ def lay_out(items: Sequence[tuple[Tokens, Tokens]]) -> tuple[Layout, list[Placem
 
     Raises ValueError for an empty prompt or response: the first response token needs a token before it.
     """
-    groups: dict[Tokens, dict[Tokens, None]] = {}
+    groups: dict[Ids, dict[Ids, None]] = {}
     for prompt, response in items:
         if not prompt or not response:
             raise ValueError("expected at least one prompt token and one response token")
@@ -75,7 +78,7 @@ def lay_out(items: Sequence[tuple[Tokens, Tokens]]) -> tuple[Layout, list[Placem
     predict: list[int] = []
     targets: list[int] = []
     segments: list[Segment] = []
-    places: dict[tuple[Tokens, Tokens], Placement] = {}
+    places: dict[Item, Placement] = {}
     for prompt, responses in groups.items():
         ids.extend(prompt)
         positions.extend(range(len(prompt)))
@@ -106,10 +109,10 @@ def lay_out(items: Sequence[tuple[Tokens, Tokens]]) -> tuple[Layout, list[Placem
     return layout, [places[item] for item in items]
 
 
-def _hosts(responses: list[Tokens]) -> dict[Tokens, Tokens]:
+def _hosts(responses: list[Ids]) -> dict[Ids, Ids]:
     """For each distinct response the longest one that begins with it: itself, unless it is a prefix of another."""
-    host: dict[Tokens, Tokens] = {}
-    following: Tokens = ()
+    host: dict[Ids, Ids] = {}
+    following: Ids = ()
     # In sorted order a response is directly followed by one that it is a prefix of, if there is any.
     for response in sorted(responses, reverse=True):
         is_prefix = following[: len(response)] == response
@@ -118,9 +121,9 @@ def _hosts(responses: list[Tokens]) -> dict[Tokens, Tokens]:
     return host
 
 
-def token_count(items: Sequence[tuple[Tokens, Tokens]]) -> int:
+def token_count(items: Sequence[Item]) -> int:
     """Tokens that a row of these items would take (an upper bound: responses' last tokens are counted too)."""
-    groups: dict[Tokens, dict[Tokens, None]] = {}
+    groups: dict[Ids, dict[Ids, None]] = {}
     for prompt, response in items:
         groups.setdefault(prompt, {})[response] = None
     total = 0

@@ -13,7 +13,7 @@ from torch import nn
 from regretless.core.terminal import bar
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
-from regretless.modeling.layout import Tokens, lay_out, token_count
+from regretless.modeling.layout import Ids, Item, lay_out, token_count
 
 
 def score_responses(
@@ -53,7 +53,7 @@ def score_responses(
     return results
 
 
-def fill_rows(units: Sequence[Sequence[tuple[Tokens, Tokens]]], max_tokens: int) -> list[list[int]]:
+def fill_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
     """Split units (each some responses that belong together), in order, into rows of at most `max_tokens` tokens.
 
     Neighbouring units of one prompt share a row where all of them fit into one; what is larger than a row by itself
@@ -81,9 +81,9 @@ def fill_rows(units: Sequence[Sequence[tuple[Tokens, Tokens]]], max_tokens: int)
     return [*rows, row] if row else rows
 
 
-def _runs_of_one_prompt(units: Sequence[Sequence[tuple[Tokens, Tokens]]]) -> list[list[int]]:
+def _runs_of_one_prompt(units: Sequence[Sequence[Item]]) -> list[list[int]]:
     runs: list[list[int]] = []
-    previous: Tokens | None = None
+    previous: Ids | None = None
     for index, unit in enumerate(units):
         prompt = unit[0][0]
         if prompt == previous:

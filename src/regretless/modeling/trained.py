@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regretless.core.files import MANIFEST, read_json
+from regretless.core.files import read_json
 from regretless.core.run_folder import RUN, resolve
+from regretless.core.stage_folder import MANIFEST
 from regretless.modeling.load import ModelConfig
 from regretless.objectives import hyperparameter_names
 

@@ -36,6 +36,8 @@ def _refuse_bool(value: Any) -> Any:
     return value
 
 
+SATURATED = 10.0
+"""Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
 Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_refuse_bool)]

@@ -7,9 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from regretless.data.records import SIDES
 from regretless.reporting.figures import Series, line_chart
-
-SIDES = ("chosen", "rejected")
 
 
 def changes(found: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
-from regretless.core.files import MANIFEST, read_json
+from regretless.core.files import read_json
 from regretless.core.run_folder import BASE, UNUSED
-from regretless.core.settings import read_yaml
+from regretless.core.stage_folder import MANIFEST
 from regretless.core.stages import STAGES
+from regretless.core.yaml_settings import read_yaml
 from regretless.data.records import Text, Verdict
 from regretless.data.rows import read_rows
 
@@ -25,7 +26,7 @@ SEPARATOR = " · "
 
 
 @dataclass(frozen=True)
-class Stage:
+class FinishedStage:
     """One finished stage."""
 
     name: str
@@ -115,7 +116,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What one model said to a problem."""
 
     label: str
@@ -132,7 +133,7 @@ class Example:
     benchmark: str
     prompt: Text
     answer: str | None
-    answers: Sequence[Answer]
+    answers: Sequence[ModelAnswer]
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class RunData:
 
     name: str
     recipe: str | None
-    stages: Sequence[Stage]
+    stages: Sequence[FinishedStage]
     results: Sequence[Result]
     seed_results: Sequence[SeedResult]
     chat_results: Sequence[ChatResult]
@@ -217,7 +218,7 @@ def _named(recipe: Mapping[str, Any]) -> list[str]:
     return [*(f"pretrain/{name}" for name in models), *(f"train/{name}" for name in objectives)]
 
 
-def _stages(run_dir: Path, named: Sequence[str]) -> list[Stage]:
+def _stages(run_dir: Path, named: Sequence[str]) -> list[FinishedStage]:
     """Finished stages: in the order of work, those that are alike in that of `named`, others by name.
 
     Not by time: the page about two equal runs would depend on how fast they were, and on what was run again.
@@ -230,7 +231,7 @@ def _stages(run_dir: Path, named: Sequence[str]) -> list[Stage]:
             continue
         manifest = read_json(path)
         found.append(
-            Stage(
+            FinishedStage(
                 name=name,
                 seconds=float(manifest["seconds"]),
                 finished=str(manifest["finished"]),
@@ -325,7 +326,7 @@ def _examples(evaluated: Evaluated, count: int, rng: random.Random) -> Iterator[
         for kind, key in chosen:
             problem = rows[BASE][key]
             answers = [
-                Answer(label, row["response"], row["verdict"] or Verdict.UNKNOWN, row["extracted"])
+                ModelAnswer(label, row["response"], row["verdict"] or Verdict.UNKNOWN, row["extracted"])
                 for label, found in rows.items()
                 if (row := found.get(key)) is not None
             ]

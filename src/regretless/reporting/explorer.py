@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from regretless.reporting.token_figures import SHADE_QUANTILE
 from regretless.reporting.views import cut
 
 DIGITS = 4
@@ -25,6 +26,7 @@ def explorer(content: Mapping[str, Any], folder: str, *, pairs: int, tokens: int
         "beta": content["beta"],
         "reference": content["reference"].removeprefix(folder),
         "models": list(content["policies"]),
+        "shade_quantile": SHADE_QUANTILE,
         "pairs": [
             {
                 "kind": pair["kind"],

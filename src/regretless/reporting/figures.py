@@ -31,7 +31,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Interval:
+class IntervalRow:
     """One estimate with its interval."""
 
     name: str
@@ -107,7 +107,7 @@ def histogram(title: str, chosen: Sequence[float], rejected: Sequence[float], x_
     return chart.markup()
 
 
-def interval_chart(title: str, rows: Sequence[Interval], x_label: str) -> Markup:
+def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> Markup:
     """A dot and a whisker a row. Needs at least one row."""
     ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
     left = LEFT + CHARACTER * max(0, max(len(row.name) for row in rows) - 5)

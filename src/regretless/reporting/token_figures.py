@@ -26,6 +26,9 @@ CHARACTER, LINE = 0.602 * FONT / 72, 1.55 * FONT / 72
 MARGIN, HEAD, FOOT = 0.12, 0.34, 0.62
 NAMES = {"reward": "reward", "long_horizon": "long-horizon term", "regret": "regret term"}
 
+SHADE_QUANTILE = 0.98
+"""Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
+
 Line = list[tuple[str, int]]
 """Pieces of text with the number of the token that each belongs to."""
 
@@ -88,7 +91,11 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
 
 
 def full_shade(config: FiguresConfig, pairs: Sequence[Mapping[str, Any]]) -> float:
-    """Value of the full shade: 2 (× RMS) when normalized, else nats, the 98th percentile of all responses' sizes."""
+    """Value of the full shade: 2 (× RMS) when normalized, else the 98th percentile of all tokens' sizes (nats).
+
+    Of all pairs and models, so that colors compare between them; interpolated. 1 where there is nothing to scale by.
+    The page has the same rule (`fullShade` in explorer.js) for what it shows.
+    """
     if config.normalized:
         return 2.0
     found = [
@@ -98,7 +105,7 @@ def full_shade(config: FiguresConfig, pairs: Sequence[Mapping[str, Any]]) -> flo
         for model in response["policies"]
         if (values := _values(config, response, model)) is not None
     ]
-    return float(np.quantile(np.abs(np.concatenate(found)), 0.98)) or 1.0 if found else 1.0
+    return float(np.quantile(np.abs(np.concatenate(found)), SHADE_QUANTILE)) or 1.0 if found else 1.0
 
 
 def _values(config: FiguresConfig, response: Mapping[str, Any], model: str) -> NDArray[np.float64] | None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from regretless.core.run_folder import BASE
-from regretless.reporting.collect import SEPARATOR, RunData, Stage, flatten
-from regretless.reporting.figures import Interval, Series, histogram, interval_chart, line_chart
+from regretless.reporting.collect import SEPARATOR, FinishedStage, RunData, flatten
+from regretless.reporting.figures import IntervalRow, Series, histogram, interval_chart, line_chart
 
 COLORS = 7
 """Colour classes for trained models; class 0 is the base model's."""
@@ -72,7 +72,7 @@ def results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
     for name in dict.fromkeys(row.benchmark for row in run.results):
         rows = [row for row in run.results if row.benchmark == name]
         dots = [
-            Interval(row.label, colors[row.label], 100 * row.value, _percent(row.low), _percent(row.high))
+            IntervalRow(row.label, colors[row.label], 100 * row.value, _percent(row.low), _percent(row.high))
             for row in rows
         ]
         title = "Pass@1 in percent: " + "; ".join(f"{dot.name} {dot.value:.1f}" for dot in dots)
@@ -88,7 +88,7 @@ def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]
         metrics = list(dict.fromkeys(row.metric for row in rows))
         metric = f"{words(metrics[0])} ({rows[0].unit})"
         dots = [
-            Interval(row.label, colors[row.label], row.value, row.low, row.high)
+            IntervalRow(row.label, colors[row.label], row.value, row.low, row.high)
             for row in rows
             if row.metric == metrics[0] and row.value is not None
         ]
@@ -164,9 +164,9 @@ def histograms(run: RunData) -> list[dict[str, Any]]:
     return found
 
 
-def stage_rows(stages: Sequence[Stage]) -> list[Stage]:
+def stage_rows(stages: Sequence[FinishedStage]) -> list[FinishedStage]:
     """Stages as rows of a table: all passes of an evaluation are one, and what other sections show is left out."""
-    rows: list[Stage] = []
+    rows: list[FinishedStage] = []
     for stage in stages:
         counts = {key: value for key, value in stage.counts.items() if not key.startswith("eval_")}
         if not stage.name.startswith("evaluate/"):
@@ -181,7 +181,7 @@ def stage_rows(stages: Sequence[Stage]) -> list[Stage]:
     return rows
 
 
-def versions(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def versions(stages: Sequence[FinishedStage]) -> list[dict[str, Any]]:
     """The distinct sets of versions that stages ran with: more than one after an upgrade between two stages."""
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for stage in stages:

@@ -11,20 +11,20 @@ from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, write_json
 from regretless.core.run_folder import RunFolder, dump, resolve
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
-from regretless.evaluation import results as evaluation
-from regretless.evaluation.chat import results as chat
-from regretless.labeling import verify as labeling
+from regretless.evaluation import results
+from regretless.evaluation.chat import chat_results
+from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
-from regretless.sampling import sample as sampling
 from regretless.sampling.base import SamplingParams
+from regretless.sampling.sample import sample_prompts
 
 
 def evaluate_models(
     folder: RunFolder,
     subfolder: str,
     models: Mapping[str, ModelConfig],
-    config: evaluation.EvaluateConfig,
-    verify: labeling.VerifyConfig,
+    config: results.EvaluateConfig,
+    verify_config: verify.VerifyConfig,
 ) -> dict[str, Any]:
     """Answer, verify or judge, and summarize every benchmark with every model, in `subfolder` of a run folder.
 
@@ -34,7 +34,7 @@ def evaluate_models(
 
     Responses are verified with the settings of `grading`, which raises ConfigError for an unknown verifier.
     """
-    verify = grading(config, verify)
+    verify_config = grading(config, verify_config)
     sampled = {"temperature": config.temperature, "top_p": config.top_p}
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0}}
     passes |= {f"seed-{seed}": {**sampled, "seed": seed} for seed in config.seeds}
@@ -48,7 +48,7 @@ def evaluate_models(
                 samples = (root / "samples" / label / benchmark / name).as_posix()
                 verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
                 _answer(folder, samples, model, source.source, params, f"benchmarks.{benchmark}.")
-                _verify(folder, verified, folder.path / samples / "responses.parquet", verify)
+                _verify(folder, verified, folder.path / samples / "responses.parquet", verify_config)
         # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
         answers: dict[str, list[Path]] = {}
         for benchmark, chat_config in config.chat.items():
@@ -57,19 +57,19 @@ def evaluate_models(
                 place_of = root / "samples" / label / kind
                 answers[kind] = _converse(folder, place_of, model, chat_config, config.batch_size)
             _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
-    results = evaluation.collect(folder.path / subfolder)
-    write_json(folder.path / subfolder / "results.json", results)
-    return results
+    collected = results.collect(folder.path / subfolder)
+    write_json(folder.path / subfolder / "results.json", collected)
+    return collected
 
 
-def grading(config: evaluation.EvaluateConfig, verify: labeling.VerifyConfig) -> labeling.VerifyConfig:
+def grading(config: results.EvaluateConfig, verify_config: verify.VerifyConfig) -> verify.VerifyConfig:
     """Settings of verification in an evaluation: those of `verify`, overridden by those of `config`.
 
     Raises ConfigError for an unknown verifier.
     """
     overrides = {"verifier": config.verifier, "grade_cut": config.grade_cut}
     set_here = {name: value for name, value in overrides.items() if value is not None}
-    return labeling.VerifyConfig.parse({**verify.model_dump(), **set_here}, "evaluate")
+    return verify.VerifyConfig.parse({**verify_config.model_dump(), **set_here}, "evaluate")
 
 
 def _answer(
@@ -83,15 +83,15 @@ def _answer(
                 f"{source.dataset}: {len(without)} of {len(prompts)} problems have no gold answer (first: row "
                 f"{without[0]}), so their responses cannot be verified; set {setting}answer_column"
             )
-        return sampling.sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet")
+        return sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet")
 
     folder.do(name, {"model": dump(model), "prompts": dump(source), "sampling": dump(params)}, work)
 
 
-def _verify(folder: RunFolder, name: str, responses: Path, config: labeling.VerifyConfig) -> None:
+def _verify(folder: RunFolder, name: str, responses: Path, config: verify.VerifyConfig) -> None:
     def work(output: Path) -> dict[str, Any]:
-        labeling.run(config, responses, output)
-        result = evaluation.summarize(output / "responses.parquet")
+        verify.run(config, responses, output)
+        result = results.summarize(output / "responses.parquet")
         write_json(output / "result.json", result)
         return {key: result[key] for key in ("n", "correct", "cut")}
 
@@ -99,7 +99,7 @@ def _verify(folder: RunFolder, name: str, responses: Path, config: labeling.Veri
 
 
 def _converse(
-    folder: RunFolder, subfolder: PurePosixPath, model: ModelConfig, config: chat.ChatBenchmark, batch_size: int
+    folder: RunFolder, subfolder: PurePosixPath, model: ModelConfig, config: chat_results.ChatBenchmark, batch_size: int
 ) -> list[Path]:
     """Answer the prompts of a chat benchmark, turn by turn and temperature by temperature; returns the responses."""
     here = resolve(config, folder.path)
@@ -107,7 +107,7 @@ def _converse(
     common |= {"max_new_tokens": here.max_new_tokens, "batch_size": batch_size}
     responses: list[Path] = []
     for turn in itertools.count(1):
-        groups = chat.next_prompts(here, responses)
+        groups = chat_results.next_prompts(here, responses)
         if not groups:
             break
         for temperature, prompts in groups.items():
@@ -126,13 +126,11 @@ def _respond(
     folder.do(
         name,
         {"model": dump(model), "prompts": asked, "sampling": dump(params)},
-        lambda output: sampling.sample_prompts(
-            resolve(model, folder.path), prompts, params, output / "responses.parquet"
-        ),
+        lambda output: sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet"),
     )
 
 
-def _judge(folder: RunFolder, name: str, responses: Sequence[Path], config: chat.ChatBenchmark) -> None:
+def _judge(folder: RunFolder, name: str, responses: Sequence[Path], config: chat_results.ChatBenchmark) -> None:
     here = resolve(config, folder.path)
     answers = {f"responses-{number}": path for number, path in enumerate(responses)}
-    folder.do(name, dump(config), lambda output: chat.run(here, responses, output), {**answers, **here.files()})
+    folder.do(name, dump(config), lambda output: chat_results.run(here, responses, output), {**answers, **here.files()})

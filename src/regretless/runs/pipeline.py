@@ -12,10 +12,10 @@ from regretless.core.files import read_json, write_text
 from regretless.core.run_folder import BASE, RunFolder, is_first_process, processes
 from regretless.core.stages import STAGES
 from regretless.core.terminal import terminal
-from regretless.evaluation import results as evaluation
-from regretless.runs import work
+from regretless.evaluation.results import results_table
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
+from regretless.runs.work import Job, do_stage
 
 
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
@@ -48,7 +48,7 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
         for name in STAGES:
             section = getattr(recipe, name)
             if section not in (None, {}) and (not only or name in only):
-                getattr(work, name)(section, work.Job(recipe, folder))
+                do_stage(name, Job(recipe, folder))
     return folder
 
 
@@ -93,6 +93,6 @@ def show(folder: RunFolder) -> None:
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
     screen = terminal()
     if results.is_file():
-        screen.print(evaluation.results_table(read_json(results)))
+        screen.print(results_table(read_json(results)))
     if report.is_file():
         screen.print(f"report: {report}", soft_wrap=True, highlight=False)

@@ -14,10 +14,10 @@ from typing import Any
 
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.errors import problems_of
-from regretless.core.files import MANIFEST
 from regretless.core.hub import Repository, may_be_repository, missing
 from regretless.core.run_folder import BASE, RUN, processes
 from regretless.core.settings import Section
+from regretless.core.stage_folder import MANIFEST
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.results import BenchmarkSource
@@ -29,7 +29,7 @@ from regretless.pairing.mask import MaskConfig
 from regretless.reporting.token_figures import FiguresConfig
 from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
 from regretless.sampling.sample import SampleConfig
-from regretless.training.train import TrainConfig
+from regretless.training.train_config import TrainConfig
 from regretless.world.world import output_names
 
 KINDS = ("benchmarks", "chat")

@@ -15,8 +15,9 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
 from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import is_first_process
-from regretless.core.settings import FolderName, Section, merge, parse_override, read_yaml, setting_error, sound_part
+from regretless.core.settings import FolderName, Section, setting_error, sound_part
 from regretless.core.terminal import console
+from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
@@ -27,7 +28,7 @@ from regretless.pairing.mask import MaskConfig
 from regretless.pairing.pair import PairConfig
 from regretless.reporting.report import ReportConfig
 from regretless.sampling.sample import SampleConfig
-from regretless.training.train import TrainConfig
+from regretless.training.train_config import TrainConfig
 from regretless.world.world import WorldConfig
 
 MODELS = 1000

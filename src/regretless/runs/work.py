@@ -1,4 +1,4 @@
-"""The work of each stage of `core.stages`: its inputs, and its call. One function per stage, with the stage's name."""
+"""The work of each stage of `core.stages`: its inputs, and its call. One function `do_<name>` per stage."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regretless.analysis import analyze as analysis
-from regretless.analysis import inspect as inspection
+from regretless.analysis import analyze, inspect
 from regretless.core.errors import ConfigError
-from regretless.core.files import MANIFEST, write_jsonl
+from regretless.core.files import write_jsonl
 from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
+from regretless.core.stage_folder import MANIFEST
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.refusals import check_some_left, report_refusals
 from regretless.data.rows import write_records
-from regretless.labeling import judge as judging
-from regretless.labeling import verify as verification
+from regretless.labeling import judge, verify
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.trained import PAIR_SCORES, Trained, read_trained, trained_model
-from regretless.pairing import mask as masking
-from regretless.pairing import pair as pairing
-from regretless.reporting import report as reporting
+from regretless.pairing import mask, pair
+from regretless.reporting import report
 from regretless.runs.evaluate import evaluate_models
 from regretless.runs.recipe import Recipe
-from regretless.sampling import sample as sampling
-from regretless.training import train as training
-from regretless.world import world as worlds
+from regretless.sampling import sample
+from regretless.training import train
+from regretless.training.train_config import TrainConfig
+from regretless.world import world
 
 MODEL = "model"
 """Label of the model when it is evaluated on its own."""
@@ -112,19 +111,19 @@ def _hub(name: str, source: Path | str) -> dict[str, str]:
     return {name: source} if isinstance(source, str) else {}
 
 
-def world(section: worlds.WorldConfig, job: Job) -> None:
+def do_world(section: world.WorldConfig, job: Job) -> None:
     """Problems, demonstrations and tokenizer of the embedded world."""
-    job.do("world", dump(section), lambda output: worlds.run(section, output))
+    job.do("world", dump(section), lambda output: world.run(section, output))
 
 
-def pretrain(section: Mapping[str, Any], job: Job) -> None:
+def do_pretrain(section: Mapping[str, Any], job: Job) -> None:
     """Models trained before everything else, each from its own data."""
     for name, config in section.items():
         here = resolve(config, job.folder.path)
         _train_one(job, f"pretrain/{name}", config, config.objectives[0], config.model, here.data)
 
 
-def prompts(section: Mapping[str, Any], job: Job) -> None:
+def do_prompts(section: Mapping[str, Any], job: Job) -> None:
     """Prompts of several sources in one file."""
 
     def work(output: Path) -> dict[str, Any]:
@@ -144,37 +143,37 @@ def prompts(section: Mapping[str, Any], job: Job) -> None:
     job.do("prompts", {name: dump(source) for name, source in section.items()}, work)
 
 
-def sample(section: sampling.SampleConfig, job: Job) -> None:
+def do_sample(section: sample.SampleConfig, job: Job) -> None:
     """Responses of the behavior models."""
     here = resolve(section, job.folder.path)
-    job.do("sample", dump(section), lambda output: sampling.run(here, output))
+    job.do("sample", dump(section), lambda output: sample.run(here, output))
 
 
-def verify(section: verification.VerifyConfig, job: Job) -> None:
+def do_verify(section: verify.VerifyConfig, job: Job) -> None:
     """Verdicts on the responses."""
     responses = job.responses("verify")
     job.do(
         "verify",
         dump(section),
-        lambda output: verification.run(section, responses, output, f"responses{job.form}"),
+        lambda output: verify.run(section, responses, output, f"responses{job.form}"),
         {"responses": responses},
     )
 
 
-def judge(section: judging.JudgeConfig, job: Job) -> None:
+def do_judge(section: judge.JudgeConfig, job: Job) -> None:
     """Scores of the responses."""
     responses, here = job.responses("judge"), resolve(section, job.folder.path)
     inputs = {"responses": responses, **here.files()}
-    job.do("judge", dump(section), lambda output: judging.run(here, responses, output), inputs)
+    job.do("judge", dump(section), lambda output: judge.run(here, responses, output), inputs)
 
 
-def pair(section: pairing.PairConfig, job: Job) -> None:
+def do_pair(section: pair.PairConfig, job: Job) -> None:
     """Preference pairs of the responses."""
     responses = job.responses("pair")
-    job.do("pair", dump(section), lambda output: pairing.run(section, responses, output), {"responses": responses})
+    job.do("pair", dump(section), lambda output: pair.run(section, responses, output), {"responses": responses})
 
 
-def pairs(section: Any, job: Job) -> None:
+def do_pairs(section: Any, job: Job) -> None:
     """Preference pairs that exist already, in this package's form."""
     here = resolve(section, job.folder.path)
 
@@ -196,13 +195,13 @@ def pairs(section: Any, job: Job) -> None:
     job.do("pair", dump(section), work)
 
 
-def mask(section: masking.MaskConfig, job: Job) -> None:
+def do_mask(section: mask.MaskConfig, job: Job) -> None:
     """The pairs, with masked pairs appended."""
     source, here = job.pairs(masked=False), resolve(section, job.folder.path)
-    job.do("mask", dump(section), lambda output: masking.run(here, Path(source), output), _input("pairs", source))
+    job.do("mask", dump(section), lambda output: mask.run(here, Path(source), output), _input("pairs", source))
 
 
-def inspect(section: inspection.InspectConfig, job: Job) -> None:
+def do_inspect(section: inspect.InspectConfig, job: Job) -> None:
     """Numbers about the pairs as the objectives will see them."""
     source, train = job.pairs(), job.recipe.train
     objectives: dict[str, Mapping[str, Any]] = {name: {} for name in section.objectives or DEFAULT_OBJECTIVES}
@@ -212,12 +211,12 @@ def inspect(section: inspection.InspectConfig, job: Job) -> None:
     job.do(
         "inspect",
         {**dump(section), "model": dump(job.model), "objectives": objectives, **_hub("pairs", source)},
-        lambda output: inspection.run(here, Path(source), model, output, objectives),
+        lambda output: inspect.run(here, Path(source), model, output, objectives),
         _input("pairs", source),
     )
 
 
-def train(section: training.TrainConfig, job: Job) -> None:
+def do_train(section: TrainConfig, job: Job) -> None:
     """A trained model for each method."""
     if job.output is not None and len(section.objectives) != 1:
         raise ConfigError(
@@ -230,7 +229,7 @@ def train(section: training.TrainConfig, job: Job) -> None:
 def _train_one(
     job: Job,
     name: str,
-    config: training.TrainConfig,
+    config: TrainConfig,
     objective: str,
     model: ModelConfig,
     data: Path | str,
@@ -245,20 +244,20 @@ def _train_one(
         **_hub("data", getattr(config, "data", data)),
     }
     here, start = resolve(config, job.folder.path), resolve(model, job.folder.path)
-    job.do(name, seen, lambda output: training.run(here, objective, start, data, output), _input("pairs", data))
+    job.do(name, seen, lambda output: train.run(here, objective, start, data, output), _input("pairs", data))
 
 
-def evaluate(section: Any, job: Job) -> None:
+def do_evaluate(section: Any, job: Job) -> None:
     """Base and trained models on the benchmarks."""
     models = {name: trained.model for name, trained in job.trained().items()}
-    verify_config = job.recipe.verify or verification.VerifyConfig()
+    verify_config = job.recipe.verify or verify.VerifyConfig()
     if job.on_files:
         evaluate_models(job.folder, "", {MODEL: job.model}, section, verify_config)
     else:
         evaluate_models(job.folder, "evaluate", {BASE: job.model, **models}, section, verify_config)
 
 
-def analyze(section: analysis.AnalyzeConfig, job: Job) -> None:
+def do_analyze(section: analyze.AnalyzeConfig, job: Job) -> None:
     """Changes through training."""
     source, run = job.pairs(), job.folder.path
     named = {name: read_trained(job.model, Path(substitute(folder, run))) for name, folder in section.policies.items()}
@@ -288,16 +287,21 @@ def analyze(section: analysis.AnalyzeConfig, job: Job) -> None:
     job.do(
         "analyze",
         settings,
-        lambda output: analysis.run(section, Path(source), model, here, output, responses),
+        lambda output: analyze.run(section, Path(source), model, here, output, responses),
         inputs,
     )
 
 
-def report(section: reporting.ReportConfig, job: Job) -> None:
+def do_report(section: report.ReportConfig, job: Job) -> None:
     """The HTML page of the run."""
     # A manifest changes exactly when its stage ran again.
     run = job.folder.path
     files = [*run.rglob(MANIFEST), run / "evaluate" / "results.json", run / "recipe.yaml"]
     inputs = {path.relative_to(run).as_posix(): path for path in files if path.is_file()}
     inputs.pop(f"report/{MANIFEST}", None)
-    job.do("report", dump(section), lambda output: reporting.run(section, run, output), inputs)
+    job.do("report", dump(section), lambda output: report.run(section, run, output), inputs)
+
+
+def do_stage(name: str, job: Job) -> None:
+    """Do the work of the stage `name`, as the recipe's section of that name says."""
+    globals()[f"do_{name}"](getattr(job.recipe, name), job)

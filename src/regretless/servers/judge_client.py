@@ -13,10 +13,12 @@ from regretless.core.errors import BudgetError, DataError
 from regretless.core.settings import Section
 from regretless.core.terminal import console
 from regretless.data.records import Message
-from regretless.servers.ask import Answers, Question, ask_all, describe
+from regretless.servers.ask import Answers, Question, UnreadableError, ask_all, describe
+from regretless.servers.reply import Reply
 from regretless.servers.server_settings import ServerConfig
 
 T = TypeVar("T")
+THOUGHTS_END = "</think>"
 
 
 class JudgeAccess(Section):
@@ -56,6 +58,14 @@ class JudgeAccess(Section):
     def replies_file(self, output: Path) -> Path:
         """The reply cache: the file named in the settings, else one beside the folder `output`."""
         return Path(self.replies).expanduser() if self.replies else output.with_name(f"{output.name}.replies.sqlite")
+
+
+def answer_of(reply: Reply) -> str:
+    """What a judge answered. Raises UnreadableError for a reply that ended early."""
+    if reply.finish_reason not in (None, "stop"):
+        raise UnreadableError(f"reply ended early: {reply.finish_reason}")
+    # Some servers leave a reasoning model's thoughts in front of its answer, drafts of the answer included.
+    return reply.content.rpartition(THOUGHTS_END)[2]
 
 
 def ask_judge(config: JudgeAccess, questions: Sequence[Question[T]], output: Path) -> Answers[T]:

@@ -58,7 +58,7 @@ def _plausible(value: Any, read: Any) -> Any:
 Words = Annotated[str, BeforeValidator(_cleaned)]
 """Text that any file can store."""
 Reason = Annotated[str, Field(max_length=LONGEST_REASON), BeforeValidator(_cleaned)]
-Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 TopLogp = Annotated[float, Field(le=POSITIVE_TOLERANCE)]
 """Nats, for a token that could have been generated: minus infinity for an impossible one. NaN exceeds any bound
 here."""
@@ -72,7 +72,7 @@ class _Part(BaseModel):
     )
 
 
-class Message(_Part):
+class ReplyMessage(_Part):
     """A chat message."""
 
     content: Words | None = None
@@ -105,10 +105,10 @@ class Logprobs(_Part):
     top_logprobs: list[dict[Words, TopLogp] | None] | None = None
 
 
-class Choice(_Part):
+class ReplyChoice(_Part):
     """An answer."""
 
-    message: Message | None = None
+    message: ReplyMessage | None = None
     text: Words | None = None
     finish_reason: Reason | None = None
     logprobs: Logprobs | None = None
@@ -170,12 +170,12 @@ class Choice(_Part):
 class Usage(_Part):
     """Prompt and completion tokens, reasoning included."""
 
-    prompt_tokens: Count
-    completion_tokens: Count
+    prompt_tokens: TokenCount
+    completion_tokens: TokenCount
 
 
 class _Body(_Part):
-    choices: Annotated[list[Choice], Field(min_length=1)]
+    choices: Annotated[list[ReplyChoice], Field(min_length=1)]
     usage: Annotated[Usage | None, WrapValidator(_plausible)] = None
     """Optional: an implausible value counts as missing."""
     prompt_token_ids: list[Id] | None = None
@@ -216,7 +216,7 @@ class Reply:
     @property
     def thoughts(self) -> str:
         """Thoughts of a reasoning model, if the server returns them separately from the answer; else empty."""
-        message = self.choice.message or Message()
+        message = self.choice.message or ReplyMessage()
         return message.reasoning_content or message.reasoning or ""
 
     @property

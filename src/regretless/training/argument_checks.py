@@ -59,7 +59,7 @@ TYPES: Mapping[Any, str] = {
     list: "a list",
     type(None): "null",
 }
-SHOWN = 8
+CHOICES_NAMED = 8
 """Choices named in a message where there are more, the nearest first."""
 
 
@@ -136,7 +136,7 @@ def _expected(options: tuple[Any, ...], name: str) -> str:
 
 def _choices(known: tuple[str, ...], value: str) -> str:
     texts = [str(getattr(one, "value", one)) for one in known]
-    near = difflib.get_close_matches(value, texts, SHOWN, cutoff=0.0 if len(texts) > SHOWN else 1.0)
+    near = difflib.get_close_matches(value, texts, CHOICES_NAMED, cutoff=0.0 if len(texts) > CHOICES_NAMED else 1.0)
     return f"one of {', '.join(near or texts)}" + (", …" if len(near or texts) < len(texts) else "")
 
 

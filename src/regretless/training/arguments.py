@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from regretless.core.errors import reject
 from regretless.core.run_folder import CACHE, processes
 from regretless.training.argument_checks import argument_problems, given_arguments
+from regretless.training.methods import DEFAULT_METHOD
 
 UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",
@@ -36,7 +37,7 @@ class PreferenceConfig(TrainingArguments):
     """
 
     objective: str = field(
-        default="repo",
+        default=DEFAULT_METHOD,
         metadata={"help": "Objective: repo, repo_det, dpo, ipo, rpo, kto, tdpo, sft, or a plug-in's name."},
     )
     beta: float | None = field(

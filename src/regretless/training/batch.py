@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regretless.core.errors import DataError
-from regretless.modeling.layout import Layout, Tokens, lay_out
+from regretless.modeling.layout import Ids, Item, Layout, lay_out
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
 from regretless.objectives.inputs import lacks, of_data, padded, step_numbers
 from regretless.training.data import TrainingPair
 
-ReferenceLookup = Callable[[tuple[Tokens, Tokens]], NDArray[np.float32]]
+ReferenceLookup = Callable[[Item], NDArray[np.float32]]
 """(prompt, response) → reference log-probability of each response token, nats."""
 
 
@@ -88,7 +88,7 @@ def build_batch(
     log-probabilities, or other numbers of the data, are needed and a pair has none.
     """
     needs, names = objective.needs, of_data(objective)
-    rows: dict[tuple[Tokens, Tokens, tuple[tuple[float, ...], ...]], int] = {}
+    rows: dict[tuple[Ids, Ids, tuple[tuple[float, ...], ...]], int] = {}
     ends: list[tuple[int, int]] = []
     for item in pairs:
         sides = item.pair.sides if "rejected" in needs else (item.pair.chosen,)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from regretless.core.errors import DataError
 from regretless.data.tokenization import TokenizedPair
-from regretless.modeling.layout import Tokens
+from regretless.modeling.layout import Ids, Item
 from regretless.training.pair_store import PairTable
 
 WINDOW = 64
@@ -28,14 +28,14 @@ class TrainingPair:
     """A tokenized pair; `mismatched`: both responses to another prompt, on which some methods estimate their zero."""
 
     pair: TokenizedPair
-    mismatched: tuple[Tokens, ...] = ()
+    mismatched: tuple[Ids, ...] = ()
 
-    def items(self, *, rejected: bool) -> list[tuple[Tokens, Tokens]]:
+    def items(self, *, rejected: bool) -> list[Item]:
         """The (prompt, response) token pairs that a step computes for this pair."""
         sides = self.pair.sides if rejected else (self.pair.chosen,)
         return [(self.pair.prompt_ids, side.ids) for side in sides]
 
-    def mismatched_items(self) -> list[tuple[Tokens, Tokens]]:
+    def mismatched_items(self) -> list[Item]:
         """The prompt with each response to another prompt."""
         return [(self.pair.prompt_ids, response) for response in self.mismatched]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from regretless.training import log as training_log
+from regretless.training.log import add, begin
 
 
 class LiveLog(TrainerCallback):
@@ -26,7 +26,7 @@ class LiveLog(TrainerCallback):
         if state.is_world_process_zero:
             self._folder, self._step = Path(args.output_dir), state.global_step
             objective = getattr(args, "objective", "")
-            training_log.begin(self._folder, objective, state.global_step, state.max_steps, state.log_history)
+            begin(self._folder, objective, state.global_step, state.max_steps, state.log_history)
 
     def on_log(
         self,
@@ -39,7 +39,7 @@ class LiveLog(TrainerCallback):
         """Add a line of training; evaluations and the final summary have none."""
         self._step = state.global_step
         if self._folder is not None and logs is not None and "loss" in logs:
-            training_log.add(self._folder, "log", {**logs, "step": state.global_step})
+            add(self._folder, "log", {**logs, "step": state.global_step})
 
     @contextlib.contextmanager
     def until_the_end(self) -> Iterator[None]:
@@ -53,5 +53,5 @@ class LiveLog(TrainerCallback):
 
     def _end(self, **more: str) -> None:
         if self._folder is not None:
-            training_log.add(self._folder, "end", {"step": self._step, **more})
+            add(self._folder, "end", {"step": self._step, **more})
             self._folder = None

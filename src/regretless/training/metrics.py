@@ -14,9 +14,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from regretless.objectives import Logps, Output
-
-SATURATED = 10.0
-"""Margin (nats) beyond which a pair's log-sigmoid loss has practically no gradient left."""
+from regretless.objectives.base import SATURATED
 
 
 class RunningMeans:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from regretless.modeling.layout import Tokens, token_count
+from regretless.modeling.layout import Item, token_count
 from regretless.modeling.scoring import fill_rows
 
 
-def pack_rows(units: Sequence[Sequence[tuple[Tokens, Tokens]]], max_tokens: int) -> list[list[int]]:
+def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
     """Split units (the responses of one pair each) into rows of at most `max_tokens` distinct tokens.
 
     Neighbouring units of one prompt stay together where they fit into a row. The longest go first, each into the first

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from regretless.core.files import atomic_path
 from regretless.core.text_gate import clean_text
-from regretless.data.codec import Ids
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
+from regretless.modeling.layout import Ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
 FORMAT = 3

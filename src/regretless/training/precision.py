@@ -14,7 +14,7 @@ from regretless.modeling.forward import causal_model
 from regretless.training.arguments import PreferenceConfig
 
 HALF = (torch.bfloat16, torch.float16)
-CHUNK = 1 << 24
+WEIGHTS_AT_ONCE = 1 << 24
 KEEPS_SMALL_UPDATES = {
     "stable_adamw": ("kahan_sum", True),
     "adamw_torch_8bit": ("bf16_stochastic_round", False),
@@ -85,7 +85,7 @@ def share_lost(weights: Iterable[Tensor], update: float) -> float:
     """Share of the numbers in `weights` that stay as they are when `update` is added or subtracted in their type."""
     lost = total = 0
     for weight in weights:
-        for part in torch.split(weight.detach().flatten(), CHUNK):
+        for part in torch.split(weight.detach().flatten(), WEIGHTS_AT_ONCE):
             exact = part.float()
             lost += int((((exact + update).to(part.dtype) == part) & ((exact - update).to(part.dtype) == part)).sum())
         total += weight.numel()

@@ -15,12 +15,14 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import DataError
-from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint, versions
+from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint
 from regretless.core.terminal import bar
-from regretless.data.preferences import CHUNK, open_source, pair_chunks
+from regretless.core.versions import versions
+from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.records import Pair
 from regretless.data.refusals import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
+from regretless.data.sources import open_source
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.objectives import Objective
 from regretless.objectives.inputs import of_data
@@ -74,7 +76,7 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
             raise DataError(f"{name}: expected rows, got {type(data).__name__} of {splits}; pass one of its values")
         return _rows(data["train"], name)
     if isinstance(data, pa.Table):
-        return (row for batch in data.to_batches(CHUNK) for row in batch.to_pylist())
+        return (row for batch in data.to_batches(ROWS_AT_ONCE) for row in batch.to_pylist())
     if type(data).__module__.partition(".")[0] == "pandas":
         import datasets
 
@@ -215,7 +217,7 @@ def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Ite
             "becomes rows by datasets.Dataset.from_dict"
         )
     if first and isinstance(first[0], TokenizedPair | Pair):
-        while chunk := list(islice(rows, CHUNK)):
+        while chunk := list(islice(rows, ROWS_AT_ONCE)):
             yield chunk, []
     else:
         yield from pair_chunks(rows, source=source, need_rejected=need_rejected)

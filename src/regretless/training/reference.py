@@ -21,10 +21,9 @@ from torch import nn
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import atomic_path, fingerprint, write_text
 from regretless.modeling.forward import causal_model, grouped, head_of, reference_head
-from regretless.modeling.layout import Layout, Tokens
+from regretless.modeling.layout import Item, Layout
 from regretless.modeling.token_logps import ReferenceHead
 
-Item = tuple[Tokens, Tokens]
 Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]
 
 PART = 4096

@@ -1,11 +1,8 @@
-"""The train stage: a pairs file and a model in, a trained model or adapter out; a killed run goes on where it was."""
+"""The train stage: a pairs file and a model in, a trained model or adapter out; an interrupted training resumes."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,194 +10,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
-from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import InitErrorDetails
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.core.files import write_jsonl
-from regretless.core.settings import Section, lower, setting_error
 from regretless.core.terminal import bar
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.trained import last_complete_checkpoint
-from regretless.objectives import OBJECTIVES, build, hyperparameter_names
-from regretless.training.argument_checks import argument_problems, problem_here
+from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
 from regretless.training.pair_store import PairTable
 from regretless.training.reading import pair_table
+from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
-
-
-class LoraSettings(Section):
-    """Low-rank adapter; the defaults are the paper's for 1.7B models (appendix, experimental configuration)."""
-
-    r: int = Field(default=32, ge=1)
-    """Rank of the adapter."""
-    alpha: int = Field(default=64, ge=1)
-    """Numerator of the adapter's scale, which is alpha / r."""
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Dropout probability on the adapter's input."""
-    target_modules: str | list[str] = "all-linear"
-    """Names of the layers that get an adapter; `all-linear` means all linear layers except the output layer."""
-
-
-class TrainConfig(Section):
-    """Preference training; any other argument of `PreferenceConfig` (so of TrainingArguments) may stand here too."""
-
-    model_config = ConfigDict(extra="allow")
-
-    objective: str | list[str] = "repo"
-    """Objective to train with, or a list of objectives to train one model each from the same start."""
-    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Hyperparameters and training arguments of single objectives, by name; used for those that `objective` names. A
-    value here takes precedence over the common value in this file and in a file that extends it. A common value on the
-    command line replaces it, with a message."""
-    lora: LoraSettings | None = LoraSettings()
-    """Train a low-rank adapter (LoRA) with these settings; null trains all weights."""
-    eval_pairs: int = Field(default=0, ge=0)
-    """Number of pairs to hold out of training, rounded up to whole prompts and at most half of all prompts; they give
-    the metrics `eval_rewards/…`."""
-
-    @property
-    def objectives(self) -> list[str]:
-        """The methods to train, in order."""
-        return [self.objective] if isinstance(self.objective, str) else list(self.objective)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report unknown keys and bad hyperparameters together with what is wrong about the fields above."""
-        if not isinstance(values, Mapping):
-            return handler(values)
-        values = _spelled_out(values)
-        errors: list[InitErrorDetails] = []
-        try:
-            config = handler(values)
-        except ValidationError as error:
-            found = error.errors()
-            errors = [setting_error(item["loc"], item["msg"], item["input"], item["type"]) for item in found]
-            bad = {item["loc"][0] for item in found if item["loc"]}
-            config = cls.model_construct(**{key: value for key, value in values.items() if key not in bad})
-        errors += config._problems()
-        if errors:
-            raise ValidationError.from_exception_data(cls.__name__, errors)
-        return config
-
-    def _problems(self) -> list[InitErrorDetails]:
-        """What is wrong about objectives, hyperparameters and training arguments, each under its own key."""
-        found: dict[tuple[str, ...], tuple[str, Any]] = {}
-        names = [name for name in self.objectives if isinstance(name, str)]
-        if not names:
-            found["objective",] = ("expected at least one method", self.objective)
-        for place, given in (("objective", names), ("methods", self.methods)):
-            for name in given:
-                if name not in OBJECTIVES:
-                    found[(place, name) if place == "methods" else (place,)] = (_unknown_method(name), name)
-        if len(set(names)) < len(names):
-            found["objective",] = ("a method is named twice", self.objective)
-        # Of a method that is not chosen, only what stands in its own entry.
-        for name in dict.fromkeys((*names, *self.methods)):
-            if name in OBJECTIVES:
-                own = self.methods.get(name, {})
-                for key, problem in self._problems_of(name).items():
-                    if key in own or name in names:
-                        found.setdefault(("methods", name, key) if key in own else (key,), problem)
-        common = self.__pydantic_extra__ or {}
-        known = [name for name in names if name in OBJECTIVES]
-        for key, value in common.items():
-            if known and _belongs_to_another(key) and not any(key in _known_keys(name) for name in known):
-                found.setdefault((key,), (f"{', '.join(known)} has no such hyperparameter", value))
-        return [setting_error(place, message, value) for place, (message, value) in found.items()]
-
-    def _problems_of(self, objective: str) -> dict[str, tuple[str, Any]]:
-        """Of one method's settings, by key: what is wrong, and the value."""
-        values = self.values_for(objective)
-        hyperparameters, arguments = self.split_for(objective)
-        found = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
-        found |= {key: UNUSED[key] for key in arguments if key in UNUSED}
-        found |= argument_problems(PreferenceConfig, {key: arguments[key] for key in arguments if key not in found})
-        try:
-            OBJECTIVES[objective].model_validate(hyperparameters)
-        except ValidationError as error:
-            found |= {".".join(map(str, item["loc"][:1])): lower(item["msg"]) for item in error.errors()}
-        if not self.eval_pairs and "eval_strategy" not in found and values.get("eval_strategy", "no") != "no":
-            found["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
-        return {key: (problem, values.get(key)) for key, problem in found.items()}
-
-    def problem_here(self, objective: str) -> str | None:
-        """Why training with one method cannot start on this machine, as `key: reason`, or None."""
-        arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
-        found = problem_here(PreferenceConfig, arguments)
-        return None if found is None else f"{self.key_of(objective, found[0] or 'objective')}: {found[1]}"
-
-    def key_of(self, objective: str, key: str) -> str:
-        """Where a setting of one method stands: with the method, or with what all methods share."""
-        return f"methods.{objective}.{key}" if key in self.methods.get(objective, {}) else key
-
-    def values_for(self, objective: str) -> dict[str, Any]:
-        """Hyperparameters and arguments of one method: its own entry over the common ones."""
-        common = {
-            key: value
-            for key, value in (self.__pydantic_extra__ or {}).items()
-            if key in _argument_names() or key in hyperparameter_names(objective) or not _belongs_to_another(key)
-        }
-        return {**common, **self.methods.get(objective, {})}
-
-    def split_for(self, objective: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(hyperparameters of the method, training arguments)."""
-        values, names = self.values_for(objective), hyperparameter_names(objective)
-        hyperparameters = {key: value for key, value in values.items() if key in names}
-        return hyperparameters, {key: value for key, value in values.items() if key not in names}
-
-
-STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
-
-
-def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with a strategy `no`, which is false in YAML, as the word that transformers knows."""
-    found = {key: "no" if key in STRATEGIES and value is False else value for key, value in values.items()}
-    if isinstance(methods := found.get("methods"), Mapping):
-        found["methods"] = {
-            name: _spelled_out(entry) if isinstance(entry, Mapping) else entry for name, entry in methods.items()
-        }
-    return found
-
-
-def _argument_names() -> set[str]:
-    return {field.name for field in dataclasses.fields(PreferenceConfig) if field.init} - {"objective", "output_dir"}
-
-
-def _belongs_to_another(key: str) -> bool:
-    """A common hyperparameter that one of several methods does not have (eta, alpha …) is left out for that one."""
-    return any(key in kind.model_fields for kind in OBJECTIVES.usable()[0].values())
-
-
-def _known_keys(objective: str) -> set[str]:
-    return _argument_names() | set(hyperparameter_names(objective))
-
-
-UNUSED = {
-    "objective_kwargs": "hyperparameters stand here by their own names, without it",
-    "model_init_kwargs": "how the model is loaded is said in `model`",
-    "ref_model_init_kwargs": "the reference is `model`, as it is before training",
-    "disable_tqdm": "this package has a bar of its own",
-    "resume_from_checkpoint": "the same command goes on from the last checkpoint by itself",
-    "do_train": "training has no such switch here",
-    "do_eval": "training has no such switch here; set eval_pairs",
-    "do_predict": "training has no such switch here; set eval_pairs",
-}
-"""Arguments of `PreferenceConfig` that the stage sets, or that mean nothing to it."""
-
-
-def _unknown_key(key: str, objective: str) -> str:
-    fields = set(TrainConfig.model_fields)
-    close = difflib.get_close_matches(key, sorted(_known_keys(objective) - UNUSED.keys() | fields), n=1)
-    return f"unknown for {objective}" + (f"; did you mean {close[0]}?" if close else "")
-
-
-def _unknown_method(name: str) -> str:
-    close = difflib.get_close_matches(name, OBJECTIVES, n=1)
-    return f"expected one of {', '.join(OBJECTIVES)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:

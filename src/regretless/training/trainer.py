@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
 from regretless.core.hub import one_attempt
 from regretless.core.settings import check_name
+from regretless.data.codec import codec_of
 from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
-from regretless.modeling.layout import token_count
+from regretless.modeling.layout import Item, token_count
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.trained import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
@@ -43,7 +43,7 @@ from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.reading import pair_table
-from regretless.training.reference import Item, ReferenceLogps, ReferenceModel
+from regretless.training.reference import ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
 """Pairs' items and a budget of tokens to rows of pairs."""
@@ -125,7 +125,7 @@ class PreferenceTrainer(Trainer):
         self._needs_rejected = "rejected" in self.objective.needs
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._live_log = Speed(), LiveLog()
-        self._ends_step = cache(lambda token: "\n" in processing_class.decode([token]))
+        self._ends_step = codec_of(processing_class).ends_step
 
         def dataset(rows: Any, name: str) -> PairDataset | None:
             if rows is None or isinstance(rows, PairDataset):

@@ -17,7 +17,7 @@ FRIENDS = ("Ann", "Ben", "Ida", "Sam")
 ITEMS = ("apples", "books", "coins", "stamps", "shells", "cards")
 LARGEST = 99
 """Largest intermediate value of a problem."""
-PATIENCE = 1000
+MOST_DRAWS = 1000
 """Consecutive draws of problems in use, after which none are assumed to be left."""
 
 
@@ -148,7 +148,7 @@ class Generator:
         Number of steps and start are uniform; so are the operation and amount of each step, over the possible ones.
         Raises ConfigError if no such problem is drawn.
         """
-        for _ in range(PATIENCE):
+        for _ in range(MOST_DRAWS):
             start = rng.randint(2, LARGEST)
             steps = tuple(self._steps(start, rng))
             if (start, steps) not in taken:

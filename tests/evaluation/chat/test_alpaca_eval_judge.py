@@ -16,7 +16,7 @@ from regretless.core.errors import ConfigError, DataError, ServerError
 from regretless.core.files import read_json
 from regretless.data.prompts import PromptRow
 from regretless.data.responses import read_responses
-from regretless.evaluation.chat import results as stage
+from regretless.evaluation.chat import chat_results as stage
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from scripted_server import Act, Request, completion, serving
 

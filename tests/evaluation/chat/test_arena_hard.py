@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from regretless.core.errors import BudgetError, ConfigError, DataError
 from regretless.core.files import read_json
 from regretless.data.prompts import PromptRow
-from regretless.evaluation.chat import results as stage
+from regretless.evaluation.chat import chat_results as stage
 from regretless.evaluation.chat.arena_hard import ArenaHardConfig, Duel, at_equal_style, win_rate
 from regretless.evaluation.chat.files import read_table
 from regretless.evaluation.chat.style_control import style, style_difference

@@ -22,8 +22,9 @@ from chat_helpers import PART
 
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
-from regretless.core.files import MANIFEST, read_json
-from regretless.core.settings import merge
+from regretless.core.files import read_json
+from regretless.core.stage_folder import MANIFEST
+from regretless.core.yaml_settings import merge
 from regretless.data.rows import read_rows
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.results import EvaluateConfig

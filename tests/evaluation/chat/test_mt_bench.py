@@ -18,7 +18,7 @@ from rich.console import Console
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json
 from regretless.data.prompts import PromptRow
-from regretless.evaluation.chat import results as stage
+from regretless.evaluation.chat import chat_results as stage
 from regretless.evaluation.chat.mt_bench import Grade, MtBenchConfig, scores
 from regretless.evaluation.results import results_table
 from scripted_server import Act, Request, answer, serving

@@ -20,9 +20,9 @@ from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows
 
 HUB_FILE = re.compile(r"hf://(datasets|spaces|models)/([^/]+/[^/]+)/(.+)")
-PATIENCE = 60
+DOWNLOAD_PATIENCE = 60
 """Seconds without data before a download fails."""
-SHOWN = 5
+IDS_NAMED = 5
 """Most ids listed in a message."""
 
 
@@ -69,7 +69,7 @@ def _fetched(address: str) -> Path:
     if not path.is_file():
         try:
             with (
-                urllib.request.urlopen(address, timeout=PATIENCE) as reply,
+                urllib.request.urlopen(address, timeout=DOWNLOAD_PATIENCE) as reply,
                 atomic_path(path) as temporary,
                 temporary.open("wb") as handle,
             ):
@@ -113,7 +113,7 @@ def read_answers(paths: Sequence[Path]) -> dict[str, Response]:
                 problems.append(f"{row.origin}: second response to {row.prompt_id}; sample with n=1")
             answers[row.prompt_id] = row
     if problems:
-        raise DataError("\n  - ".join([f"responses: {len(problems)} problem(s)", *problems[:SHOWN]]))
+        raise DataError("\n  - ".join([f"responses: {len(problems)} problem(s)", *problems[:IDS_NAMED]]))
     return answers
 
 
@@ -127,7 +127,7 @@ def check_answers(answers: Mapping[str, Response], asked: Mapping[str, str], whe
     stray = [prompt_id for prompt_id in answers if prompt_id not in asked]
     other = [key for key, text in asked.items() if key in answers and _last_text(answers[key]) != text]
     problems = [
-        f"{len(ids)} {what}: {', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''}"
+        f"{len(ids)} {what}: {', '.join(ids[:IDS_NAMED])}{', …' if len(ids) > IDS_NAMED else ''}"
         for what, ids in (
             ("question(s) without a response", missing),
             ("response(s) to no question of this benchmark", stray),

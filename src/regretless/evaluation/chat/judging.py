@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
-from regretless.servers.ask import Answers, Question, UnreadableError
-from regretless.servers.judge_client import ask_judge, check_judged
+from regretless.servers.ask import Answers, Question
+from regretless.servers.judge_client import answer_of, ask_judge, check_judged
 from regretless.servers.reply import Reply
 
 T = TypeVar("T")
-THOUGHTS_END = "</think>"
 REMINDER = "\n\nYour answer must end with the verdict in the form that was asked for, in double square brackets."
 """Added after a reply without a verdict: a deterministic judge would otherwise repeat its reply."""
 
@@ -35,11 +34,7 @@ def ask_for_verdict(
         return config.request(messages)
 
     def read(reply: Reply, _attempt: int, code: str) -> T:
-        if reply.finish_reason not in (None, "stop"):
-            raise UnreadableError(f"reply ended early: {reply.finish_reason}")
-        # Some servers leave a reasoning model's thoughts before its answer, and these may contain draft verdicts.
-        text = reply.content.rpartition(THOUGHTS_END)[2]
-        return parse(text, code if template.uses_code else None)
+        return parse(answer_of(reply), code if template.uses_code else None)
 
     return Question(label, body, read)
 

@@ -8,7 +8,6 @@
   const card = document.getElementById("token-card");
   const news = document.getElementById("token-news");
   const LEVELS = 8; // steps of the colour scale on each side of zero
-  const SAMPLE = 20000; // values that the scale is taken from
   const state = {};
   const responses = []; // of all pairs, in the page's order
   let scale = 1;
@@ -46,24 +45,21 @@
 
   const rootMeanSquare = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / values.length);
 
-  /** Value of the full shade: the 98th percentile of the sizes under all models, so that extremes do not bleach the rest. */
+  /** Value of the full shade, the rule of token_figures.full_shade: 2 × RMS when normalized, else in nats. */
   function fullShade() {
     if (state.scale === "normalized") return 2;
     const total = responses.reduce((sum, response) => sum + response.tokens.length, 0) * data.models.length;
-    const every = Math.ceil(total / SAMPLE);
-    const sizes = [];
-    let seen = 0;
+    const every = new Float64Array(total);
+    let count = 0;
     for (const response of responses) {
       for (const policy of data.models.keys()) {
-        for (let i = 0; i < response.tokens.length; i++) {
-          if (seen++ % every) continue;
-          const value = termsOf(response, i, policy)[state.measure];
-          if (value !== null) sizes.push(Math.abs(value));
-        }
+        for (const value of valuesOf(response, policy) || []) every[count++] = Math.abs(value);
       }
     }
-    sizes.sort((a, b) => a - b);
-    return sizes[Math.floor(0.98 * (sizes.length - 1))] || 1;
+    const sizes = every.subarray(0, count).sort();
+    const place = data.shade_quantile * (sizes.length - 1);
+    const [below, above] = [sizes[Math.floor(place)], sizes[Math.ceil(place)]];
+    return below + (place % 1) * (above - below) || 1;
   }
 
   // --- responses ----------------------------------------------------------------------------------------------------
@@ -296,6 +292,7 @@
     root.dataset.sides = values.get("sides");
     hide();
     scale = fullShade();
+    root.dataset.fullShade = scale;
     const unit = state.scale === "normalized" ? "× RMS" : "nats";
     const end = scale.toPrecision(2);
     form.querySelector(".low").textContent = `−${end}`;

@@ -1,0 +1,20 @@
+"""Versions that results depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+
+from regretless.core.plugins import plugin_versions
+
+VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datasets", "math-verify", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of this package, of what its results depend on (plug-ins among it), and of Python."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | plugin_versions()

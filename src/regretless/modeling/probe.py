@@ -1,0 +1,140 @@
+"""What a model is observed with when it is checked: hooks, an attention in which nothing mixes, its configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import AttentionInterface
+
+from regretless.modeling.layout import Layout
+
+LOCAL = "regretless_local"
+"""Name of the attention in which a token sees only itself."""
+KNOWN = {
+    "segments",
+    "row_mask",
+    "calls",
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "training",
+}
+
+
+@dataclass
+class Call:
+    """How a layer called the attention function."""
+
+    module: nn.Module
+    window: int | None
+    extras: list[str]
+
+
+def _local_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    calls: list[Call] | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Attention function in which a token sees only itself; notes what the layer asks for. Shapes as elsewhere."""
+    if calls is None:
+        raise ValueError("its layers do not pass keyword arguments on to attention")
+    unknown = [name for name, given in extras.items() if given is not None and name not in KNOWN]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    calls.append(Call(module, sliding_window, unknown))
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    # Query and key take part, so that what mixes on their way is seen as well.
+    result = value + 0.01 * (query.sum(-1, keepdim=True) + key.sum(-1, keepdim=True))
+    return result.transpose(1, 2).contiguous(), None
+
+
+# No mask function is registered under this name, so transformers builds no mask and passes None.
+AttentionInterface.register(LOCAL, _local_attention)
+
+
+@contextlib.contextmanager
+def hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Within the block the hooks are there, afterwards no more."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in what a module returned."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in tensors_in(part)]
+
+
+def are_positions(value: Any, positions: Tensor) -> bool:
+    """Whether a value that a module was called with is the row's positions."""
+    return (
+        isinstance(value, Tensor)
+        and not value.is_floating_point()
+        and value.shape[-1:] == positions.shape[-1:]
+        and bool((value == positions).all())
+    )
+
+
+def own_positions(layout: Layout, segment: int, response: int) -> list[int]:
+    """Places in the row of a prompt and one of its responses."""
+    start = sum(part.prompt + sum(part.responses) for part in layout.segments[:segment])
+    own = layout.segments[segment]
+    begin = start + own.prompt + sum(own.responses[:response])
+    return [*range(start, start + own.prompt), *range(begin, begin + own.responses[response])]
+
+
+def windows_named(config: Any) -> set[int]:
+    """Sizes of windows and chunks that a configuration names."""
+    words, others = (
+        ("window", "chunk", "local_attention"),
+        ("layers", "pattern", "every", "num_", "feed_forward", "mamba"),
+    )
+    return {
+        value
+        for key, value in config.to_dict().items()
+        if type(value) is int and value > 0 and any(w in key for w in words) and not any(o in key for o in others)
+    }
+
+
+def special_ids(config: Any) -> set[int]:
+    """Ids of tokens that a model may treat in a way of their own: padding, images."""
+    return {
+        value
+        for key, value in config.to_dict().items()
+        if type(value) is int and key.endswith(("_token_id", "_token_index"))
+    }
+
+
+def context_advice(config: Any) -> str:
+    """What to do about sequences beyond the original context."""
+    name = "original_max_position_embeddings"
+    named = (getattr(config, "rope_parameters", None) or {}).get(name) or getattr(config, name, None)
+    context = named or getattr(config, "max_position_embeddings", None)
+    return f"sequences of up to {context} tokens are fine: set max_length" if context else "shorten the sequences"
