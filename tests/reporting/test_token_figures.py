@@ -96,7 +96,7 @@ def test_full_shade_when_raw_then_it_is_common_to_all_models_and_responses(conte
     [
         ({"pair": 4}, ConfigError, r"figures\.pair: 4 of 3 analyzed pairs"),
         ({"models": ["ipo"]}, ConfigError, "expected one of dpo, repo, repo_det"),
-        ({"pair": 2, "measure": "regret"}, DataError, "pair 2 lacks behaviour log-probabilities"),
+        ({"pair": 2, "measure": "regret"}, DataError, "pair 2 lacks behavior log-probabilities"),
     ],
 )
 def test_figures_when_they_cannot_be_drawn_then_the_error_says_why(
