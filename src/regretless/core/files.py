@@ -1,4 +1,4 @@
-"""Files that survive a kill, written under another name and moved; stage folders that know whether they are done."""
+"""Files that survive a kill, written under another name and moved; stage folders that record whether they are done."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _sibling(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except OSError as error:
-        # Errors of open files name none, and nobody knows the temporary name.
+        # Errors of open files contain no name, and the temporary name is meaningless to users.
         if error.filename in (None, str(temporary)):
             error.filename, error.filename2 = str(path), None
         raise
@@ -55,7 +55,7 @@ def _sibling(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise, before any work is done, what writing the file `path` will raise (OSError): what is there stays."""
+    """Raise, before any work is done, the OSError that writing `path` would raise; an existing file stays intact."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,16 +70,16 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically. Raises ValueError on NaN or infinity: a report must say null, not NaN."""
+    """Write JSON atomically. Raises ValueError on NaN or infinity: files must contain null instead of NaN."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     if clean_text(text) != text:
-        # Names of files that are not UTF-8: as escapes they come back as they were.
+        # Names of files that are not UTF-8: written as escapes, they can be read back unchanged.
         text = json.dumps(value, indent=2, allow_nan=False, default=str)
     write_text(path, text + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Value of a JSON file. Raises DataError that names the file when it is missing or broken."""
+    """Value of a JSON file. Raises DataError that names the file if it is missing or broken."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -89,7 +89,7 @@ def read_json(path: Path) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Hash of a JSON-like value; equal values give equal hashes whatever the order of their keys."""
+    """Hash of a JSON-like value; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -97,7 +97,7 @@ def fingerprint(value: Any) -> str:
 def path_fingerprint(path: Path) -> str:
     """Hash of a file's bytes, or of all files below a folder (names and bytes).
 
-    Raises DataError when nothing is there.
+    Raises DataError if the path does not exist.
     """
     if not path.exists():
         raise DataError(f"{path}: not found")
@@ -112,7 +112,7 @@ def path_fingerprint(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of what its results depend on (plug-ins among it), and of Python."""
+    """Versions of this package, of the packages that its results depend on (including plug-ins), and of Python."""
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -122,10 +122,10 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class StageFolder:
-    """The folder of one stage: finished when its manifest carries the key of what is asked for now.
+    """The folder of one stage: finished if its manifest has the key of the current request.
 
-    An unfinished folder with the same key is kept, so that a stage can go on where it was killed; a folder that was
-    made for another key is emptied first.
+    An unfinished folder with the same key remains, so that an interrupted stage can resume; a folder with another key
+    is emptied first.
     """
 
     path: Path
@@ -133,12 +133,12 @@ class StageFolder:
 
     @staticmethod
     def key_of(stage: str, settings: Any, inputs: Mapping[str, Path]) -> str:
-        """Key of a stage: its settings, its inputs' content and the versions its results depend on."""
+        """Key of a stage: its settings, its inputs' content and the versions that its results depend on."""
         content = {name: path_fingerprint(path) for name, path in sorted(inputs.items())}
         return fingerprint({"stage": stage, "settings": settings, "inputs": content, "versions": versions()})
 
     def is_done(self) -> bool:
-        """Whether the stage finished with this very key."""
+        """True if the stage finished with this key."""
         return self._key_in(MANIFEST) == self.key
 
     def manifest(self) -> dict[str, Any]:
@@ -146,26 +146,26 @@ class StageFolder:
         return dict(read_json(self.path / MANIFEST))
 
     def begin(self) -> bool:
-        """Make the folder ready; True when it holds the unfinished work of the same key."""
+        """Prepare the folder; True if it contains unfinished work with the same key."""
         resumes = self._key_in(PENDING) == self.key and not (self.path / MANIFEST).exists()
         if not resumes:
             if self.path.exists():
-                # Moved first: a kill in the middle of deleting must not leave half a folder that looks whole.
+                # Moved first, so that an interrupted deletion does not leave half a folder that looks complete.
                 doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
                 self.path.rename(doomed)
                 shutil.rmtree(doomed)
-            # It may be there again: `give_up` in another process.
+            # It may exist again: `give_up` in another process.
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / PENDING, {"key": self.key})
         return resumes
 
     def give_up(self) -> None:
-        """Leave the folder as one of ours that is not done, whatever it holds: the next run of its stage redoes it."""
+        """Mark the folder as unfinished, whatever it contains, so that the next run of its stage starts over."""
         write_json(self.path / PENDING, {"key": self.key})
         (self.path / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, stage: str, settings: Any, summary: Mapping[str, Any], seconds: float) -> None:
-        """Write the manifest: from now on the stage is done, and nothing tells of unfinished work any more."""
+        """Write the manifest: from now on the stage is finished, and no trace of unfinished work is left."""
         write_json(
             self.path / PENDING,
             {
@@ -178,7 +178,7 @@ class StageFolder:
                 "versions": versions(),
             },
         )
-        (self.path / PENDING).replace(self.path / MANIFEST)  # in one step: a kill leaves the one or the other
+        (self.path / PENDING).replace(self.path / MANIFEST)  # atomic: an interruption leaves one or the other
 
     def _key_in(self, name: str) -> str | None:
         file = self.path / name
