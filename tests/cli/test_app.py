@@ -102,7 +102,7 @@ def test_bad_pairs_alone_when_read_then_each_is_named_and_the_command_fails(
     said = capsys.readouterr().err
     for number, (_, reason) in enumerate(BAD_PAIRS.values(), 1):
         assert any(f"pairs.jsonl:{number}: " in text and reason in text for text in said.splitlines()), (number, said)
-    assert "no usable row is left (9 refused)" in said and "Traceback" not in said
+    assert "no usable row is left (9 rejected)" in said and "Traceback" not in said
     assert sorted(row["line"] for row in rows_of(tmp_path / "out" / kept_in)) == list(range(1, 10))
 
 
@@ -276,12 +276,12 @@ def test_benchmark_with_other_columns_when_evaluated_then_the_setting_that_is_su
     tested = ("--model", model, "--benchmark", f"mine={tmp_path / 'test.jsonl'}", "--output", tmp_path / "eval")
     assert regretless("evaluate", *tested, "max_new_tokens=2") == 3
     said = capsys.readouterr().err
-    suggested = re.search(r"name the right ones in (\S+) and (\S+)", said)
+    suggested = re.search(r"set the right names in (\S+) and (\S+)", said)
     assert suggested is not None and suggested[2] == "benchmarks.mine.answer_column", said
     assert regretless("evaluate", *tested, "max_new_tokens=2", f"{suggested[1]}=question") == 0
     given = ("--prompts", tmp_path / "test.jsonl", "--model", model, "--output", tmp_path / "responses.parquet")
     capsys.readouterr()
     assert regretless("sample", *given, "max_new_tokens=2", "n=1") == 3
-    suggested = re.search(r"name the right ones in (\S+) and", said := capsys.readouterr().err)
+    suggested = re.search(r"set the right names in (\S+) and", said := capsys.readouterr().err)
     assert suggested is not None, said
     assert regretless("sample", *given, "max_new_tokens=2", "n=1", f"{suggested[1]}=question") == 0

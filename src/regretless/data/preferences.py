@@ -1,4 +1,4 @@
-"""Readers of preference data: our own files, TRL and hub data sets, and the RePO authors' released JSONL."""
+"""Readers of preference data: this package's files, TRL and hub data sets, and the RePO authors' released JSONL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from regretless.data.schema import PAIR, Unusable
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 SHOWN, REPORTED = 3, 20
 CHUNK = 512
-"""Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
+"""Rows in memory at a time if not all of them fit: several hundred megabytes for responses of a thousand tokens."""
 
 
 def read_pairs(
@@ -50,15 +50,16 @@ def read_pairs(
     chosen_key: str = "chosen",
     rejected_key: str = "rejected",
 ) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs of a local file (.parquet, .jsonl, .json), a folder or a hub data set, and the rows refused, in file order.
+    """Pairs of a local file (.parquet, .jsonl, .json), a folder or a hub data set, and the rejected rows, in file
+    order.
 
-    Read as they are: this package's pairs; TRL's preference columns, strings or messages, with the prompt given or
-    implicit (the common beginning of both sides); Alpaca-style `instruction`/`input`; and `chosen_logprob_with_token`
-    `{tokens, logprobs}` of the RePO authors' release. Log-probabilities are in nats, one per token.
-    `prompt_key` may name several columns, separated by commas: their non-empty texts are joined with a line break.
-    With `need_rejected=False` (supervised training) the rejected side is neither required nor returned.
+    Accepted: this package's pairs; TRL's preference columns, strings or messages, with an explicit or
+    implicit prompt (the common beginning of both sides); Alpaca-style `instruction`/`input`; and
+    `chosen_logprob_with_token` `{tokens, logprobs}` of the RePO authors' release. Log-probabilities are in nats, one
+    per token. `prompt_key` may name several columns, separated by commas: their non-empty texts are joined with a line
+    break. With `need_rejected=False` (supervised training) the rejected side is neither required nor returned.
 
-    Raises DataError when the source is missing or of an unknown kind. An empty result is the caller's to judge: see
+    Raises DataError if the source is missing or of an unknown kind. The caller checks for an empty result, see
     `check_some_left`.
     """
     keys = Keys(prompt_key, chosen_key, rejected_key, need_rejected)
@@ -68,7 +69,7 @@ def read_pairs(
 def parse_pairs(
     rows: Iterable[Any], *, source: str = "rows", need_rejected: bool = True
 ) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs of rows in memory (mappings with the columns that `read_pairs` reads), and the rows refused.
+    """Pairs of rows in memory (mappings with the columns that `read_pairs` reads), and the rejected rows.
 
     `source` names the rows in messages, with their 1-based number.
     """
@@ -78,7 +79,7 @@ def parse_pairs(
 def pair_chunks(
     rows: Path | Iterable[Any], *, source: str, need_rejected: bool = True
 ) -> Iterator[tuple[list[Pair], list[Refusal]]]:
-    """`parse_pairs` of a file or of rows, in order and `CHUNK` rows at a time: what does not fit into memory."""
+    """`parse_pairs` of a file or of rows, in order and `CHUNK` rows at a time, for data that exceeds the memory."""
     keys, numbered = Keys(None, "chosen", "rejected", need_rejected), _numbered(rows)
     while chunk := list(islice(numbered, CHUNK)):
         yield _parse(chunk, keys, source)
@@ -100,7 +101,7 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
 
 
 def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs that one table can hold, all of them texts or all of them conversations; the others are refused too."""
+    """Pairs that one table can hold, all of them texts or all of them conversations; the others are rejected too."""
     kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen.text, str)))
     more = [_refusal(pair, other_kind(pair.prompt)) for pair in others]
     return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
@@ -114,32 +115,32 @@ def _refusal(pair: Pair, reason: str) -> Refusal:
 def check_some_left(
     kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
 ) -> None:
-    """Raise DataError with the first reasons when no row of `source` is left; `count`: of all that were refused."""
+    """Raise DataError with the first reasons if no row of `source` is left; `count`: number of all rejected rows."""
     if not kept:
         count = len(refused) if count is None else count
         shown = "".join(f"\n  - {refusal}" for refusal in refused[:SHOWN])
         more = f"\n  - and {count - SHOWN} more" if count > SHOWN else ""
-        raise DataError(f"{source}: no usable row is left ({count} refused){shown}{more}")
+        raise DataError(f"{source}: no usable row is left ({count} rejected){shown}{more}")
 
 
 def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
-    """Write refused rows to the JSONL file `path` and say the first of them on the terminal."""
+    """Write rejected rows to the JSONL file `path` and print the first of them."""
     write_refusals(path, refused)
     say_refusals(refused[:REPORTED], len(refused), path)
 
 
 def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
-    """Say the first refused rows on the terminal, and where the rest of `count` is written."""
+    """Print the first rejected rows, and where the rest of `count` is written."""
     for refusal in first:
-        console.print(f"refused {refusal}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"rejected {refusal}", style="yellow", markup=False, soft_wrap=True)
     if count > len(first):
-        console.print(f"refused {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"rejected {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
 
 
 def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:
-    """The file that a source names; else the data set (`datasets`) in a folder or on the hub.
+    """The file that a source names, else the data set (`datasets`) in a folder or on the hub.
 
-    Raises DataError when there is neither.
+    Raises DataError if there is neither.
     """
     path = Path(source)
     if path.is_file() or path.suffix in FILE_SUFFIXES:
@@ -154,7 +155,7 @@ def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def _cleaned(row: Any) -> Any:
-    """A row in memory with whole characters only; as it is, where it cannot be used anyway."""
+    """A row in memory with whole characters only; unchanged if it cannot be used anyway."""
     if not isinstance(row, Mapping):
         return row
     try:
@@ -174,7 +175,7 @@ def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> An
             return datasets.load_from_disk(source)
         with one_attempt(path) as offline:
             return datasets.load_dataset(source, subset, split=split)
-    except Exception as error:  # whatever hub, network and format can raise: the user needs the one line
+    except Exception as error:  # hub, network and format may raise anything: the user needs one line
         raise DataError(
             f"{source} (split {split}): expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; "
             f"it could not be loaded: {type(error).__name__}: {why(error, offline)}"

@@ -32,11 +32,11 @@ from regretless.data.schema import (
 
 Message = dict[str, str]
 Text = str | list[Message]
-"""A text as such, or a conversation: messages with `role` and `content`."""
+"""A plain text, or a conversation: messages with `role` and `content`."""
 
 
 class Verdict(StrEnum):
-    """What a verifier found; unknown is counted and never paired."""
+    """A verifier's decision; unknown is counted and never paired."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -46,14 +46,14 @@ class Verdict(StrEnum):
 SideName = Literal["chosen", "rejected"]
 SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
 PER_TOKEN = ("token_ids", "tokens", "logps", "token_numbers")
-"""Fields of a response, and of a side, that hold something for each token."""
+"""Fields of a response, and of a side, with one value for each token."""
 FinishReason = Literal["stop", "length"]
 LogpsKind = Literal["raw", "sampled"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """One sampled answer with the token log-probabilities of the model that wrote it."""
+    """One sampled answer with the token log-probabilities of the model that generated it."""
 
     prompt_id: str
     response_id: str
@@ -63,15 +63,15 @@ class Response:
     token_ids: list[int] | None = None
     """Generated tokens, the end-of-sequence token included when it was generated."""
     tokens: list[str] | None = None
-    """Token strings, where a server gives no ids for its log-probabilities."""
+    """Token strings, if a server returns no ids for its log-probabilities."""
     logps: list[float] | None = None
-    """Log-probability of each token id (nats) under the behaviour model; `logps_kind` says which distribution."""
+    """Log-probability of each token id (nats) under the behavior model; `logps_kind` says which distribution."""
     logps_kind: LogpsKind | None = None
     """`raw`: the model's own distribution; `sampled`: after temperature, top-p, top-k and penalties."""
     sampled_logps: list[float] | None = None
-    """Log-probability of each token id (nats) in the distribution it was drawn from."""
+    """Log-probability of each token id (nats) in the distribution it was sampled from."""
     token_numbers: dict[str, list[float]] | None = None
-    """Further numbers per token id by name, which pairs carry on to the objectives that name them in `needs`."""
+    """Further numbers per token id by name, which pairs pass on to the objectives that name them in `needs`."""
     model: str | None = None
     revision: str | None = None
     dtype: str | None = None
@@ -87,15 +87,15 @@ class Response:
     verdict: Verdict | None = None
     verdict_reason: str | None = None
     extracted: str | None = None
-    """What the verifier took for the response's answer."""
+    """Text that the verifier took as the response's answer."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
     origin: str | None = field(default=None, compare=False)
-    """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+    """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 
     @property
     def pieces(self) -> list[int] | list[str] | None:
-        """What the log-probabilities belong to: token ids, or token strings where there are no ids."""
+        """The tokens that the log-probabilities belong to: token ids, or token strings if there are no ids."""
         return self.tokens if self.token_ids is None else self.token_ids
 
 
@@ -108,7 +108,7 @@ class Side:
     token_ids: list[int] | None = None
     """Generated tokens, the end-of-sequence token included when it was generated."""
     tokens: list[str] | None = None
-    """Token strings, where a data set gives no ids for its log-probabilities; the policy's tokenizer resolves them."""
+    """Token strings, if a data set has no ids for its log-probabilities; the policy's tokenizer resolves them."""
     logps: list[float] | None = None
     """Log-probability of each token (nats) under the behavior policy."""
     token_numbers: dict[str, list[float]] | None = None
@@ -116,17 +116,17 @@ class Side:
     model: str | None = None
     """Name of the model that generated the response."""
     complete: bool | None = None
-    """False when the response was cut (no end-of-sequence token belongs after it)."""
+    """False if the response was truncated (no end-of-sequence token belongs after it)."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
 
     @property
     def pieces(self) -> list[int] | list[str] | None:
-        """What the log-probabilities belong to: token ids, or token strings where there are no ids."""
+        """The tokens that the log-probabilities belong to: token ids, or token strings if there are no ids."""
         return self.tokens if self.token_ids is None else self.token_ids
 
     def without_last(self, count: int) -> Side:
-        """The side without its last `count` tokens, and without its text's end: give it the text that is left."""
+        """The side without its last `count` tokens; the caller sets its remaining text."""
         return replace(
             self,
             token_ids=self.token_ids and self.token_ids[:-count],
@@ -140,7 +140,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One preference. Files hold its sides flat (`pair_row`): TRL's columns, and `chosen_logps`, `rejected_logps`, …"""
+    """One preference. Files have flat columns for its sides (`pair_row`): TRL's, `chosen_logps`, `rejected_logps`, …"""
 
     prompt: Text
     chosen: Side
@@ -156,16 +156,16 @@ class Pair:
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
     origin: str | None = field(default=None, compare=False)
-    """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+    """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 
     @property
     def sides(self) -> dict[SideName, Side]:
-        """The sides that there are, by name."""
+        """The existing sides, by name."""
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """A pair as the row of a file: a side's text under the side's name, all else of it as `chosen_…`, `rejected_…`."""
+    """A pair as a row of a file: a side's text under the side's name, its other fields as `chosen_…`, `rejected_…`."""
     row: dict[str, Any] = {"prompt": pair.prompt, **dict.fromkeys(SIDES)}
     row |= {name: getattr(pair, name) for name in _names(Pair) if name not in row}
     for side in SIDES:
@@ -187,15 +187,15 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "complete": pa.bool_(),
     "seed": pa.int64(),
 }
-"""Columns that are not text; those of a side stand under its name, as `chosen_logps`."""
+"""Columns that are not text; those of a side have its name as prefix, as in `chosen_logps`."""
 TEXT_COLUMNS = ("prompt", *SIDES)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON spells half a character."""
+"""Half a character in JSON."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An input row that cannot be used: where it stands and why."""
+    """An input row that cannot be used: its location and the reason."""
 
     source: str
     line: int
@@ -210,7 +210,7 @@ class Refusal:
 def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> None:
     """Write records atomically, as parquet or (by the suffix) JSONL.
 
-    Raises DataError when a text column mixes strings and conversations: parquet columns have one type.
+    Raises DataError if a text column mixes strings and conversations: parquet columns have one type.
     """
     rows = [_stored(record) for record in records]
     if path.suffix == ".jsonl":
@@ -222,13 +222,13 @@ def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> N
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table atomically, with checksums by which a reader notices a damaged file."""
+    """Write a table atomically, with checksums so that a reader detects a damaged file."""
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
         pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no row has numbers in a column of `token_numbers`, which then has no type either."""
+    """True if no row has numbers in a column of `token_numbers`, which then has no type either."""
     return column.endswith("token_numbers") and not any(row[column] for row in rows)
 
 
@@ -245,7 +245,7 @@ def _names(kind: type[Response | Pair | Side]) -> tuple[str, ...]:
 
 
 def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
-    """Type of a column of records. Raises DataError when a text column mixes strings and conversations."""
+    """Type of a column of records. Raises DataError if a text column mixes strings and conversations."""
     if column in TEXT_COLUMNS:
         kinds = {isinstance(row.get(column), str) for row in rows if row.get(column) is not None}
         if len(kinds) > 1:
@@ -261,13 +261,13 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line, atomically."""
+    """Write one JSON object per line, atomically."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
         handle.writelines(json_line(row) for row in rows)
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """One line of a JSONL file, whatever the row holds: what JSON has no form for is written as text (`json_value`)."""
+    """One line of a JSONL file for any row: values without a JSON form are written as text (`json_value`)."""
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str)
     except (ValueError, TypeError, RecursionError):
@@ -276,9 +276,9 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken ones come as refusals.
+    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken rows become refusals.
 
-    Texts hold whole characters only (`text_gate.clean_text`). Raises DataError when the file is missing, of another
+    Texts contain whole characters only (`text_gate.clean_text`). Raises DataError if the file is missing, of another
     kind, or broken as a whole.
     """
     check_is_file(path)
@@ -334,7 +334,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
 
 
 def _object(path: Path, number: int, row: Any, text: str, *, always: bool = False) -> dict[str, Any] | Refusal:
-    """A row as it was parsed from `text`; `always`: how deep it is nested cannot be told from the text."""
+    """A row as parsed from `text`; `always`: the text does not limit how deep it is nested."""
     if not isinstance(row, dict):
         return Refusal(str(path), number, f"expected a JSON object, got {type(row).__name__}")
     if (always or text.count("[") + text.count("{") > MAX_DEPTH) and is_too_deep(row):
@@ -343,14 +343,14 @@ def _object(path: Path, number: int, row: Any, text: str, *, always: bool = Fals
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    with path.open("rb") as handle:  # not by its name, which need not be UTF-8
+    with path.open("rb") as handle:  # not by its name, which may not be UTF-8
         try:
             # Buffered: without it a whole row group's columns are read at once.
             file = pq.ParquetFile(handle, buffer_size=1 << 20, page_checksum_verification=True)
             names = file.schema_arrow.names
         except (pa.ArrowException, OSError) as error:
             raise DataError(
-                f"{path}: not a parquet file that can be read ({_first_line(error)}); make it anew"
+                f"{path}: not a parquet file that can be read ({_first_line(error)}); create it again"
             ) from error
         if len(set(names)) < len(names):
             raise DataError(f"{path}: expected every column once, got {', '.join(names)}")
@@ -364,13 +364,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
                         yield number, row
                         number += 1
             except (pa.ArrowException, OSError) as error:
-                reason = f"rows {number} to {end - 1} cannot be read ({_first_line(error)}); make the file anew"
+                reason = f"rows {number} to {end - 1} cannot be read ({_first_line(error)}); create the file again"
                 yield number, Refusal(str(path), number, reason)
             first = end
 
 
 def row_count(path: Path) -> int | None:
-    """Rows of a parquet file; None where nobody knows without reading them."""
+    """Rows of a parquet file; None if unknown without reading them."""
     if path.suffix != ".parquet" or not path.is_file():
         return None
     with path.open("rb") as handle:
@@ -404,13 +404,13 @@ def _first_line(error: Exception) -> str:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise DataError that says what is there unless the path leads to a file."""
+    """Raise DataError with the problem unless the path leads to a file."""
     if path.is_file():
         return
     if path.is_dir():
         raise DataError(f"{path}: expected a file, found a folder")
     if path.is_symlink():
-        raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, where nothing is")
+        raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, which does not exist")
     raise DataError(f"{path}: no such file")
 
 
@@ -418,7 +418,7 @@ T = TypeVar("T")
 
 
 def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tuple[list[T], list[T]]:
-    """Rows whose texts are of the commonest kind, and the others: a column of a table has one type.
+    """Rows whose texts are of the most common kind, and the others: a column of a table has one type.
 
     kind: which of a row's texts are strings (the others are conversations).
     """
@@ -430,13 +430,13 @@ def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tup
 
 
 def other_kind(prompt: Text) -> str:
-    """Why a prompt is refused that is a text where the others are conversations, or the other way round."""
+    """Reason to reject a prompt that is a text where the others are conversations, or vice versa."""
     here, most = ("a text", "conversations") if isinstance(prompt, str) else ("a conversation", "texts")
     return f"prompt: {here}, where most rows have {most}; a file holds one kind"
 
 
 def split_ambiguous(rows: Sequence[Response], path: Path) -> tuple[list[Response], list[Refusal]]:
-    """Responses whose prompt id stands for one prompt, and the others: which prompt they answer is not known."""
+    """Responses whose prompt id stands for one prompt, and the others, whose prompt is ambiguous."""
     first: dict[str, Response] = {}
     other: dict[str, Response] = {}
     for row in rows:
@@ -444,7 +444,7 @@ def split_ambiguous(rows: Sequence[Response], path: Path) -> tuple[list[Response
             other.setdefault(row.prompt_id, row)
     reasons = {
         name: f"prompt_id: {found(name)} stands for two prompts ({first[name].origin} and {row.origin}); "
-        "give each prompt its own"
+        "every prompt needs its own id"
         for name, row in other.items()
     }
     refused = [_refusal(row, path, reasons[row.prompt_id]) for row in rows if row.prompt_id in reasons]
@@ -457,7 +457,7 @@ def _refusal(row: Response, path: Path, reason: str) -> Refusal:
 
 
 def read_responses(path: Path) -> tuple[list[Response], list[Refusal]]:
-    """Responses of a file; at least `prompt` and `response` are required. Refused rows come beside them."""
+    """Responses of a file, and the rejected rows; at least `prompt` and `response` are required."""
     kept: list[Response] = []
     refused: list[Refusal] = []
     for number, row in read_rows(path):
@@ -494,7 +494,7 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
 
 
 def check_response(row: Mapping[str, Any]) -> ResponseColumns:
-    """Columns of a row that is a response. Raises Unusable with what is missing, or not as expected."""
+    """Columns of a response row. Raises Unusable with the missing or unexpected column."""
     missing = [name for name in ("prompt", "response") if row.get(name) is None]
     if missing:
         raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}")
@@ -516,5 +516,5 @@ def text_key(text: Text) -> str:
 
 
 def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:
-    """Write refused rows with file, line and reason as JSONL."""
+    """Write rejected rows with file, line and reason as JSONL."""
     write_jsonl(path, [dataclasses.asdict(refusal) for refusal in refusals])
