@@ -166,7 +166,7 @@ def test_file_when_lines_are_broken_then_each_is_named_and_the_others_are_kept(t
         (4, "expected a JSON obje"),
         (6, "not valid UTF-8: inv"),
     ]
-    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 refused\)\n  - .*:2: not valid JSON"):
+    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 rejected\)\n  - .*:2: not valid JSON"):
         check_some_left([], refused, path)
 
 

@@ -245,7 +245,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("train.log_level=loud", "train.log_level: "),
         ("train.deepspeed=/nowhere/zero3.json", "train.deepspeed: "),
         ("train.use_liger_kernel=true", "train.use_liger_kernel: needs a package"),
-        ("train.objective_kwargs.beta=1", "train.objective_kwargs: hyperparameters stand here"),
+        ("train.objective_kwargs.beta=1", "train.objective_kwargs: set hyperparameters by their own names"),
         ("train.model_init_kwargs.dtype=x", "train.model_init_kwargs: "),
         ("train.disable_tqdm=true", "train.disable_tqdm: "),
         # evaluate, analyze, report
