@@ -187,11 +187,11 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
     assert found["objectives"]["repo_det β=0.5"]["pairs"] == 5
     assert found["behavior_minus_reference"]["chosen"]["nats_per_token"] is None
     assert found["notes"][0] == (
-        "no pair has behaviour log-probabilities (the data has none): repo cannot use them, repo_det and others can"
+        "no pair has behavior log-probabilities (the data has none): repo cannot use them, repo_det and others can"
     )
     assert found["notes"][1] == "5 pairs have equal scores on both sides: they express no preference"
     shown = capsys.readouterr().err
-    assert "margin at the start" in shown and "behaviour − reference" not in shown
+    assert "margin at the start" in shown and "behavior − reference" not in shown
 
 
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(

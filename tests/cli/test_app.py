@@ -25,7 +25,7 @@ STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "eval
 VERBS = ("run", *STAGES, "watch", "objectives", "env")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
-LABELLED = {
+LABELED = {
     "chosen_token_ids": [10, 13, 5, 17, 12, 18, 19, 12, 20, 1],
     "chosen_logps": [-0.1] * 10,
     "rejected_token_ids": [10, 14, 5, 17, 8, 18, 19, 8, 20, 1],
@@ -61,11 +61,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 BAD_PAIRS: dict[str, tuple[str, str]] = {
     "empty completion": (json.dumps({**GOOD, "chosen": ""}), "empty"),
     "log-probabilities of another length": (
-        json.dumps({**GOOD, **LABELLED, "chosen_logps": [-0.1] * 9}),
+        json.dumps({**GOOD, **LABELED, "chosen_logps": [-0.1] * 9}),
         "9 values for 10 tokens",
     ),
-    "NaN": (json.dumps({**GOOD, **LABELLED, "rejected_logps": [math.nan] + [-0.2] * 9}), "value 0 is nan"),
-    "positive": (json.dumps({**GOOD, **LABELLED, "chosen_logps": [-0.1] * 9 + [0.5]}), "value 9 is 0.5, above 0"),
+    "NaN": (json.dumps({**GOOD, **LABELED, "rejected_logps": [math.nan] + [-0.2] * 9}), "value 0 is nan"),
+    "positive": (json.dumps({**GOOD, **LABELED, "chosen_logps": [-0.1] * 9 + [0.5]}), "value 9 is 0.5, above 0"),
     "prompt longer than the limit": (json.dumps({**GOOD, "prompt": PROMPT * 5}), "max_prompt_length"),
     "chosen = rejected": (json.dumps({**GOOD, "rejected": GOOD["chosen"]}), "equal"),
     "missing column": (json.dumps({"prompt": PROMPT, "chosen": "9"}), "rejected"),

@@ -125,7 +125,7 @@ def test_response_when_it_has_several_turns_then_all_are_written_by_the_template
 
 def test_stored_ids_when_the_tokenizer_is_the_same_then_they_are_taken_over_untouched(qwen: Any) -> None:
     pair = sampled(qwen)
-    # "It" as two tokens: not what tokenizing the text gives, and what the behaviour model wrote all the same.
+    # "It" as two tokens: not what tokenizing the text gives, and what the behavior model wrote all the same.
     drifted = [*qwen("I")["input_ids"], *qwen("t")["input_ids"], *(pair.chosen.token_ids or [])[1:]]
     pair = changed(pair, chosen_token_ids=drifted, chosen_logps=[-1.0] * len(drifted))
     found = one(pair, qwen)

@@ -207,8 +207,8 @@ def test_hosted_model_without_ids_keeps_token_strings_down_to_the_pairs(
         assert "sk-hosted" not in str(row) and json.loads(row.sampling or "")["server"]["extensions"] is False
 
     verdicts = [Verdict.CORRECT, Verdict.WRONG] * 8
-    labelled = [Response(**{**vars(row), "verdict": v}) for row, v in zip(rows, verdicts, strict=True) if row.response]
-    write_records(tmp_path / "verified.parquet", labelled)
+    labeled = [Response(**{**vars(row), "verdict": v}) for row, v in zip(rows, verdicts, strict=True) if row.response]
+    write_records(tmp_path / "verified.parquet", labeled)
     (tmp_path / "pair").mkdir()
     pair(PairConfig(), tmp_path / "verified.parquet", tmp_path / "pair")
     pairs, _ = read_pairs(tmp_path / "pair/pairs.parquet")
