@@ -120,7 +120,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "reason"),
     [
         ("dpo", "'dpo' is defined by regretless itself and by an installed package"),
-        ("twice", "offered by an installed package and by an installed package"),
+        ("twice", "defined by an installed package and by an installed package"),
         ("absent", "cannot be imported: ModuleNotFoundError"),
         ("function", "expected a subclass of regretless.objectives.Objective"),
         ("misnamed", "its `name` is 'dpo'"),

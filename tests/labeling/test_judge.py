@@ -242,7 +242,7 @@ def test_server_when_it_refuses_or_is_down_ends_the_run_and_when_one_prompt_is_r
         with pytest.raises(ServerError, match="no model judge-2"):
             judged(config.model_copy(update={"model": "judge-2"}), responses, tmp_path / "judge")
         server.script = lambda request: failure(503, "loading")
-        with pytest.raises(ServerError, match=r"10 questions in a row failed; no reply: 2 tries, .*: HTTP 503"):
+        with pytest.raises(ServerError, match=r"10 questions in a row failed; no reply: 2 tries; .*: HTTP 503"):
             judged(config.model_copy(update={"model": "judge-3"}), responses, tmp_path / "judge")
         server.script = lambda request: answer("no idea")
         with pytest.raises(DataError, match="none of 120 responses have a score: no output blocks 120"):

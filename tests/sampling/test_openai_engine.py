@@ -325,7 +325,7 @@ def test_settings_when_engine_and_server_do_not_fit_are_refused() -> None:
     given = {"prompts": {"dataset": "p.jsonl"}, "models": [{"name_or_path": "m"}]}
     with pytest.raises(ConfigError, match="server: required by the engine openai"):
         SampleConfig.parse({**given, "engine": "openai"}, "sample")
-    with pytest.raises(ConfigError, match="server: the engine transformers asks none"):
+    with pytest.raises(ConfigError, match="server: the engine transformers uses none"):
         SampleConfig.parse({**given, "server": {"base_url": "http://127.0.0.1:1/v1"}}, "sample")
     with pytest.raises(
         ConfigError, match=r"base_urls: expected an http\(s\) address without user.*\(got '\(hidden\)'\)"
