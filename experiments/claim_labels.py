@@ -1,4 +1,4 @@
-"""Does RePO's behaviour label help? The right log-probabilities, none (RePO_det), and those of other policies.
+"""Does RePO's behavior label help? The right log-probabilities, none (RePO_det), and those of other policies.
 
 Wrong labels train at the settings that were chosen with the right ones. A label meets the policy's gradient only
 through the margin of its pair, which a wrong one shifts by a constant.
@@ -37,19 +37,19 @@ from regretless.modeling.load import ModelConfig
 
 
 def untrained(world: World) -> ModelConfig:
-    """The behaviour model's architecture with its weights before any training."""
+    """The behavior model's architecture with its weights before any training."""
     return ModelConfig.parse(
         {**world.settings["pretrain"][BEHAVIOR]["model"], "tokenizer": str(world.path / "world" / "tokenizer")},
         "model",
     )
 
 
-def labelled(name: str, labeller: Callable[[World], ModelConfig]) -> PairData:
+def labeled(name: str, labeler: Callable[[World], ModelConfig]) -> PairData:
     """A world's pairs with the log-probabilities of another policy in place of the writer's."""
 
     def make(world: World, output: Path) -> dict[str, Any]:
         pairs, _ = read_pairs(world.pairs)
-        logps = [values.tolist() for values in pair_logps(labeller(world), world.pairs)]
+        logps = [values.tolist() for values in pair_logps(labeler(world), world.pairs)]
         sides = zip(pairs, logps[::2], logps[1::2], strict=True)
         write_records(
             output / "pairs.parquet",
@@ -67,8 +67,8 @@ def labelled(name: str, labeller: Callable[[World], ModelConfig]) -> PairData:
 
 CHOSEN = {"of the writer (RePO)": "repo", "none (RePO_det)": "repo_det", "none (DPO)": "dpo"}
 WRONG = {
-    "wrong: of the base model": labelled("base", lambda world: world.model(BASE)),
-    "wrong: of an untrained model": labelled("untrained", untrained),
+    "wrong: of the base model": labeled("base", lambda world: world.model(BASE)),
+    "wrong: of an untrained model": labeled("untrained", untrained),
 }
 RIGHT = next(iter(CHOSEN))
 
@@ -96,7 +96,7 @@ def label_rows(worlds: Sequence[World]) -> list[list[str]]:
 
 
 def mean_label(file: Path) -> float:
-    """Mean behaviour log-probability (nats) over the tokens of both responses of all pairs."""
+    """Mean behavior log-probability (nats) over the tokens of both responses of all pairs."""
     pairs, _ = read_pairs(file)
     return float(np.mean([value for pair in pairs for side in pair.sides.values() for value in side.logps]))
 

@@ -2,7 +2,7 @@
 
     python experiments/theory_anchors.py
 
-Random trees in which every context offers "I don't know"; 8 responses of a random behaviour policy to each of 1000
+Random trees in which every context offers "I don't know"; 8 responses of a random behavior policy to each of 1000
 prompts, no discount. The reward is shaped by a random potential, which changes neither the optimal policy nor any
 preference that follows regret. The loss is −log σ of the difference of two scores; the less regretted is preferred.
 """
@@ -34,7 +34,7 @@ ROUNDING = 1e-9
 
 
 def pairs(scores: FloatArray, across: bool) -> FloatArray:
-    """Differences of scores between neighbours of a group, or (across) between the same places of two prompts."""
+    """Differences of scores between neighbors of a group, or (across) between the same places of two prompts."""
     return (scores - np.roll(scores, 1, axis=0 if across else 1)).ravel()
 
 
@@ -68,7 +68,7 @@ def changes(
 def optimal_after(problem: Problem, behavior: FloatArray) -> Iterator[tuple[str, float]]:
     """Each anchor applied to the reward, and how far the optimal policy moves: KL of responses, mean over prompts.
 
-    Means and deviations are those of the behaviour policy's responses or steps, prompt by prompt.
+    Means and deviations are those of the behavior policy's responses or steps, prompt by prompt.
     """
     tree, reward = problem.tree, problem.reward
     best, responses = solve(problem).policy, tree.responses

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#767676"
-"""Colours that stay apart for colour-blind readers (Okabe and Ito)."""
+"""Colors that stay apart for color-blind readers (Okabe and Ito)."""
 
 
 def figure_path(description: str | None, name: str) -> Path | None:

@@ -2,9 +2,9 @@
 
     python experiments/theory_estimator.py
 
-Policies over 3 tokens, responses of 9, no discount; the trained policy's logits are the behaviour policy's plus normal
+Policies over 3 tokens, responses of 9, no discount; the trained policy's logits are the behavior policy's plus normal
 noise of standard deviation 0.7. Means and variances are exact (all 19,683 responses are enumerated), as reached
-by the behaviour policy, and averaged over the contexts with the same number of tokens ahead.
+by the behavior policy, and averaged over the contexts with the same number of tokens ahead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two partial paths of a grid world, ranked by reward and by regret under a favourable and a pessimistic continuation.
+"""Two partial paths of a grid world, ranked by reward and by regret under a favorable and a pessimistic continuation.
 
     python experiments/theory_gridworld.py
 
@@ -64,14 +64,14 @@ def main() -> None:
     path = figure_path(__doc__, "theory-gridworld.svg")
     grid = Grid()
     walks = grid_walks(grid)
-    favourable, pessimistic = walks.favourable(), walks.pessimistic()
+    favorable, pessimistic = walks.favorable(), walks.pessimistic()
     earned = [float(walks.problem.reward[walks.segment(moves)].sum()) for moves in PATHS.values()]
     judged = {
         "reward so far": (earned, earned[0] > earned[1]),
         **{
             f"regret, {name} continuation": (found := regrets(walks, behavior), found[0] < found[1])
             for name, behavior in {
-                "favorable": favourable,
+                "favorable": favorable,
                 "pessimistic": pessimistic,
                 "random": walks.problem.reference,
             }.items()
@@ -82,7 +82,7 @@ def main() -> None:
         for name, (values, first) in judged.items()
     ]
     print(table(["judged by", *PATHS, "preferred"], rows), "\n")
-    curves = np.array([regrets(walks, mixture(favourable, pessimistic, share)) for share in SHARES])
+    curves = np.array([regrets(walks, mixture(favorable, pessimistic, share)) for share in SHARES])
     turn = turning_point(curves[:, 1] - curves[:, 0])
     print(f"The ranking turns where the continuation is pessimistic in {100 * turn:.1f} % of its moves.")
     if path:

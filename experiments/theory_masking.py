@@ -28,7 +28,7 @@ WORLDS: dict[Literal["dense", "verifier"], str] = {"verifier": "verifier", "dens
 
 
 def behaviors(rng: np.random.Generator, problem: Problem) -> dict[str, FloatArray]:
-    """Behaviour policies from the reference to beyond the optimal one."""
+    """Behavior policies from the reference to beyond the optimal one."""
     return {
         "the reference": problem.reference,
         "optimal at 10 β": solve(replace(problem, beta=10 * problem.beta)).policy,

@@ -3,7 +3,7 @@
     python experiments/theory_repo.py
 
 Random trees, every response enumerated. First, the expected score of `regretless.objectives` against the exact negative
-regret. Then infinitely many preferences over pairs of the behaviour policy's responses, from a judge who follows
+regret. Then infinitely many preferences over pairs of the behavior policy's responses, from a judge who follows
 either the return or the regret of the responses (no discount, β = 1): the policy that minimizes each loss on them, and
 how much of V* − V, which the reference has to gain in mean over the prompts, that policy leaves. Every loss has the
 same choice of its own β (½, 1 or 2), and the best of the three counts.

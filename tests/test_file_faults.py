@@ -229,7 +229,7 @@ def test_file_system_when_full_or_read_only_then_one_line_says_so(
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (OSError(28, "No space left on device", "a"), "a: No space left on device; make room"),
+        (OSError(28, "No space left on device", "a"), "a: No space left on device; free space"),
         (Exception("I/O error: No space left on device (os error 28)"), "a file cannot be written: No space left"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "a file cannot be"),
         (ConnectionRefusedError(111, "Connection refused"), None),

@@ -46,7 +46,7 @@ def estimates(
 
 
 def moments(tree: TokenTree, behavior: FloatArray, values: FloatArray) -> Moments:
-    """Mean and variance of `values` (R, T) when the behaviour policy continues each edge, by full enumeration."""
+    """Mean and variance of `values` (R, T) when the behavior policy continues each edge, by full enumeration."""
     responses = tree.responses
     mean = responses.mean_given_edge(behavior, values)
     # Deviations first: the difference of two large second moments would lose the digits of a small variance.

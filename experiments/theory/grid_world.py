@@ -49,7 +49,7 @@ class Walks:
             context = int(tree.child[found[0]])
         return np.array(edges)
 
-    def favourable(self) -> FloatArray:
+    def favorable(self) -> FloatArray:
         """A walker who knows where the goal is: the optimal policy, (E,) nats."""
         return solve(self.problem).policy
 

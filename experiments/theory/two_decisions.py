@@ -26,13 +26,13 @@ def two_decisions(*, beta: float = 1.0) -> Problem:
 
 
 def course_of_things(counterfactual: float) -> FloatArray:
-    """The behaviour policy that leaves the realized course with probability `counterfactual`; (6,) nats."""
+    """The behavior policy that leaves the realized course with probability `counterfactual`; (6,) nats."""
     with np.errstate(divide="ignore"):
         outcome = np.log([1 - counterfactual, counterfactual])
     return np.concatenate([np.full(2, np.log(0.5)), outcome, outcome])
 
 
-class Judgement(NamedTuple):
+class Judgment(NamedTuple):
     """A score for decision A and one for decision B; the higher is preferred."""
 
     a: float
@@ -44,22 +44,22 @@ class Judgement(NamedTuple):
         return DECISIONS[int(self.b > self.a)]
 
 
-def by_reward(problem: Problem) -> Judgement:
+def by_reward(problem: Problem) -> Judgment:
     """The reward that came about."""
-    return Judgement(*(float(problem.reward[edge]) for edge in REALIZED))
+    return Judgment(*(float(problem.reward[edge]) for edge in REALIZED))
 
 
-def by_regret(problem: Problem, behavior: FloatArray) -> Judgement:
-    """Negative regret of the decision under the behaviour policy, in units of reward."""
-    return Judgement(*(-regret(problem, behavior)[:2]).tolist())
+def by_regret(problem: Problem, behavior: FloatArray) -> Judgment:
+    """Negative regret of the decision under the behavior policy, in units of reward."""
+    return Judgment(*(-regret(problem, behavior)[:2]).tolist())
 
 
-def by_one_sample(problem: Problem, behavior: FloatArray, outcomes: Sequence[int] = REALIZED) -> Judgement:
+def by_one_sample(problem: Problem, behavior: FloatArray, outcomes: Sequence[int] = REALIZED) -> Judgment:
     """RePO's estimate of the same from one outcome (an edge) of each: β (log π*/π_ref + log π*/μ of the outcome).
 
-    Its mean over the outcomes, drawn by the behaviour policy, is `by_regret`; decision and outcome are one token each.
+    Its mean over the outcomes, drawn by the behavior policy, is `by_regret`; decision and outcome are one token each.
     """
     best = solve(problem).policy
     local = (best - problem.reference)[:2]
     later = -log_ratio(behavior, best)[list(outcomes)]
-    return Judgement(*(problem.beta * (local + later)).tolist())
+    return Judgment(*(problem.beta * (local + later)).tolist())

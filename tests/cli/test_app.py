@@ -24,7 +24,7 @@ STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "eval
 VERBS = ("run", *STAGES, "watch", "objectives", "env")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
-LABELLED = {
+LABELED = {
     "chosen_token_ids": [10, 13, 5, 17, 12, 18, 19, 12, 20, 1],
     "chosen_logps": [-0.1] * 10,
     "rejected_token_ids": [10, 14, 5, 17, 8, 18, 19, 8, 20, 1],
@@ -60,11 +60,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 BAD_PAIRS: dict[str, tuple[str, str]] = {
     "empty completion": (json.dumps({**GOOD, "chosen": ""}), "empty"),
     "log-probabilities of another length": (
-        json.dumps({**GOOD, **LABELLED, "chosen_logps": [-0.1] * 9}),
+        json.dumps({**GOOD, **LABELED, "chosen_logps": [-0.1] * 9}),
         "9 values for 10 tokens",
     ),
-    "NaN": (json.dumps({**GOOD, **LABELLED, "rejected_logps": [math.nan] + [-0.2] * 9}), "value 0 is nan"),
-    "positive": (json.dumps({**GOOD, **LABELLED, "chosen_logps": [-0.1] * 9 + [0.5]}), "value 9 is 0.5, above 0"),
+    "NaN": (json.dumps({**GOOD, **LABELED, "rejected_logps": [math.nan] + [-0.2] * 9}), "value 0 is nan"),
+    "positive": (json.dumps({**GOOD, **LABELED, "chosen_logps": [-0.1] * 9 + [0.5]}), "value 9 is 0.5, above 0"),
     "prompt longer than the limit": (json.dumps({**GOOD, "prompt": PROMPT * 5}), "max_prompt_length"),
     "chosen = rejected": (json.dumps({**GOOD, "rejected": GOOD["chosen"]}), "equal"),
     "missing column": (json.dumps({"prompt": PROMPT, "chosen": "9"}), "rejected"),
@@ -101,7 +101,7 @@ def test_bad_pairs_alone_when_read_then_each_is_named_and_the_command_fails(
     said = capsys.readouterr().err
     for number, (_, reason) in enumerate(BAD_PAIRS.values(), 1):
         assert any(f"pairs.jsonl:{number}: " in text and reason in text for text in said.splitlines()), (number, said)
-    assert "no usable row is left (9 refused)" in said and "Traceback" not in said
+    assert "no usable row is left (9 rejected)" in said and "Traceback" not in said
     assert sorted(row["line"] for row in rows_of(tmp_path / "out" / kept_in)) == list(range(1, 10))
 
 
@@ -275,12 +275,12 @@ def test_benchmark_with_other_columns_when_evaluated_then_the_setting_that_is_su
     tested = ("--model", model, "--benchmark", f"mine={tmp_path / 'test.jsonl'}", "--output", tmp_path / "eval")
     assert regretless("evaluate", *tested, "max_new_tokens=2") == 3
     said = capsys.readouterr().err
-    suggested = re.search(r"name the right ones in (\S+) and (\S+)", said)
+    suggested = re.search(r"set the right names in (\S+) and (\S+)", said)
     assert suggested is not None and suggested[2] == "benchmarks.mine.answer_column", said
     assert regretless("evaluate", *tested, "max_new_tokens=2", f"{suggested[1]}=question") == 0
     given = ("--prompts", tmp_path / "test.jsonl", "--model", model, "--output", tmp_path / "responses.parquet")
     capsys.readouterr()
     assert regretless("sample", *given, "max_new_tokens=2", "n=1") == 3
-    suggested = re.search(r"name the right ones in (\S+) and", said := capsys.readouterr().err)
+    suggested = re.search(r"set the right names in (\S+) and", said := capsys.readouterr().err)
     assert suggested is not None, said
     assert regretless("sample", *given, "max_new_tokens=2", "n=1", f"{suggested[1]}=question") == 0

@@ -100,7 +100,7 @@ def test_run_when_interrupted_at_many_moments_then_each_press_ends_it_with_one_l
         if process.returncode == 0:
             break
         assert process.returncode == 130, said
-        kept = f"interrupted: what is done is kept in {run}; the same command resumes from there"
+        kept = f"interrupted: finished work stays in {run}; the same command resumes from there"
         assert said.splitlines()[-1] == kept or press == 0, said
         assert said.splitlines()[-1].startswith("interrupted: ")
     assert process.returncode == 0
@@ -131,7 +131,7 @@ def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130, said
-    kept = f"interrupted: what is done is kept in {tmp_path / 'out'}; the same command resumes from there"
+    kept = f"interrupted: finished work stays in {tmp_path / 'out'}; the same command resumes from there"
     assert said.splitlines()[-1] == kept
     assert not (tmp_path / "out" / "manifest.json").exists()
     process = start(*command)

@@ -92,8 +92,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("dpo", "'dpo' is offered by regretless itself and by an installed package"),
-        ("twice", "offered by an installed package and by an installed package"),
+        ("dpo", "'dpo' is defined by regretless itself and by an installed package"),
+        ("twice", "defined by an installed package and by an installed package"),
         ("absent", "cannot be imported: ModuleNotFoundError"),
         ("function", "expected a subclass of regretless.objectives.Objective"),
         ("misnamed", "its `name` is 'dpo'"),

@@ -99,7 +99,7 @@ def test_lock_beside_a_folder_when_held_then_others_are_refused_and_it_is_gone_a
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == "in\n"
-        with pytest.raises(ConfigError, match=f"another run is working here .process {other.pid} "):
+        with pytest.raises(ConfigError, match=f"another run uses it .process {other.pid} "):
             lock_beside(tmp_path / "out").__enter__()
         other.stdin.close()
         assert other.wait() == 0

@@ -103,7 +103,10 @@ BAD_ROWS = [
     ({"prompt": "q", "chosen": " \n", "rejected": "b"}, "chosen: empty completion"),
     ({"prompt": "q", "chosen": "a", "rejected": ""}, "rejected: empty completion"),
     ({"prompt": QUESTION, "chosen": assistant("a"), "rejected": assistant("")}, "rejected: empty completion"),
-    ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected are equal: the pair says nothing"),
+    (
+        {"prompt": "q", "chosen": "a", "rejected": "a"},
+        "chosen and rejected are equal: the pair expresses no preference",
+    ),
     (GOOD | IDS | {"chosen_logps": [-1.0]}, "chosen_logps: expected one value per token, got 1 values for 2 tokens"),
     (
         GOOD | IDS | {"rejected_logps": [-1.0, None]},
@@ -119,7 +122,7 @@ BAD_ROWS = [
     ),
     (
         GOOD | {"chosen_logps": [-1.0]},
-        "chosen_logps: given without token ids, so there is no telling which tokens they belong to",
+        "chosen_logps: present without token ids, so their tokens are unknown",
     ),
     (
         GOOD | {"chosen_logprob_with_token": {"tokens": ["4"], "logprobs": [-1, -2]}},
@@ -127,11 +130,11 @@ BAD_ROWS = [
     ),
     (
         GOOD | {"chosen_complete": False},
-        "chosen: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be",
+        "chosen: truncated (no end-of-sequence token); only the rejected side of a masked pair may be",
     ),
     (
         GOOD | {"rejected_complete": False},
-        "rejected: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be",
+        "rejected: truncated (no end-of-sequence token); only the rejected side of a masked pair may be",
     ),
     ({"chosen": "yes", "rejected": "no"}, "no prompt column, and chosen and rejected have no common beginning"),
     ({"chosen": "q: a", "rejected": "q: a b"}, "chosen: empty completion: it is the beginning of the other side"),
@@ -165,7 +168,7 @@ def test_file_when_lines_are_broken_then_each_is_named_and_the_others_are_kept(t
         (4, "expected a JSON obje"),
         (6, "not valid UTF-8: inv"),
     ]
-    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 refused\)\n  - .*:2: not valid JSON"):
+    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 rejected\)\n  - .*:2: not valid JSON"):
         check_some_left([], refused, path)
 
 

@@ -125,7 +125,7 @@ def test_response_when_it_has_several_turns_then_all_are_written_by_the_template
 
 def test_stored_ids_when_the_tokenizer_is_the_same_then_they_are_taken_over_untouched(qwen: Any) -> None:
     pair = sampled(qwen)
-    # "It" as two tokens: not what tokenizing the text gives, and what the behaviour model wrote all the same.
+    # "It" as two tokens: not what tokenizing the text gives, and what the behavior model wrote all the same.
     drifted = [*qwen("I")["input_ids"], *qwen("t")["input_ids"], *(pair.chosen.token_ids or [])[1:]]
     pair = changed(pair, chosen_token_ids=drifted, chosen_logps=[-1.0] * len(drifted))
     found = one(pair, qwen)
@@ -252,7 +252,7 @@ def test_truncation_when_asked_for_then_ids_and_log_probabilities_lose_the_end_t
     assert IM_END not in one(text_only, qwen, max_length=prompt + 3, truncation="keep_start").chosen.ids
     same_start = sampled(qwen)
     assert refusal(same_start, qwen, max_length=prompt + 2, truncation="keep_start").endswith(
-        f"chosen and rejected are equal when cut to max_length {prompt + 2}"
+        f"chosen and rejected are equal when truncated to max_length {prompt + 2}"
     )
 
 
@@ -269,7 +269,7 @@ def test_masked_pair_when_tokenized_then_only_its_chosen_side_ends(qwen: Any) ->
     from_text = changed(pair, chosen_token_ids=None, rejected_token_ids=None, chosen_logps=None, rejected_logps=None)
     assert one(from_text, qwen).rejected.ids == tuple(ids[:2])
     ended = changed(pair, rejected_token_ids=[*ids[:2], IM_END], rejected_logps=[-1.0] * 3)
-    assert "rejected: marked as cut before its end, yet its tokens end with" in refusal(ended, qwen)
+    assert "rejected: marked as truncated, yet its tokens end with" in refusal(ended, qwen)
 
 
 def test_supervised_pair_when_tokenized_then_it_has_no_rejected_side(qwen: Any) -> None:
@@ -286,7 +286,7 @@ def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen
     bad = changed(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])
     kept, refused = tokenize_pairs([good, bad], strict, max_length=None, max_prompt_length=None)
     assert len(kept) == 1
-    assert [str(item) for item in refused] == ["pairs:2: prompt: the chat template refuses it: no system role"]
+    assert [str(item) for item in refused] == ["pairs:2: prompt: the chat template rejects it: no system role"]
 
 
 @pytest.mark.parametrize(
@@ -346,13 +346,13 @@ def test_template_arguments_when_a_pair_has_them_then_its_prompt_is_written_with
     assert len({pair.prompt_ids for pair in kept}) == 4
 
     for pair, reason in (
-        (given(enable_thinkin=False), "enable_thinkin: the chat template knows nothing of it"),
-        (given(tokenize=True), "tokenize: the chat template knows nothing of it"),
-        (changed(given(tools=tools), prompt="2+2?"), "tools: for the chat template, and a prompt that is a text"),
+        (given(enable_thinkin=False), "enable_thinkin: the chat template does not use it"),
+        (given(tokenize=True), "tokenize: the chat template does not use it"),
+        (changed(given(tools=tools), prompt="2+2?"), "tools: input for a chat template, which a plain-text prompt"),
     ):
         assert reason in refusal(pair, tokenizer)
     tokenizer.chat_template = tokenizer.chat_template.replace("tools", "helpers")
-    assert "tools: the chat template knows nothing of it" in refusal(given(tools=tools), tokenizer)
+    assert "tools: the chat template does not use it" in refusal(given(tools=tools), tokenizer)
 
 
 def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_which(qwen: Any) -> None:

@@ -100,11 +100,11 @@ def test_labels_when_scored_by_the_writer_are_the_recorded_ones_and_by_others_ar
     rescored = np.concatenate(trials.pair_logps(world.model(BEHAVIOR), world.pairs))
     assert np.abs(recorded - rescored).max() < 1e-4
     wrong = claim_labels.WRONG["wrong: of the base model"]
-    relabelled, _ = read_pairs(world._pairs_of(Trial("repo", {}, wrong)))
-    assert [pair.chosen.text for pair in relabelled] == [pair.chosen.text for pair in pairs]
+    relabeled, _ = read_pairs(world._pairs_of(Trial("repo", {}, wrong)))
+    assert [pair.chosen.text for pair in relabeled] == [pair.chosen.text for pair in pairs]
     assert (
         trials.score_distance(
-            np.concatenate([np.array([*pair.chosen.logps, *pair.rejected.logps]) for pair in relabelled]), recorded
+            np.concatenate([np.array([*pair.chosen.logps, *pair.rejected.logps]) for pair in relabeled]), recorded
         )
         > 0.01
     )

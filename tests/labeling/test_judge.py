@@ -281,7 +281,7 @@ def test_settings_and_templates_that_cannot_work_are_refused_before_anything_is_
         settings("http://127.0.0.1:1/v1", aspects=["honesty", "wit"], typed=["humor"])
     layouts = {
         "{{ instruction }} {{ completions[0] }} {{ aspect_guideline }}": "the second text missing in the result",
-        "{{ instruction }} {{ completion }}": "'completion' is undefined; available variables: instruction, compl",
+        "{{ instruction }} {{ completion }}": "'completion' is undefined; available variables: instruction, comp",
         "{% for text in completions %}": "layout.jinja:1: Unexpected end of template",
         "{{ instruction }}{{ completions }}{{ aspect_guideline }}": "headed '#### Output for Text 1'",
         "{{ ''.__class__ }}": "unsafe",

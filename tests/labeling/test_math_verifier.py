@@ -245,8 +245,8 @@ def test_check_any_when_a_response_has_several_answers_then_one_right_one_is_eno
     assert (check(response, gold).verdict, math.check_any(response, gold).verdict) == (last, one_of_all)
 
 
-def labelled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, bool]]:
-    """Place (file, line, which), response, gold and published label of every labelled response."""
+def labeled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, bool]]:
+    """Place (file, line, which), response, gold and published label of every labeled response."""
     file = "gsm8k/example_model_solutions.jsonl"
     for number, line in enumerate((shared / "data" / file).open(encoding="utf-8"), 1):
         row = json.loads(line)
@@ -260,7 +260,7 @@ def labelled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, boo
 
 def test_check_when_labels_are_published_then_agrees_but_for_the_listed(shared: Path) -> None:
     total, disagreements = 0, set()
-    for place, response, gold, label in labelled(shared):
+    for place, response, gold, label in labeled(shared):
         verdict = check(response, gold).verdict
         total += 1
         if verdict != (Verdict.CORRECT if label else Verdict.WRONG):
@@ -271,7 +271,7 @@ def test_check_when_labels_are_published_then_agrees_but_for_the_listed(shared: 
 
 def test_quick_check_when_it_decides_real_rows_then_algebra_agrees(shared: Path) -> None:
     decided = 0
-    for place, response, gold, _ in labelled(shared):
+    for place, response, gold, _ in labeled(shared):
         quick = quick_check(response, gold)
         if quick is not None:
             decided += 1

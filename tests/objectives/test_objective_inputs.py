@@ -120,7 +120,7 @@ def test_malformed_pairs_are_refused(pairs: Tensor, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "missing", "remedy"),
     [
-        ("repo", "behavior", "re-score the responses with the model that wrote them, or use the objective repo_det"),
+        ("repo", "behavior", "with the model that generated them, or use the objective repo_det"),
         ("repo_det", "reference", "frozen reference model"),
         ("tdpo", "reference_kl", "over the full vocabulary"),
         ("dpo", "reference", "frozen reference model"),

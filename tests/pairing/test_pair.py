@@ -151,7 +151,7 @@ def test_pairs_when_rows_are_shuffled_or_other_prompts_come_and_go_then_they_sta
     assert [pair.prompt_id for pair in pairs] == sorted(pair.prompt_id or "" for pair in pairs)
 
 
-def labelled(row: Response, **values: Any) -> Response:
+def labeled(row: Response, **values: Any) -> Response:
     defaults: dict[str, Any] = {
         "token_ids": [5, 6],
         "logps": [-0.5, -0.25],
@@ -164,7 +164,7 @@ def labelled(row: Response, **values: Any) -> Response:
 
 
 def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_path: Path) -> None:
-    rows = [labelled(CORRECT[0], score=4.0), labelled(WRONG[0], token_ids=[7], logps=[-2.0], sampled_logps=[-1.0])]
+    rows = [labeled(CORRECT[0], score=4.0), labeled(WRONG[0], token_ids=[7], logps=[-2.0], sampled_logps=[-1.0])]
     write_records(tmp_path / "responses.parquet", rows)
     summary = run(PairConfig(), tmp_path / "responses.parquet", tmp_path)
     pairs, _ = read_pairs(tmp_path / "pairs.parquet")
@@ -198,7 +198,7 @@ def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_pa
 
 
 def test_labels_when_two_vocabularies_meet_then_the_pair_keeps_texts_alone() -> None:
-    pairs, counts = make_pairs([labelled(CORRECT[0]), labelled(WRONG[0], tokenizer="g")], PairConfig())
+    pairs, counts = make_pairs([labeled(CORRECT[0]), labeled(WRONG[0], tokenizer="g")], PairConfig())
     assert (pairs[0].chosen.token_ids, pairs[0].rejected.logps, pairs[0].tokenizer) == (None, None, None)
     assert counts["pairs_without_logps"] == 1
 

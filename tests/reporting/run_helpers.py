@@ -98,7 +98,7 @@ TOKENS = {
 
 
 def token_rewards() -> dict[str, Any]:
-    """Three analyzed pairs: with behaviour log-probabilities, without them, and masked."""
+    """Three analyzed pairs: with behavior log-probabilities, without them, and masked."""
     rng = random.Random(0)
     kinds = [("original", "rejected", True), ("original", "rejected", False), ("masked", "beginning", True)]
     prompt = "Tom has 17 apples. Tom gives 3 to Ann.\n"

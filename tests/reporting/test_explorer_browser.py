@@ -122,7 +122,7 @@ def nats(text: str) -> float:
 
 
 def levels(tokens: list[WebElement]) -> list[int]:
-    """Steps of the colour scale, −8…8, that tokens are shaded with."""
+    """Steps of the color scale, −8…8, that tokens are shaded with."""
     found = []
     for token in tokens:
         classes = str(token.get_attribute("class")).split()
@@ -157,7 +157,7 @@ def test_token_when_pointed_at_then_its_numbers_are_those_of_the_analysis(
         {
             "repo": scores["logps"][place],
             "reference": response["reference"][place],
-            "behaviour": response["behavior"][place],
+            "behavior": response["behavior"][place],
             "weight": response["weights"][place],
             "reward (local term)": scores["reward"][place],
             "long-horizon term": scores["long_horizon"][place],
@@ -218,20 +218,20 @@ def test_shading_when_compared_with_another_model_then_the_reward_is_between_the
     shown = card(opened)
     between = scores["repo"]["logps"][2] - scores["dpo"]["logps"][2]
     assert nats(shown["reward (local term)"]) == pytest.approx(between, abs=DIGITS)
-    assert {"repo", "dpo", "reference", "behaviour"} <= set(shown)
+    assert {"repo", "dpo", "reference", "behavior"} <= set(shown)
     choose(opened, "policy", str(OBJECTIVES.index("dpo")))
     assert not any(levels(tokens_of(opened, 0, "chosen")))
 
 
-def test_repo_det_when_chosen_then_the_behaviour_policy_is_left_out(opened: Browser, content: dict[str, Any]) -> None:
+def test_repo_det_when_chosen_then_the_behavior_policy_is_left_out(opened: Browser, content: dict[str, Any]) -> None:
     choose(opened, "measure", "det")
-    response = content["pairs"][1]["responses"][0]  # its behaviour policy is unknown
+    response = content["pairs"][1]["responses"][0]  # its behavior policy is unknown
     scores, weight = response["policies"]["repo"], response["weights"]
     ActionChains(opened).move_to_element(tokens_of(opened, 1, "chosen")[5]).perform()
     assert nats(card(opened)["RePO_det term"]) == pytest.approx(
         scores["reward"][5] + weight[5] * scores["logps"][5], abs=2 * DIGITS
     )
-    assert card(opened)["regret term"] == card(opened)["behaviour"] == "unknown"
+    assert card(opened)["regret term"] == card(opened)["behavior"] == "unknown"
     choose(opened, "measure", "regret")
     assert not any(levels(tokens_of(opened, 1, "chosen")))
     assert any(levels(tokens_of(opened, 0, "chosen")))

@@ -1,4 +1,4 @@
-"""Figures of shaded responses: what is drawn where, and whether everybody can tell the colours apart."""
+"""Figures of shaded responses: what is drawn where, and whether everybody can tell the colors apart."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_full_shade_when_raw_then_it_is_common_to_all_models_and_responses(conte
     [
         ({"pair": 4}, ConfigError, r"figures\.pair: 4 of 3 analyzed pairs"),
         ({"models": ["ipo"]}, ConfigError, "expected one of dpo, repo, repo_det"),
-        ({"pair": 2, "measure": "regret"}, DataError, "pair 2 lacks behaviour log-probabilities"),
+        ({"pair": 2, "measure": "regret"}, DataError, "pair 2 lacks behavior log-probabilities"),
     ],
 )
 def test_figures_when_they_cannot_be_drawn_then_the_error_says_why(
@@ -124,7 +124,7 @@ def test_report_when_figures_are_asked_for_then_they_lie_beside_the_page(finishe
         run(ReportConfig.parse(settings, "report"), tmp_path / "empty", tmp_path)
 
 
-# --- colours ---------------------------------------------------------------------------------------------------------
+# --- colors ---------------------------------------------------------------------------------------------------------
 
 DEFICIENCIES = {
     "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -154,7 +154,7 @@ def lab(light: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def themes() -> list[dict[str, str]]:
-    """Colours of the page, light and dark."""
+    """Colors of the page, light and dark."""
     style = resources.files("regretless.reporting").joinpath("templates", "report.css").read_text(encoding="utf-8")
     found = [
         dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", block))
@@ -170,7 +170,7 @@ def test_colors_when_drawn_in_files_then_they_are_those_of_the_page() -> None:
 
 @pytest.mark.parametrize("seen_by", [None, *DEFICIENCIES])
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_colors_when_seen_with_a_colour_vision_deficiency_then_below_none_and_above_differ(
+def test_colors_when_seen_with_a_color_vision_deficiency_then_below_none_and_above_differ(
     theme: int, seen_by: str | None
 ) -> None:
     colors = themes()[theme]

@@ -106,7 +106,7 @@ def test_run_folder_when_another_process_works_in_it_then_the_error_names_it(tmp
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None and other.stdout is not None
         assert other.stdout.readline() == "in\n"
-        with pytest.raises(ConfigError, match=f"another run is working here .process {other.pid} "):
+        with pytest.raises(ConfigError, match=f"another run uses it .process {other.pid} "):
             run(small(tmp_path / "run"))
         other.kill()
     world = small(tmp_path / "run").model_copy(update={"pretrain": {}, "sample": None, "verify": None, "pair": None})

@@ -107,7 +107,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("pretrain.a.model=null", "pretrain.a.model: "),
         ("pretrain.a.data=null", "pretrain.a.data: "),
         ("pretrain.a.data=/nowhere/d.jsonl", "pretrain.a.data: no such file"),
-        ('pretrain.a.data="{run}/world/demonstrations-b.jsonl"', "pretrain.a.data: …world makes prompts.jsonl"),
+        ('pretrain.a.data="{run}/world/demonstrations-b.jsonl"', "pretrain.a.data: …world produces prompts.jsonl"),
         ("pretrain.a.learning_rate=fast", "pretrain.a.learning_rate: expected a number above 0, got 'fast'"),
         ("pretrain.a.max_steps=0", "pretrain.a.max_steps: expected at least 1"),
         ("pretrain.a.objective=[sft,dpo]", "pretrain.a.objective: "),
@@ -123,7 +123,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         # model
         ("model.name_or_path=/nowhere/model", "model.name_or_path: no such file or folder: /nowhere/model"),
         ("model.name_or_path=./nowhere", "model.name_or_path: no such file"),
-        ('model.name_or_path="{run}/pretrain/b"', "model.name_or_path: …pretrain makes a"),
+        ('model.name_or_path="{run}/pretrain/b"', "model.name_or_path: …pretrain produces a"),
         ("model.name_or_path=null", "model: expected either name_or_path or architecture, got neither"),
         ("model.architecture.model_type=qwen3", "model: expected either name_or_path or architecture, got both"),
         ("model.architecture={}", "model: "),
@@ -245,7 +245,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("train.log_level=loud", "train.log_level: "),
         ("train.deepspeed=/nowhere/zero3.json", "train.deepspeed: "),
         ("train.use_liger_kernel=true", "train.use_liger_kernel: needs a package"),
-        ("train.objective_kwargs.beta=1", "train.objective_kwargs: hyperparameters stand here"),
+        ("train.objective_kwargs.beta=1", "train.objective_kwargs: set hyperparameters by their own names"),
         ("train.model_init_kwargs.dtype=x", "train.model_init_kwargs: "),
         ("train.disable_tqdm=true", "train.disable_tqdm: "),
         # evaluate, analyze, report

@@ -159,7 +159,7 @@ def test_engine_when_the_meaning_is_unknown_wrong_or_neither_says_what_to_do() -
         return completion(reply["choices"][0])
 
     with serving(silent) as server:
-        with pytest.raises(ConfigError, match=r"model colors: server.logprobs_mode: cannot be found out"):
+        with pytest.raises(ConfigError, match=r"model colors: server.logprobs_mode: cannot be determined"):
             engine_for(server.url, HOT)
         assert asked(engine_for(server.url, HOT, {"logprobs_mode": "processed"}))[0].logps_kind == "sampled"
     with pytest.raises(ServerError, match="the server does not answer"):
@@ -209,8 +209,8 @@ def test_hosted_model_without_ids_keeps_token_strings_down_to_the_pairs(
         assert "sk-hosted" not in str(row) and json.loads(row.sampling or "")["server"]["extensions"] is False
 
     verdicts = [Verdict.CORRECT, Verdict.WRONG] * 8
-    labelled = [Response(**{**vars(row), "verdict": v}) for row, v in zip(rows, verdicts, strict=True) if row.response]
-    write_records(tmp_path / "verified.parquet", labelled)
+    labeled = [Response(**{**vars(row), "verdict": v}) for row, v in zip(rows, verdicts, strict=True) if row.response]
+    write_records(tmp_path / "verified.parquet", labeled)
     (tmp_path / "pair").mkdir()
     pair(PairConfig(), tmp_path / "verified.parquet", tmp_path / "pair")
     pairs, _ = read_pairs(tmp_path / "pair/pairs.parquet")
@@ -239,14 +239,14 @@ def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_p
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"logprobs": None, "token_ids": None}, "gives no log-probabilities; start it so that it does, or set"),
+        ({"logprobs": None, "token_ids": None}, "returns no log-probabilities; start it so that it does, or set"),
         ({"token_ids": [1, 2, 3, 0, 0]}, "expected one value per token, got 2 values for 5 tokens"),
         (
             {"logprobs": {"content": [{"token": "a", "logprob": None}] * 2}},
             "0.logprob: Input .* number, got None",
         ),
         ({"logprobs": {"content": [{"token": "a", "logprob": 0.5}] * 2}}, "less than or equal to 0.001, got 0.5"),
-        ({"message": {"content": "b", "reasoning_content": "a"}}, "takes the model's thoughts out of the text"),
+        ({"message": {"content": "b", "reasoning_content": "a"}}, "removes the model's thoughts from the text"),
     ],
 )
 def test_reply_when_its_log_probabilities_cannot_be_those_of_its_text_is_refused(
@@ -318,7 +318,7 @@ def test_server_when_it_fails_or_refuses_or_the_budget_ends_says_so() -> None:
         assert len(asked(engine)) == 6
         with pytest.raises(BudgetError, match="model colors: max_requests=12: all are used"):
             asked(engine)
-    problem = r"a prompt gets no response: refused with HTTP 400: .*too long"
+    problem = r"a prompt got no response: refused with HTTP 400: .*too long"
     with serving(lambda request: failure(400, "too long")) as server, pytest.raises(ServerError, match=problem):
         asked(engine_for(server.url, PLAIN))
 
@@ -327,18 +327,18 @@ def test_settings_when_engine_and_server_do_not_fit_are_refused() -> None:
     given = {"prompts": {"dataset": "p.jsonl"}, "models": [{"name_or_path": "m"}]}
     with pytest.raises(ConfigError, match="server: required by the engine openai"):
         SampleConfig.parse({**given, "engine": "openai"}, "sample")
-    with pytest.raises(ConfigError, match="server: the engine transformers asks none"):
+    with pytest.raises(ConfigError, match="server: the engine transformers uses none"):
         SampleConfig.parse({**given, "server": {"base_url": "http://127.0.0.1:1/v1"}}, "sample")
     with pytest.raises(
         ConfigError, match=r"base_urls: expected an http\(s\) address without user.*\(got '\(hidden\)'\)"
     ):
         SamplingParams.parse({"engine": "openai", "server": {"base_urls": {"a": "http://user:secret@host"}}}, "sample")
     engine = engine_for("http://127.0.0.1:1/v1", PLAIN)
-    with pytest.raises(ConfigError, match="chat takes messages, and the prompts are plain texts"):
+    with pytest.raises(ConfigError, match="chat needs messages, and the prompts are plain texts"):
         engine.encode("text")
     engine = engine_for("http://127.0.0.1:1/v1", PLAIN, {"endpoint": "completions"})
-    with pytest.raises(ConfigError, match="completions takes plain texts, and the prompts are messages"):
+    with pytest.raises(ConfigError, match="completions needs plain texts, and the prompts are messages"):
         engine.encode([{"role": "user", "content": "Which?"}])
     params = SamplingParams.parse({"engine": "openai", "server": {"base_url": "http://127.0.0.1:1/v1"}}, "sample")
-    with pytest.raises(ConfigError, match="takes the name under which a server runs it"):
+    with pytest.raises(ConfigError, match="needs the server's name for it"):
         OpenAIEngine(ModelConfig(name_or_path="a", adapter="b"), params)

@@ -55,7 +55,7 @@ def make_model() -> Callable[..., PreTrainedModel]:
 
 @pytest.fixture(scope="session")
 def pairs() -> list[TokenizedPair]:
-    """12 prompts with 2 × 2 pairs or 1 × 2, some with a masked pair; log-probabilities as a behaviour policy's."""
+    """12 prompts with 2 × 2 pairs or 1 × 2, some with a masked pair; log-probabilities as a behavior policy's."""
     numbers = torch.Generator().manual_seed(3)
 
     def words(count: int) -> tuple[int, ...]:

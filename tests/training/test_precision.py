@@ -90,7 +90,7 @@ def test_training_when_bfloat16_is_asked_for_then_it_is_used_and_the_share_that_
 
 
 def test_share_lost_when_worked_out_by_hand_then_half_a_step_is_the_bound() -> None:
-    # Between 1 and 2 bfloat16 has steps of 2⁻⁷, below 1 of 2⁻⁸; a tie goes to the even neighbour.
+    # Between 1 and 2 bfloat16 has steps of 2⁻⁷, below 1 of 2⁻⁸; a tie goes to the even neighbor.
     weights = torch.tensor([1.0, 1.5, 1.0 + 2**-7, 0.0], dtype=torch.bfloat16)
     assert share_lost([weights], 2**-10) == 0.75
     assert share_lost([weights], 2**-8) == 0.25  # 1.5 alone: even, and both ties come back to it

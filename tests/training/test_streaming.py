@@ -100,12 +100,12 @@ def test_file_when_resumed_in_mid_epoch_then_weights_are_those_of_rows_in_memory
 
 def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[TokenizedPair], tmp_path: Path) -> None:
     single = np.float32(-0.1).item()
-    unlabelled = dataclasses.replace(pairs[0], chosen=TokenizedSide(pairs[0].chosen.ids), source="naïve:1")
+    unlabeled = dataclasses.replace(pairs[0], chosen=TokenizedSide(pairs[0].chosen.ids), source="naïve:1")
     assert pairs[2].rejected is not None
     ids = pairs[2].rejected.ids
     numbers = {"entropy": (0.5,) * len(ids), "rank": (3.0,) * len(ids)}
     odd = [
-        dataclasses.replace(unlabelled, logps_dropped="chosen: “other” vocabulary"),
+        dataclasses.replace(unlabeled, logps_dropped="chosen: “other” vocabulary"),
         dataclasses.replace(pairs[1], chosen=TokenizedSide(pairs[1].chosen.ids), rejected=None),
         dataclasses.replace(pairs[2], rejected=TokenizedSide(ids, (single,) * len(ids), numbers)),
     ]

@@ -1,4 +1,4 @@
-"""The errors a user can act on. Everything else is a bug and keeps its traceback."""
+"""Errors that the user can act on. Any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -12,73 +12,73 @@ T = TypeVar("T")
 
 
 class RegretlessError(Exception):
-    """Base of all errors that the command line prints as one message and turns into its exit code."""
+    """Base of all errors that the command line prints as one message with an exit code."""
 
     exit_code = 1
 
 
 class ConfigError(RegretlessError):
-    """Settings that cannot work. Raised once, with every problem found."""
+    """Settings that cannot work. Raised once, with every problem."""
 
     exit_code = 2
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems = list(problems) or [message]
-        """What the message lists, one by one."""
+        """The problems in the message, one by one."""
 
 
 class DataError(RegretlessError):
-    """Input rows that cannot be used, or none left after refusing bad ones."""
+    """Input rows that cannot be used, or none left after rejecting bad ones."""
 
     exit_code = 3
 
 
 class NonFiniteLossError(RegretlessError):
-    """Training met NaN or infinity; raised before the optimizer step, naming the rows."""
+    """Training produced NaN or infinity; raised before the optimizer step, naming the rows."""
 
     exit_code = 4
 
 
 class BudgetError(RegretlessError):
-    """The budget for a server is used up. What was answered is kept; a larger budget goes on from there."""
+    """The budget for a server is spent. Replies so far are cached; with a larger budget, the same command resumes."""
 
     exit_code = 5
 
 
 class ServerError(RegretlessError):
-    """A server that cannot be used: the key is refused, the model unknown, or nothing comes back."""
+    """A server that cannot be used: the key is rejected, the model unknown, or there is no reply."""
 
     exit_code = 6
 
 
 class StorageError(RegretlessError):
-    """A file or folder that cannot be read or written. What was there before is whole."""
+    """A file or folder that cannot be read or written. Existing files stay intact."""
 
     exit_code = 7
 
 
 ADVICE = {
-    errno.ENOSPC: "make room there; then the same command goes on from here",
-    errno.EDQUOT: "make room there; then the same command goes on from here",
-    errno.EFBIG: "a limit on the size of files is set (ulimit -f); raise it, then the same command goes on from here",
-    errno.EROFS: "name a place that can be written to",
-    errno.EACCES: "name a place that you may use, or change its permissions",
-    errno.EPERM: "name a place that you may use, or change its permissions",
-    errno.ENOTDIR: "a file stands where a folder is needed; name another place, or move the file away",
-    errno.EEXIST: "something else stands where a folder is needed; name another place, or move it away",
-    errno.EISDIR: "a folder stands where a file is needed; name another place, or move the folder away",
-    errno.ENOTEMPTY: "another process works there; name another place, or wait for it",
-    errno.ENOENT: "check the path, and whether a link in it leads nowhere",
-    errno.ELOOP: "links in it lead in a circle; name the file itself",
-    errno.ENAMETOOLONG: "take a shorter name",
+    errno.ENOSPC: "free space there; then the same command resumes",
+    errno.EDQUOT: "free space there; then the same command resumes",
+    errno.EFBIG: "the size of files is limited (ulimit -f); raise the limit, then the same command resumes",
+    errno.EROFS: "choose a location that can be written to",
+    errno.EACCES: "choose a location that you may use, or change its permissions",
+    errno.EPERM: "choose a location that you may use, or change its permissions",
+    errno.ENOTDIR: "expected a folder, and a file exists there; choose another location, or move the file away",
+    errno.EEXIST: "expected a folder, and something else exists there; choose another location, or move it away",
+    errno.EISDIR: "expected a file, and a folder exists there; choose another location, or move the folder away",
+    errno.ENOTEMPTY: "another process uses it; choose another location, or wait for it",
+    errno.ENOENT: "check the path, and any broken links in it",
+    errno.ELOOP: "its links form a circle; name the file itself",
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "close other programs: the machine has no free file handle",
-    errno.EIO: "the disk reports a fault; check it, or name another place",
+    errno.EIO: "the disk reports a fault; check it, or choose another location",
 }
-"""What to do about an error of the operating system, by its number."""
+"""What to do about an operating system error, by its number."""
 OS_ERROR = re.compile(r"\(os error (\d+)\)|\[errno (\d+)\]", re.IGNORECASE)
-"""How libraries in Rust and C++ pass on the number of an error of the operating system."""
+"""How libraries in Rust and C++ include the number of an operating system error in their messages."""
 SAYINGS = {
     "database or disk is full": errno.ENOSPC,
     "attempt to write a readonly database": errno.EROFS,
@@ -88,14 +88,14 @@ SAYINGS = {
     "] . unexpected pos ": errno.ENOSPC,  # torch.save, closing a file that it could not write
     " requested and ": errno.ENOSPC,  # numpy: "8 requested and 0 written"
 }
-"""How libraries put it that pass on no number."""
+"""Messages of libraries that include no number."""
 
 
 def storage_error(error: BaseException) -> StorageError | None:
-    """The error of a file or folder that an exception stands for, or None when it stands for something else.
+    """The StorageError for an exception about a file or folder, or None for any other exception.
 
-    Libraries raise their own exceptions where the operating system fails; those that carry its number or are known by
-    their words count, and so does a name that is not UTF-8.
+    Libraries raise their own exceptions when the operating system fails; exceptions with its error number or a known
+    message count, and so does a name that is not UTF-8.
     """
     if isinstance(error, UnicodeEncodeError) and "surrogates not allowed" in error.reason:
         text = str(error.object)
@@ -125,7 +125,7 @@ NAME_LENGTH = 300
 
 
 def reject(where: str, problems: Sequence[str]) -> None:
-    """Raise one ConfigError that lists all problems; do nothing when there are none."""
+    """Raise one ConfigError that lists all problems; do nothing if there are none."""
     if problems:
         raise ConfigError("\n  - ".join([f"{where}: {len(problems)} problem(s)", *problems]), problems)
 

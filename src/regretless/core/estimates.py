@@ -1,4 +1,4 @@
-"""Numbers with their uncertainty: shares, means over seeds or clusters, and paired differences."""
+"""Estimates with their uncertainty: shares, means over seeds or clusters, and paired differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval; NaN at both ends when there is nothing to tell it from."""
+    """A 95 % confidence interval; NaN at both ends if it cannot be estimated."""
 
     low: float
     high: float
@@ -41,13 +41,13 @@ class PairedDifference(NamedTuple):
     mean: float
     interval: Interval
     p_value: float
-    """Exact McNemar test: how likely so uneven a split of the problems on which the two differ is by chance."""
+    """Exact McNemar test: probability by chance of so uneven a split of the problems on which the two differ."""
 
 
 def wilson(successes: int, n: int) -> Interval:
-    """Wilson score interval of a share; sound near 0 and 1 too, where mean ± 1.96 standard errors is not.
+    """Wilson score interval of a share; also valid near 0 and 1, where mean ± 1.96 standard errors is not.
 
-    Raises ValueError for counts that are no share.
+    Raises ValueError for counts that are not a share.
     """
     if not 0 <= successes <= n:
         raise ValueError(f"expected 0 <= successes <= n, got {successes} of {n}")
@@ -58,7 +58,7 @@ def wilson(successes: int, n: int) -> Interval:
 
 
 def over_seeds(values: Sequence[float]) -> SeedSummary:
-    """Summary of one value a seed (paper, appendix on multi-seed evaluation). Raises ValueError without any value."""
+    """Summary of one value per seed (paper, appendix on multi-seed evaluation). Raises ValueError without any value."""
     if not values:
         raise ValueError("expected at least one value")
     sd = stdev(values) if len(values) > 1 else math.nan
@@ -74,12 +74,12 @@ def t_interval(center: float, sd: float, n: int) -> Interval:
 
 
 def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> PairedDifference:
-    """How much more often `second` is right than `first`, problem by problem.
+    """Difference of the share of correct answers, `second` minus `first`, paired by problem.
 
     The interval is Newcombe's hybrid score interval for paired shares (Statistics in Medicine 17, 1998, method 10): the
-    two Wilson intervals, joined through the correlation of the models' successes. Only the problems on which the two
-    differ speak, so it is tighter than that of independent shares, and where they never differ it is not of width 0,
-    as mean ± t standard errors would be. Raises ValueError for unequal lengths.
+    two Wilson intervals, joined through the correlation of the models' successes. Only problems on which the two differ
+    contribute, so it is tighter than that of independent shares. If they never differ, its width is not 0, unlike that
+    of mean ± t standard errors. Raises ValueError for unequal lengths.
     """
     if len(first) != len(second):
         raise ValueError(f"expected the same problems on both sides, got {len(first)} and {len(second)}")
@@ -116,7 +116,7 @@ Sums = Mapping[Any, tuple[float, float]]
 
 
 class Estimate(NamedTuple):
-    """A number from `n` clusters; NaN where it cannot be estimated."""
+    """An estimate from `n` clusters; NaN if it cannot be computed."""
 
     value: float
     n: int
@@ -124,7 +124,7 @@ class Estimate(NamedTuple):
     interval: Interval
 
     def shown(self, **more: Any) -> dict[str, Any]:
-        """As JSON, `null` for what is not known; `more` is added."""
+        """As JSON values, `null` for what is unknown; `more` is added."""
         low, high = self.interval
         numbers = {"value": self.value, "standard_error": self.standard_error, "low": low, "high": high}
         return {**{key: known(value) for key, value in numbers.items()}, "n": self.n, **more}
@@ -149,9 +149,9 @@ def ratio(sums: Sums, scale: float = 1.0) -> Estimate:
 
 
 def difference(first: Sums, second: Sums, scale: float = 1.0) -> Estimate:
-    """How much higher the weighted mean of `second` is than that of `first`, on the clusters that both have.
+    """Difference of the weighted means, `second` minus `first`, on the clusters that both have.
 
-    Paired by cluster: what makes a question easy for both does not count as uncertainty.
+    Paired by cluster: the difficulty of a question, which both share, does not count as uncertainty.
     """
     common = [key for key in first if key in second]
     if not common:
@@ -166,7 +166,7 @@ def _mean(sums: Sums) -> float:
 
 
 def _residuals(sums: Sums, keys: list[str]) -> Array:
-    """What each cluster moves the mean by, to first order."""
+    """Influence of each cluster on the mean, to first order."""
     totals, weights = np.array([sums[key] for key in keys], dtype=float).T
     return np.asarray((totals - _mean(sums) * weights) / weights.sum())
 
@@ -178,12 +178,12 @@ def _from_residuals(n: int, value: float, residuals: Array, scale: float) -> Est
 
 
 def resamples(n: int, rounds: int, seed: int) -> Array:
-    """How often each of `n` clusters is drawn when `n` are drawn with replacement; shape (rounds, n)."""
+    """Counts of each of `n` clusters in samples of `n` with replacement; shape (rounds, n)."""
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=rounds).astype(float)
 
 
 def from_samples(value: float, n: int, samples: Array) -> Estimate:
-    """A number with the standard deviation and the central 95 % of its resampled values."""
+    """An estimate with the standard deviation and the central 95 % of its resampled values."""
     if n < 2:
         return Estimate(value, n, math.nan, UNKNOWN)
     low, high = np.percentile(samples, [2.5, 97.5])
@@ -196,7 +196,7 @@ def mean_by_prompt(
     """Σ totals / Σ counts as JSON, with its standard error and 95 % t-interval over prompts (see `ratio`).
 
     totals, counts: of one response or pair each, such as the sum over its tokens and their number. The uncertainty is
-    None where there are fewer than two prompts. Raises ValueError for sequences of different lengths.
+    None if there are fewer than two prompts. Raises ValueError for sequences of different lengths.
     """
     sums: dict[Hashable, tuple[float, float]] = {}
     for total, count, prompt in zip(totals, counts, prompts, strict=True):

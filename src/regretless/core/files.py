@@ -35,7 +35,7 @@ def _sibling(path: Path) -> Iterator[Path]:
     try:
         yield temporary
     except OSError as error:
-        # Errors of open files name none, and nobody knows the temporary name.
+        # Errors of open files contain no name, and the temporary name is meaningless to users.
         if error.filename in (None, str(temporary)):
             error.filename, error.filename2 = str(path), None
         raise
@@ -45,7 +45,7 @@ def _sibling(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Raise, before any work is done, what writing the file `path` will raise (OSError): what is there stays."""
+    """Raise, before any work is done, the OSError that writing `path` would raise; an existing file stays intact."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,22 +60,22 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically. Raises ValueError on NaN or infinity: a report must say null, not NaN."""
+    """Write JSON atomically. Raises ValueError on NaN or infinity: files must contain null instead of NaN."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     if clean_text(text) != text:
-        # Names of files that are not UTF-8: as escapes they come back as they were.
+        # Names of files that are not UTF-8: written as escapes, they can be read back unchanged.
         text = json.dumps(value, indent=2, allow_nan=False, default=str)
     write_text(path, text + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object a line, atomically."""
+    """Write one JSON object per line, atomically."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
         handle.writelines(json_line(row) for row in rows)
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """One line of a JSONL file, whatever the row holds: what JSON has no form for is written as text (`json_value`)."""
+    """One line of a JSONL file for any row: values without a JSON form are written as text (`json_value`)."""
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str)
     except (ValueError, TypeError, RecursionError):
@@ -84,7 +84,7 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Value of a JSON file. Raises DataError that names the file when it is missing or broken."""
+    """Value of a JSON file. Raises DataError that names the file if it is missing or broken."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -94,7 +94,7 @@ def read_json(path: Path) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Hash of a JSON-like value; equal values give equal hashes whatever the order of their keys."""
+    """Hash of a JSON-like value; the order of keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -102,7 +102,7 @@ def fingerprint(value: Any) -> str:
 def path_fingerprint(path: Path) -> str:
     """Hash of a file's bytes, or of all files below a folder (names and bytes).
 
-    Raises DataError when nothing is there.
+    Raises DataError if the path does not exist.
     """
     if not path.exists():
         raise DataError(f"{path}: not found")

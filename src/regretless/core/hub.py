@@ -1,4 +1,4 @@
-"""The Hugging Face hub: one look whether it answers, before its libraries try again and again; and what it knows."""
+"""The Hugging Face hub: one check whether it answers, before its libraries retry; and facts about repositories."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 SECONDS = 5.0
-"""Patience with a hub that says nothing."""
+"""Time limit for a hub that does not answer."""
 REMEMBERED = 60.0
-"""Seconds for which one look holds."""
+"""Seconds for which the result of one check is valid."""
 SIDE_BY_SIDE = 8
 NO_CONNECTION = re.compile(r"offline|connect|reach|locate|cached", re.IGNORECASE)
 REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -27,7 +27,7 @@ LOCAL_SUFFIXES = {
 
 
 class Repository(NamedTuple):
-    """Something on the hub."""
+    """A repository on the hub."""
 
     kind: Literal["model", "dataset"]
     name: str
@@ -39,12 +39,12 @@ _looking = threading.Lock()
 
 
 def may_be_repository(name: str) -> bool:
-    """Whether a name could be one on the hub: `name` or `owner/name`, and not the look of a path or a file."""
+    """True if a name could be on the hub: `name` or `owner/name`, not a path or a file name."""
     return REPOSITORY.fullmatch(name) is not None and Path(name).suffix not in LOCAL_SUFFIXES
 
 
 def out_of_reach() -> str | None:
-    """Why the hub cannot be asked, or None when it answers, whatever it says. One request, at most `SECONDS`."""
+    """Why the hub cannot be used, or None if it answers anything. One request, at most `SECONDS`."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
@@ -78,11 +78,11 @@ def _look(endpoint: str) -> str | None:
 
 @contextlib.contextmanager
 def one_attempt(source: str | Path) -> Iterator[str | None]:
-    """A block that may load `source` from the hub; gives why the hub cannot be asked, or None.
+    """A block that may load `source` from the hub; yields why the hub cannot be used, or None.
 
-    Without a network each request would be tried again for half a minute, and a model takes several. So the libraries
-    are told that they are offline for as long as the block lasts: they take what is in their caches, or fail at once.
-    Nothing is looked at for a source that lies on this machine.
+    Without a network, each request would be retried for half a minute, and a model needs several requests. So the
+    libraries are set to offline mode within the block: they use their caches, or fail at once.
+    Nothing is checked for a source on this machine.
     """
     problem = None if Path(source).exists() else out_of_reach()
     if problem is None:
@@ -96,28 +96,28 @@ def one_attempt(source: str | Path) -> Iterator[str | None]:
 
 
 def _set_offline(value: bool) -> bool:
-    """Tell the libraries whether they are offline; what they were before."""
+    """Set the libraries' offline mode; returns the previous values."""
     from huggingface_hub import constants
 
     before = bool(constants.HF_HUB_OFFLINE)
     constants.HF_HUB_OFFLINE = value
-    # `datasets` has a copy. It is not imported for this: then it is not what loads.
+    # `datasets` has its own copy. It is not imported for this: if it is not loaded, it does not load anything.
     if (copy := sys.modules.get("datasets.config")) is not None:
         copy.HF_HUB_OFFLINE = value  # type: ignore[attr-defined]
     return before
 
 
 def why(error: Exception, problem: str | None) -> str:
-    """Why something could not be loaded, in one line. problem: what `one_attempt` gave."""
+    """Why something could not be loaded, in one line. problem: the value of `one_attempt`."""
     said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    # What is said about the connection that was not tried would lead elsewhere.
+    # A message about a connection that was not even tried would mislead.
     return said if problem is None else problem if NO_CONNECTION.search(said) else f"{said} ({problem})"
 
 
 def missing(repositories: Collection[Repository]) -> dict[Repository, str]:
-    """What the hub says against repositories: there is none of that name or revision, or its terms are not accepted.
+    """Problems with repositories: no such name or revision, or its terms are not accepted.
 
-    Each is asked for once, side by side, and what has no answer in time is not here. Empty without a network.
+    One concurrent request for each; a repository without an answer in time is omitted. Empty without a network.
     """
     if not repositories or out_of_reach() is not None:
         return {}

@@ -1,8 +1,8 @@
-"""Ctrl-C on the command line: one press ends the process, and one line says what is kept.
+"""Ctrl-C on the command line: one press ends the process, with one line that says what happens to the work.
 
-An exception is no way to do it: raised while the garbage collector runs, in a destructor or in the middle of an import
-it is swallowed, and the press is lost. Work survives `kill -9` at any moment (`core/files.py`), so the process just
-ends.
+An exception would not be reliable: if it is raised while the garbage collector runs, in a destructor or during an
+import, it is swallowed, and the press is lost. Work survives `kill -9` at any moment (`core/files.py`), so the process
+simply ends.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 EXIT_CODE = 130
-"""What shells give for a process that Ctrl-C ended."""
+"""Exit code that shells use for a process ended by Ctrl-C."""
 SHOW_CURSOR = "\x1b[?25h"
 """A progress bar hides it."""
-_lines = ["interrupted: no file is left half written; the same command goes on from what is there"]
+_lines = ["interrupted: no file is left half written; the same command resumes"]
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def saying(line: str) -> Iterator[None]:
-    """A block in which this is the line that Ctrl-C leaves."""
+    """A block in which Ctrl-C prints this line."""
     _lines.append(line)
     try:
         yield
@@ -47,10 +47,10 @@ def saying(line: str) -> Iterator[None]:
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
-    # Of several processes, which all get the signal, one speaks. Past Python's own buffers: one may be in use.
+    # Several processes all receive the signal, and one prints. It bypasses Python's buffers: one may be in use.
     if os.environ.get("RANK", "0") == "0":
         terminal = sys.__stderr__ is not None and sys.__stderr__.isatty()
         text = f"\n{SHOW_CURSOR}{_lines[-1]}\n" if terminal else f"{_lines[-1]}\n"
-        with suppress(OSError):  # nobody may be reading any more
+        with suppress(OSError):  # the reader may be gone
             os.write(2, text.encode(errors="backslashreplace"))
     os._exit(EXIT_CODE)

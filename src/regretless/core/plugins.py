@@ -11,7 +11,7 @@ from regretless.core.errors import ConfigError
 
 T = TypeVar("T")
 KINDS = ("objectives", "engines", "verifiers", "rules", "benchmarks", "templates")
-"""What can be added: the entry point group of each is `regretless.<kind>`."""
+"""Kinds of parts that can be added: the entry point group of each is `regretless.<kind>`."""
 
 
 @cache
@@ -30,9 +30,9 @@ def plugin_versions() -> dict[str, str]:
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
-    """Parts of one kind by name. A part of another package is imported when it is first looked up.
+    """Parts of one kind by name. A part of another package is imported at its first use.
 
-    problem: says what is wrong with a part of another package, or None; called with its name and the part.
+    problem: the problem of a part from another package, or None; called with its name and the part.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Registry(MutableMapping[str, T], Generic[T]):
         self._own, self._parts = frozenset(own), dict(own)
 
     def __getitem__(self, name: str) -> T:
-        """The part of that name. Raises KeyError without one, ConfigError for one that cannot be used."""
+        """The part with that name. Raises KeyError if there is none, ConfigError if it cannot be used."""
         points = offered(self.kind).get(name, ())
         sources = [*(["regretless itself"] if name in self._own else []), *map(_source, points)]
         if len(sources) > 1:
             raise ConfigError(
-                f"{self.kind}: {name!r} is offered by {' and by '.join(sources)}; rename it in one, or uninstall one"
+                f"{self.kind}: {name!r} is defined by {' and by '.join(sources)}; rename it in one, or uninstall one"
             )
         if name not in self._parts and points:
             self._parts[name] = self._load(name, points[0])
@@ -70,13 +70,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return name in self._parts or name in offered(self.kind)  # without importing it
 
     def find(self, name: str) -> T:
-        """The part of that name. Raises ConfigError that lists the names, or says why the part cannot be used."""
+        """The part with that name. Raises ConfigError that lists the names, or explains why the part cannot be used."""
         if name not in self:
             raise ConfigError(f"{self.kind.removesuffix('s')}: expected one of {', '.join(self)}; got {name!r}")
         return self[name]
 
     def usable(self) -> tuple[dict[str, T], list[str]]:
-        """Every part that can be used, by name, and why each of the others cannot."""
+        """Every usable part by name, and why each of the others cannot be used."""
         parts, problems = {}, []
         for name in self:
             try:
@@ -86,7 +86,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         return parts, problems
 
     def check(self, name: str) -> str:
-        """The name, for the validators of settings. Raises ValueError when there is no such part, or it is unusable."""
+        """The name, for validators of settings. Raises ValueError if there is no such part, or it is unusable."""
         if name not in self:
             raise ValueError(f"expected one of {', '.join(self)}")
         try:
@@ -102,7 +102,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
         # A plug-in's import may raise anything.
         except Exception as error:
             raise ConfigError(
-                f"{where}: cannot be imported: {type(error).__name__}: {error}; mend or uninstall that package"
+                f"{where}: cannot be imported: {type(error).__name__}: {error}; fix or uninstall that package"
             ) from error
         if (problem := self._problem(name, part)) is not None:
             raise ConfigError(f"{where}: {problem}")

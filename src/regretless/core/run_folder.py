@@ -1,4 +1,4 @@
-"""Units of work in a run folder: skipped when nothing they depend on has changed, resumed when they were killed."""
+"""Units of work in a run folder: skipped if nothing they depend on has changed, resumed if they were interrupted."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from regretless.core.terminal import console
 
 S = TypeVar("S", bound=Section)
 RUN = "{run}"
-"""Stands for the run folder in the strings of a recipe, so that settings do not depend on where it lies."""
+"""Placeholder for the run folder in the strings of a recipe, so that settings do not depend on its location."""
 BASE = "base"
-"""Label, in a run folder, of the model before preference training."""
+"""Label of the model before preference training."""
 LOCK, UNUSED = ".lock", "unused"
 CACHE = ".cache"
-"""Ending of the folder beside a unit's that holds what the unit could make again."""
+"""Suffix of the folder beside a unit's folder for files that the unit could compute again."""
 LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
-"""What a killed process was about to delete, or to move to its place (`files.atomic_path`, `StageFolder.begin`)."""
+"""What an interrupted process was about to delete, or to move (`files.atomic_path`, `StageFolder.begin`)."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
-"""Settings that may name a file or folder, whose content then counts."""
+"""Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 NOT_THE_MODEL = {MANIFEST, PENDING, "trainer_state.json", "training_args.bin"}
-"""Files next to a model's that say when and how it was made: two equal models may differ in them."""
+"""Files next to a model's that record when and how it was made: equal models may differ in them."""
 
 
 def substitute(value: Any, run: Path) -> Any:
@@ -84,7 +84,7 @@ _known: dict[tuple[Any, ...], str] = {}
 def content(path: Path) -> str:
     """Hash of a file, of a model's files in a folder, or of everything in any other folder.
 
-    Raises DataError when nothing is there.
+    Raises DataError if the path does not exist.
     """
     if path.is_dir() and any((path / name).is_file() for name in MODEL_MARKERS):
         files = sorted(file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES and file.is_file())
@@ -93,7 +93,7 @@ def content(path: Path) -> str:
 
 
 def _file_content(path: Path) -> str:
-    # Models are inputs of many units, so each is read once as long as it is not touched.
+    # Models are inputs of many units, so each is read once while it is unchanged.
     status = path.stat()
     key = (path.resolve(), status.st_size, status.st_mtime_ns)
     if key not in _known:
@@ -102,7 +102,7 @@ def _file_content(path: Path) -> str:
 
 
 def _table_content(path: Path) -> str:
-    """Hash of a table's rows; what its writer noted beside them, such as when its inputs were made, does not count."""
+    """Hash of a table's rows; metadata of its writer, such as when its inputs were made, does not count."""
     try:
         with path.open("rb") as handle:
             file = pq.ParquetFile(handle)
@@ -110,42 +110,42 @@ def _table_content(path: Path) -> str:
             for batch in file.iter_batches():
                 digest.update(batch.serialize())
     except (pa.ArrowException, OSError):
-        return path_fingerprint(path)  # its reader says what is wrong with it
+        return path_fingerprint(path)  # its reader reports the problem
     return str(digest.hexdigest())
 
 
 @contextlib.contextmanager
 def lock(file: Path, what: Path) -> Iterator[int]:
-    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError when another process works in `what`."""
+    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`."""
     with _open_lock(file) as handle:
         try:
-            # The lock of a process, not of an open file: workers that outlive a killed run must not keep it.
+            # The lock belongs to the process, not to an open file: workers that outlive a killed run must not hold it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:
             handle.seek(0)
             owner = handle.read().strip() or "unknown process"
             raise ConfigError(
-                f"{what}: another run is working here ({owner}); wait for it, or give another output folder"
+                f"{what}: another run uses it ({owner}); wait for it, or choose another output folder"
             ) from error
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
-        with interrupt.saying(f"interrupted: what is done is kept in {what}; the same command resumes from there"):
+        with interrupt.saying(f"interrupted: finished work stays in {what}; the same command resumes from there"):
             yield handle.fileno()
 
 
 @contextlib.contextmanager
 def lock_beside(output: Path) -> Iterator[None]:
-    """Hold a lock beside an output folder, where no lock file may stay behind: it is removed at the end of the block.
+    """Hold a lock beside an output folder, where no lock file may remain: it is removed at the end of the block.
 
-    For a folder that is emptied, and so cannot hold the lock itself. Raises ConfigError when another process works in
+    For a folder that is emptied, and so cannot contain the lock itself. Raises ConfigError if another process uses
     `output`.
     """
     file = output.with_name(f".{output.name}.lock")
     output.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with lock(file, output) as descriptor:
-            # Another process may have removed the file after it was opened here: a lock on that one keeps nobody out.
+            # Another process may have removed the file after it was opened here: a lock on that one excludes nobody.
             if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
                 continue
             try:
@@ -156,7 +156,7 @@ def lock_beside(output: Path) -> Iterator[None]:
 
 
 def _open_lock(file: Path) -> TextIO:
-    """The lock file, never through a symbolic link: whoever laid it chose the file that would be written to."""
+    """The lock file, never through a symbolic link: its creator would choose the file that is written to."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")
@@ -168,7 +168,7 @@ def _open_lock(file: Path) -> TextIO:
 
 @dataclass
 class Outcome:
-    """What became of a unit of work."""
+    """The outcome of a unit of work."""
 
     folder: Path
     summary: dict[str, Any]
@@ -178,14 +178,14 @@ class Outcome:
 
 @dataclass
 class RunFolder:
-    """A folder of units. Use it inside `locked()`: two runs at once would spoil each other's work."""
+    """A folder of units. Use it inside `locked()`: two concurrent runs would damage each other's work."""
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out for the length of the block. Raises ConfigError when one is in."""
+        """Lock the folder for the block. Raises ConfigError if another process uses it."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not is_first_process():
             yield
@@ -204,11 +204,11 @@ class RunFolder:
         inputs: Mapping[str, Path] | None = None,
         label: str | None = None,
     ) -> Outcome:
-        """Run `work` on the folder `name` unless it has been done with the same settings and inputs.
+        """Run `work` on the folder `name` unless it is finished with the same settings and inputs.
 
-        settings: JSON-able, with `{run}` for this folder; files that they name count by their content, as do `inputs`.
-        label: what messages call the work; its folder's name unless given.
-        Raises what `work` raises, and DataError when an input is missing.
+        settings: JSON values, with `{run}` for this folder; files that they name count by their content, like `inputs`.
+        label: name of the work in messages; default: its folder's name.
+        Raises what `work` raises, and DataError if an input is missing.
         """
         label = label or name
         paths = {**named_paths(settings, self.path), **(inputs or {})}
@@ -226,7 +226,7 @@ class RunFolder:
         return outcome
 
     def mark_unfinished(self, name: str) -> None:
-        """Make the folder of a unit one that its next run does again, whatever is put there in the meantime.
+        """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
 
         Raises ConfigError for a folder with somebody else's files.
         """
@@ -234,9 +234,10 @@ class RunFolder:
         StageFolder(self.path / name, "none").give_up()
 
     def select(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> None:
-        """Leave only the wanted units below `parent`, so that results of an earlier recipe do not pass for this one's.
+        """Leave only the wanted units below `parent`, so that an earlier recipe's results are not mistaken for this
+        one's.
 
-        Others (of `among`, where given) are set aside in the folder `unused`; wanted ones come back from there.
+        Others (of `among`, if set) are moved to the folder `unused`; wanted ones are moved back from there.
         """
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
@@ -278,17 +279,17 @@ def _work(
 
 
 def processes() -> int:
-    """How many processes a launcher (torchrun, accelerate) started to work together; 1 without one."""
+    """Number of processes that a launcher (torchrun, accelerate) started together; 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first_process() -> bool:
-    """Whether this is the one of them that keeps the books."""
+    """True on rank 0, the process that writes files."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def _await(folder: StageFolder) -> None:
-    """Wait until the first process has made the folder ready; through files, for training sets up its own channels."""
+    """Wait until rank 0 has prepared the folder; through files, because training sets up its own channels."""
     pending = folder.path / PENDING
     while not (pending.is_file() and read_json(pending)["key"] == folder.key):
         time.sleep(0.1)
@@ -301,12 +302,12 @@ def _refuse_foreign(folder: Path) -> None:
     ours = any((folder / name).is_file() for name in (MANIFEST, PENDING))
     if not folder.is_dir() or (not ours and any(folder.iterdir())):
         raise ConfigError(
-            f"{folder}: exists and was not made by regretless; give another output folder, or move it away"
+            f"{folder}: exists and was not made by regretless; choose another output folder, or move it away"
         )
 
 
 def summary_line(summary: Mapping[str, Any]) -> str:
-    """The plain numbers and short texts of a summary in one line."""
+    """The plain numbers and short texts of a summary, in one line."""
     shown = {key: value for key, value in summary.items() if isinstance(value, int | float | str) and "/" not in key}
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()

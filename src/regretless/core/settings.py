@@ -1,4 +1,4 @@
-"""Typed settings: every stage's config is a `Section`, checked as a whole so that all problems show at once."""
+"""Typed settings: every stage's config is a `Section`, validated as a whole so that all problems appear at once."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from regretless.core.errors import reject
 
 LONGEST_SHOWN = 120
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 SECRETS = ("api_key", "apikey", "secret", "password", "auth_token", "access_token")
-"""A setting with such a word in its name may be a secret that does not belong there: its value is not shown."""
+"""A setting whose name contains one of these words may be a secret in the wrong place: its value is hidden."""
 
 
 LONGEST_NAME = 100
-"""Bytes; file systems take 255 in a name, and ours get something in front and behind."""
+"""Bytes; file systems allow 255 in a name, and prefixes and suffixes are added."""
 
 
 def check_name(value: str) -> str:
-    """A name that a file or folder can get, as it is. Raises ValueError for one that could lead elsewhere.
+    """A name that a file or folder can have, unchanged. Raises ValueError for one that could lead elsewhere.
 
     Letters, digits, `_`, `.`, `+` and `-`, of which the first is a letter, a digit or `_`: so no separator, no `..`, no
     hidden file, and nothing that looks like a flag.
@@ -52,13 +52,13 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         protected_namespaces=(),
-        # In pydantic's own message, which a traceback shows; ours has what may be shown.
+        # Applies to pydantic's own message, which a traceback includes; ours hides what it must.
         hide_input_in_errors=True,
     )
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
-        """Validate values. Raises ConfigError that lists every problem with its key, expectation and finding."""
+        """Validate values. Raises ConfigError that lists every problem with its key, expected and actual value."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -67,9 +67,9 @@ class Section(BaseModel):
 
 
 def sound_part(kind: Any, value: Any) -> Any:
-    """What is right of a value: itself, or without the settings that have errors; None when that is nothing.
+    """The valid part of a value: itself, or without the settings that have errors; None if nothing is left.
 
-    For further checks only: what is left out may have been required.
+    For further checks only: a removed setting may have been required.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     with contextlib.suppress(ValidationError):
@@ -81,7 +81,7 @@ def sound_part(kind: Any, value: Any) -> Any:
 
 
 def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
-    """Settings without those at some places, as far as these lead anywhere."""
+    """Settings without those at some paths, as far as the paths exist."""
     if not isinstance(value, Mapping):
         return value
     gone = {place[0] for place in places if len(place) == 1}
@@ -90,12 +90,12 @@ def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
 
 
 def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
-    """One line for each setting with an error: its key, what was expected, what was found, and what may be meant."""
+    """One line for each setting with an error: its key, what was expected, what it has, and what may be meant."""
     found: dict[str, list[str]] = {}
     for item in items:
         keys, inside = _place(section, item)
         message, value = item["msg"].removeprefix("Value error, "), item["input"]
-        # What a section says about one of its settings belongs to that setting's key.
+        # What a section reports about one of its settings belongs to that setting's key.
         named = re.match(r"([\w.]+): ", message)
         if named and any(named[1].split(".")[0] in one.model_fields for one in inside):
             keys, message = [*keys, named[1]], message[named.end() :]
@@ -120,7 +120,7 @@ def setting_error(
     place: tuple[int | str, ...], message: str, value: Any, kind: str = "value_error"
 ) -> InitErrorDetails:
     """An error of the setting at `place`, for a validator that reports several at once."""
-    # Braces in the message would be taken for placeholders.
+    # Braces in the message would be read as placeholders.
     text = PydanticCustomError(kind, "{message}", {"message": message})
     return InitErrorDetails(type=text, loc=place, input=value)
 
@@ -137,7 +137,7 @@ def _shown(value: Any) -> str:
 def _place(section: type[Section], item: Any) -> tuple[list[str], list[type[Section]]]:
     """Keys that lead to an error, and the sections that it is in; keys and sections may be several in a union.
 
-    The place that pydantic gives has more: names of the options of a union, which are no keys.
+    The path from pydantic has more: names of the options of a union, which are not keys.
     """
     keys: list[str] = []
     inside: list[type[Section]] = [section]
@@ -176,7 +176,7 @@ def _containers(annotation: Any) -> list[Any]:
 
 
 def _meant(key: str, sections: Sequence[type[Section]]) -> str:
-    """What to do about an unknown key: the nearest one of these sections, or the same one further inside."""
+    """What to do about an unknown key: the nearest key of these sections, or the same one further inside."""
     inside = [
         f"{name}.{'<name>.' * len(_containers(field.annotation))}{key}"
         for section in sections

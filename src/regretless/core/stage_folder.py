@@ -19,10 +19,10 @@ PENDING = "pending.json"
 
 @dataclass(frozen=True)
 class StageFolder:
-    """The folder of one stage: finished when its manifest carries the key of what is asked for now.
+    """The folder of one stage: finished if its manifest has the key of the current request.
 
-    An unfinished folder with the same key is kept, so that a stage can go on where it was killed; a folder that was
-    made for another key is emptied first.
+    An unfinished folder with the same key remains, so that an interrupted stage can resume; a folder with another key
+    is emptied first.
     """
 
     path: Path
@@ -30,12 +30,12 @@ class StageFolder:
 
     @staticmethod
     def key_of(stage: str, settings: Any, inputs: Mapping[str, Path]) -> str:
-        """Key of a stage: its settings, its inputs' content and the versions its results depend on."""
+        """Key of a stage: its settings, its inputs' content and the versions that its results depend on."""
         content = {name: path_fingerprint(path) for name, path in sorted(inputs.items())}
         return fingerprint({"stage": stage, "settings": settings, "inputs": content, "versions": versions()})
 
     def is_done(self) -> bool:
-        """Whether the stage finished with this very key."""
+        """True if the stage finished with this key."""
         return self._key_in(MANIFEST) == self.key
 
     def manifest(self) -> dict[str, Any]:
@@ -43,26 +43,26 @@ class StageFolder:
         return dict(read_json(self.path / MANIFEST))
 
     def begin(self) -> bool:
-        """Make the folder ready; True when it holds the unfinished work of the same key."""
+        """Prepare the folder; True if it contains unfinished work with the same key."""
         resumes = self._key_in(PENDING) == self.key and not (self.path / MANIFEST).exists()
         if not resumes:
             if self.path.exists():
-                # Moved first: a kill in the middle of deleting must not leave half a folder that looks whole.
+                # Moved first, so that an interrupted deletion does not leave half a folder that looks complete.
                 doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
                 self.path.rename(doomed)
                 shutil.rmtree(doomed)
-            # It may be there again: `give_up` in another process.
+            # It may exist again: `give_up` in another process.
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / PENDING, {"key": self.key})
         return resumes
 
     def give_up(self) -> None:
-        """Leave the folder as one of ours that is not done, whatever it holds: the next run of its stage redoes it."""
+        """Mark the folder as unfinished, whatever it contains, so that the next run of its stage starts over."""
         write_json(self.path / PENDING, {"key": self.key})
         (self.path / MANIFEST).unlink(missing_ok=True)
 
     def finish(self, stage: str, settings: Any, summary: Mapping[str, Any], seconds: float) -> None:
-        """Write the manifest: from now on the stage is done, and nothing tells of unfinished work any more."""
+        """Write the manifest: from now on the stage is finished, and no trace of unfinished work is left."""
         write_json(
             self.path / PENDING,
             {
@@ -75,7 +75,7 @@ class StageFolder:
                 "versions": versions(),
             },
         )
-        (self.path / PENDING).replace(self.path / MANIFEST)  # in one step: a kill leaves the one or the other
+        (self.path / PENDING).replace(self.path / MANIFEST)  # atomic: an interruption leaves one or the other
 
     def _key_in(self, name: str) -> str | None:
         file = self.path / name

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 class Stage:
     """One section of a recipe that does something.
 
-    Its settings are the type of the recipe's field of that name (`runs.recipe.Recipe`), and what it does is the
+    Its settings have the type of the recipe's field of that name (`runs.recipe.Recipe`), and its work is the
     function `do_<name>` in `runs.work`.
     """
 
     name: str
     about: str = ""
-    """What the command line says of it; empty for a section that is no command of its own."""
+    """Its help on the command line; empty for a section without a command."""
     reads: str = ""
     makes: str = ""
     flags: tuple[str, ...] = ()
-    """Options of its command beside settings, configuration file and output."""
+    """Options of its command besides settings, configuration file and output."""
     result: str = ""
-    """File in its folder that is what it makes; empty where the whole folder is."""
+    """The file in its folder that is its result; empty if the whole folder is."""
     folder: str = ""
-    """Its folder in a run folder, where that is not its name."""
+    """Its folder in a run folder, if that is not its name."""
 
     @property
     def place(self) -> str:
@@ -78,9 +78,9 @@ STAGES: Mapping[str, Stage] = {
         Stage("pairs", folder="pair"),
         Stage(
             "mask",
-            "Add pairs of a chosen response against its own beginning.",
+            "Add pairs of a chosen response and its own beginning.",
             reads="pairs",
-            makes="pairs of a response against its own beginning, added",
+            makes="the pairs, with masked ones added",
             flags=("pairs",),
             result="pairs.parquet",
         ),
@@ -121,4 +121,4 @@ STAGES: Mapping[str, Stage] = {
         ),
     )
 }
-"""Every stage by the name of its section, in the order of their work."""
+"""Every stage by the name of its section, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""Progress bars and messages on the terminal, one look for all stages."""
+"""Progress bars and messages on the terminal, in one style for all stages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from regretless.core.text_gate import printable
 
 
 class _Terminal(Console):
-    """A console on which texts from rows, columns and file names show and steer nothing.
+    """A console on which texts from rows, columns and file names cannot control the terminal.
 
-    Everything that is printed passes `render`: messages, tables and progress bars. Control codes of rich itself are
-    marked as such, and stay.
+    All output passes `render`: messages, tables and progress bars. Control codes of rich itself are marked as such,
+    and stay.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -40,12 +40,12 @@ class _Terminal(Console):
     def _shown(self, text: str) -> str:
         if text.isascii() or self.encoding.startswith("utf"):
             return printable(text)
-        # Some terminals have no Greek letters (LANG=C).
+        # Some terminals cannot print Greek letters (LANG=C).
         return printable(text).encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 def terminal(*, stderr: bool = False, **options: Any) -> Console:
-    """A console for results (standard output) or messages (standard error); brackets in texts are no markup."""
+    """A console for results (standard output) or messages (standard error); brackets in texts are not markup."""
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False, **options)
 
 
@@ -54,9 +54,9 @@ console = terminal(stderr=True)
 
 
 def never_fail_to_print() -> None:
-    """Make standard output and error write what their encoding lacks as an escape (\\u2265 for ≥), not end in an error.
+    """Print characters that the encoding of standard output or error lacks as escapes (\\u2265 for ≥), without errors.
 
-    For programs to call as they begin: hours of work must not be lost to a terminal of another language.
+    For programs to call at their start: a terminal's encoding must not cost hours of work.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -78,9 +78,9 @@ class _Note(ProgressColumn):
 def bar(
     description: str, total: int | None, done: int = 0, note: Callable[[], str] | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """A progress bar of `total` items (None: nobody knows); the value of the block advances it by a number of items.
+    """A progress bar of `total` items (None: unknown); the value of the block advances it by a number of items.
 
-    note: gives the text shown behind the bar, asked anew at every refresh.
+    note: returns the text behind the bar, called at every refresh.
     """
     columns = (
         TextColumn("{task.description:<28}", markup=False),

@@ -1,4 +1,4 @@
-"""The gate that text passes: what comes in can be written to any file, what goes to a terminal only shows."""
+"""Text filters: input becomes text that any file can store, output becomes text that cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH = 64
-"""How deep lists and objects of a row may be nested. Python's own limits differ between its versions."""
+"""Maximum nesting of lists and objects in a row. Python's own limits differ between its versions."""
 MOST_DIGITS = 4300
-"""Digits of the longest integer that Python writes as text."""
+"""Most digits of an integer that Python converts to text."""
 _LONE = re.compile("[\ud800-\udfff]")
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean_text(text: str) -> str:
-    """The text with halves of surrogate pairs joined where both are there, and replaced by U+FFFD where one is missing.
+    """The text with surrogate halves joined where both are present, and replaced by U+FFFD where one is missing.
 
-    JSON can spell half a character (`"\\ud800"`), and no UTF-8 file, parquet column or tokenizer can hold it. All other
-    characters stay, NUL and control characters among them: they are text, and tokens stand for them.
+    JSON can contain half a character (`"\\ud800"`), and no UTF-8 file, parquet column or tokenizer can hold it. All
+    other characters stay, including NUL and control characters: they are text, and tokens stand for them.
     """
-    # ASCII is known to be free of surrogates without looking at it.
+    # An ASCII string contains no surrogates, which Python knows without a scan.
     if text.isascii() or _LONE.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def clean_value(value: Any) -> Any:
-    """`clean_text` of every text, keys included, in a value that is not too deep."""
+    """`clean_text` of every text, including keys, in a value that is not too deep."""
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, Mapping):
@@ -39,9 +39,9 @@ def clean_value(value: Any) -> Any:
 
 
 def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a row in memory with `clean_text` of every text; lists of numbers are not looked through.
+    """The columns of a row in memory with `clean_text` of every text; lists of numbers are not scanned.
 
-    Raises ValueError when a column is nested deeper than `MAX_DEPTH`.
+    Raises ValueError if a column is nested deeper than `MAX_DEPTH`.
     """
     return {clean_text(str(name)): _clean_column(str(name), value) for name, value in row.items()}
 
@@ -61,9 +61,9 @@ def _is_number(first: Sequence[Any]) -> bool:
 
 
 def json_value(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """The value as JSON can hold it, for records of what was refused.
+    """The value in a form that JSON can hold, for records of rejected rows.
 
-    Numbers that JSON has no form for (NaN, infinity) and other values become texts; what is too deep is cut off.
+    Numbers without a JSON form (NaN, infinity) and other values become texts; what is too deep is cut off.
     """
     if isinstance(value, Mapping | list | tuple) and depth == 0:
         return "…"
@@ -79,7 +79,7 @@ def json_value(value: Any, depth: int = MAX_DEPTH) -> Any:
 
 
 def without_nan(value: Any) -> Any:
-    """The value with null for every NaN and infinity, for which JSON has no form."""
+    """The value with null for every NaN and infinity, which JSON cannot represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -90,7 +90,7 @@ def without_nan(value: Any) -> Any:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether lists and mappings are nested deeper than `MAX_DEPTH`; looks no further than that."""
+    """True if lists and mappings are nested deeper than `MAX_DEPTH`; does not look further."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
@@ -106,7 +106,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text for a terminal: characters that would steer it, or hide or turn text, as escapes such as `\\x1b`.
+    """The text for a terminal: characters that would control it, or hide or reverse text, as escapes such as `\\x1b`.
 
     Line breaks and tabs stay. Bytes of a file name that are not UTF-8 are shown as bytes.
     """
@@ -115,11 +115,11 @@ def printable(text: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     number = ord(found[0])
-    if 0xDC80 <= number <= 0xDCFF:  # Python's stand-in for a byte of a file name
+    if 0xDC80 <= number <= 0xDCFF:  # Python's placeholder for a byte of a file name
         return f"\\x{number - 0xDC00:02x}"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 def one_line(text: str) -> str:
-    """`printable` with line breaks as escapes too: what a row says cannot pass for a line of its own."""
+    """`printable` with line breaks as escapes too, so that text from a row cannot look like a line of its own."""
     return printable(text).replace("\n", "\\n").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -12,7 +12,7 @@ VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datas
 
 
 def versions() -> dict[str, str]:
-    """Versions of this package, of what its results depend on (plug-ins among it), and of Python."""
+    """Versions of this package, of the packages that its results depend on (including plug-ins), and of Python."""
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

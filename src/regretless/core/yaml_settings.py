@@ -13,13 +13,13 @@ from regretless.core.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as in version 1.2; PyYAML's 1.1 wants 1.0e-4 and takes it for text."""
+    """YAML in which 1e-4 is a number, as in version 1.2; PyYAML's 1.1 requires 1.0e-4 and reads it as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping, in which a key that stands twice is an error: YAML's own loader takes the last one."""
+        """A mapping, in which a duplicate key is an error: YAML's own loader uses the last one."""
         own = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         if twice := sorted({key for key in own if own.count(key) > 1}):
-            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)}: stands twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)}: occurs twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -34,7 +34,7 @@ def _load(text: str) -> Any:
 def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     """Mapping in a YAML file; `extends: other.yaml` (relative to the file) is merged below it.
 
-    below: the files that extend this one. Raises ConfigError when the file is missing, is not YAML, holds no mapping,
+    below: the files that extend this one. Raises ConfigError if the file is missing, is not YAML, holds no mapping,
     or extends itself.
     """
     if path.resolve() in below:
@@ -42,7 +42,7 @@ def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     try:
         values = _load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a YAML file") from error
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); set it to the path of a YAML file") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
@@ -54,7 +54,7 @@ def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `over` laid on `base`; mappings are merged key by key, anything else is replaced."""
+    """Values of `over` merged into `base`; mappings are merged key by key, anything else is replaced."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -63,7 +63,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`a.b=value` as nested mapping, the value read as YAML. Raises ConfigError when there is no `=`."""
+    """`a.b=value` as nested mapping, with the value read as YAML. Raises ConfigError if there is no `=`."""
     path, sep, raw = text.partition("=")
     if not sep or not path:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.beta=0.1")

@@ -1,1 +1,1 @@
-"""Rows that stages exchange, readers of foreign data, text to tokens and back."""
+"""Rows that stages exchange, readers of external formats, text to tokens and back."""

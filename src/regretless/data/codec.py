@@ -1,4 +1,4 @@
-"""What has to be known about a tokenizer to write prompts and responses with it."""
+"""Properties of a tokenizer that are needed to write prompts and responses with it."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ TEXTS_AT_ONCE = 2048
 RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
-"""Arguments of a chat template that are not a row's to give."""
+"""Arguments of a chat template that a row cannot set."""
 CUT_CHARACTER = "\ufffd"
-"""What bytes decode to that are no whole character."""
+"""The replacement character: bytes that are not a whole character decode to it."""
 
 
 def codec_of(tokenizer: Tokenizer) -> Codec:
-    """What is known about a tokenizer, found out once for each."""
+    """The codec of a tokenizer, computed once for each."""
     return _cached(tokenizer, tokenizer.chat_template, tokenizer.eos_token_id, len(tokenizer))
 
 
 @lru_cache(maxsize=8)
 def _cached(tokenizer: Tokenizer, *_state: Any) -> Codec:
-    # The state is in the key because a tokenizer can be given another template or more tokens.
+    # The state is in the key because a tokenizer's template and tokens can change.
     return Codec(tokenizer)
 
 
 @dataclass(eq=False)
 class Codec:
-    """One tokenizer: its special tokens, its chat template, and how texts and ids turn into each other."""
+    """One tokenizer: its special tokens, its chat template, and conversion between texts and ids."""
 
     tokenizer: Tokenizer
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, no special tokens added; those that a text spells out are recognized."""
+        """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
         ids: list[list[int]] = []
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             chunk = list(texts[start : start + TEXTS_AT_ONCE])
@@ -64,9 +64,9 @@ class Codec:
         return texts
 
     def encode_responses(self, texts: Sequence[str], *, behind_text: bool) -> list[list[int]]:
-        """Ids of response texts; `behind_text`: exactly as spelled, because plain text is in front of them.
+        """Ids of response texts; `behind_text`: exactly as spelled, because plain text precedes them.
 
-        SentencePiece vocabularies put a space before a text. A chat model writes its answers with it; behind a plain
+        SentencePiece vocabularies put a space before a text. A chat model writes its answers with it; after a plain
         prompt it would be a character that the data do not have.
         """
         if not (behind_text and self.adds_space):
@@ -76,7 +76,7 @@ class Codec:
 
     @cached_property
     def adds_space(self) -> bool:
-        """Whether a text by itself gets a space in front that it does not get behind a line break."""
+        """True if a text by itself gets a leading space that it does not get after a line break."""
         anchor, alone, behind = self.encode(["\n", "a", "\na"])
         return behind[: len(anchor)] == anchor and behind[len(anchor) :] != alone
 
@@ -88,7 +88,7 @@ class Codec:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Tokens after which a response is over."""
+        """Tokens that end a response."""
         return frozenset(eos_token_ids(self.tokenizer))
 
     @cached_property
@@ -98,7 +98,7 @@ class Codec:
 
     @cached_property
     def turn_end(self) -> int:
-        """The token that closes the assistant's turn in the chat template, else the end-of-sequence token."""
+        """The token that ends the assistant's turn in the chat template, else the end-of-sequence token."""
         mark = "regretless"
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
         written = self.encode([self.render(messages, generate=False).rpartition(mark)[2]])[0]
@@ -109,9 +109,7 @@ class Codec:
         """The end-of-sequence token."""
         eos = self.tokenizer.eos_token_id
         if eos is None:
-            raise ConfigError(
-                "tokenizer: it has no end-of-sequence token, so no response could ever end; set eos_token"
-            )
+            raise ConfigError("tokenizer: it has no end-of-sequence token, so no response can end; set eos_token")
         return int(eos)
 
     @cached_property
@@ -138,7 +136,7 @@ class Codec:
 
     @cached_property
     def ids_of_piece(self) -> dict[str, list[int]]:
-        """Tokens by the text that they stand for; bytes of a cut character have one text in common."""
+        """Tokens by their text; the bytes of a truncated character share one text."""
         found: dict[str, list[int]] = {}
         for number, piece in self.pieces.items():
             found.setdefault(piece, []).append(number)
@@ -147,9 +145,9 @@ class Codec:
     def render(
         self, messages: Sequence[dict[str, str]], *, generate: bool, arguments: Mapping[str, Any] | None = None
     ) -> str:
-        """Text of messages in the chat template; `generate` ends it where the assistant's answer begins.
+        """Text of messages in the chat template; with `generate`, it ends where the assistant's answer begins.
 
-        `arguments`: what else the template is given. Raises DataError when it cannot write all of it.
+        `arguments`: further inputs of the template. Raises DataError if the template cannot render all of it.
         """
         if not self.tokenizer.chat_template:
             raise ConfigError(
@@ -160,7 +158,7 @@ class Codec:
         template = str(self.tokenizer.get_chat_template(tools=given.get("tools")))
         for name in given:
             if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", template):
-                raise DataError(f"{name}: the chat template knows nothing of it; take it out of the row")
+                raise DataError(f"{name}: the chat template does not use it; remove it from the row")
         goes_on = generate and messages[-1]["role"] == "assistant"
         try:
             text = self.tokenizer.apply_chat_template(
@@ -171,24 +169,24 @@ class Codec:
                 **given,
             )
         except (jinja2.TemplateError, ValueError, TypeError) as error:
-            raise DataError(f"prompt: the chat template refuses it: {error}") from error
+            raise DataError(f"prompt: the chat template rejects it: {error}") from error
         return str(text)
 
     def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
         """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
 
-        `arguments`: what the chat template is given beside messages, as JSON. Raises DataError.
+        `arguments`: inputs of the chat template besides messages, as JSON. Raises DataError.
         """
         if not isinstance(prompt, str):
             return self.render(prompt, generate=True, arguments=_parsed(arguments))
         if arguments is not None:
             raise DataError(
-                f"{', '.join(_parsed(arguments))}: for the chat template, and a prompt that is a text goes through none"
+                f"{', '.join(_parsed(arguments))}: input for a chat template, which a plain-text prompt does not use"
             )
         return prompt
 
     def finish_prompt(self, prompt: Text, ids: Sequence[int]) -> Ids:
-        """Ids of a prompt with its beginning-of-sequence token, never doubled. Raises DataError when none results."""
+        """Ids of a prompt with its beginning-of-sequence token, never doubled. Raises DataError if there are none."""
         # A chat template writes the token itself.
         starts = isinstance(prompt, str) and self.bos is not None and ids[:1] != [self.bos]
         if not ids and not starts:
@@ -196,7 +194,7 @@ class Codec:
         return (self.bos, *ids) if starts and self.bos is not None else tuple(ids)
 
     def response_text(self, prompt: Text, response: Text, arguments: str | None = None) -> str:
-        """What the model has to write after the prompt, up to the end token."""
+        """The text that the model has to generate after the prompt, up to the end token."""
         if isinstance(response, str):
             return response
         if len(response) == 1:
@@ -212,7 +210,7 @@ class Codec:
         return whole[len(start) :].rstrip()
 
     def finish_response(self, ids: Sequence[int], complete: bool | None, *, behind_text: bool) -> Ids:
-        """Ids of a response with exactly one end token, or with none if it was cut (`complete` is False)."""
+        """Ids of a response with exactly one end token, or with none if it was truncated (`complete` is False)."""
         body = self.without_end(tuple(ids))
         if complete is False:
             return body
@@ -221,7 +219,7 @@ class Codec:
         return (*body, self.eos if behind_text else self.turn_end)
 
     def without_end(self, ids: Ids) -> Ids:
-        """Ids without the end tokens behind them."""
+        """Ids without trailing end tokens."""
         length = len(ids)
         while length and ids[length - 1] in self.ends:
             length -= 1
@@ -233,9 +231,9 @@ class Codec:
         return max(self.vocabulary.values()) + 1
 
     def spells(self, ids: Ids, text: str) -> bool:
-        """Whether ids stand for a text, end tokens and white space around it aside.
+        """True if ids decode to a text, apart from end tokens and surrounding white space.
 
-        The text may lack the tokens behind its last whole character: vLLM leaves out what could still become one.
+        The text may lack the tokens after its last whole character: vLLM omits those that could still become one.
         """
         if max(ids, default=0) >= self.size:
             return False
@@ -252,10 +250,10 @@ class Codec:
                 return
 
     def resolve(self, tokens: Sequence[str], text: str, usual: Ids) -> Ids:
-        """Ids of a response given as token strings: decoded pieces, or entries of the vocabulary.
+        """Ids of a response from token strings: decoded pieces, or entries of the vocabulary.
 
-        usual: the ids that tokenizing the text gives, which settle what a piece of a cut character stands for.
-        Raises DataError when the strings do not spell the text, or name no or no single token.
+        usual: the ids from tokenizing the text, which decide the meaning of a piece of a truncated character.
+        Raises DataError if the strings do not spell the text, or match no or no single token.
         """
         if len(usual) == len(tokens) and all(map(self.is_piece, usual, tokens)):
             return usual
@@ -276,7 +274,7 @@ class Codec:
         raise DataError(f"token {position} ({tokens[position]!r}) stands for {kind} of the policy's tokenizer")
 
     def is_piece(self, token_id: int, piece: str) -> bool:
-        """Whether a token by itself is written so."""
+        """True if a token by itself is written so."""
         return self.pieces.get(token_id) == piece
 
     def _without_spelled_end(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Columns of a preference row, as public data sets have them: read, checked, refused with a reason."""
+"""Columns of a preference row, as in public data sets: read, checked, rejected with a reason."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from regretless.data.schema import (
 )
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question")
-"""Where a prompt is looked for when no key is given; `instruction` takes a non-empty `input` along."""
+"""Default columns of the prompt; `instruction` is joined with a non-empty `input`."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
-"""Where the text to imitate is looked for when rejected responses are not needed."""
+"""Default columns of the text to imitate, if rejected responses are not required."""
 MARKS = ("label", "kto_tag")
-"""Columns that say of a single response whether it is a good one (TRL's and LLaMA-Factory's data for KTO)."""
-EQUAL = "chosen and rejected are equal: the pair says nothing"
+"""Columns that mark a single response as good or bad (TRL's and LLaMA-Factory's data for KTO)."""
+EQUAL = "chosen and rejected are equal: the pair expresses no preference"
 
 
 def _columns_of(side: SideName, columns: type[Columns]) -> dict[str, str]:
@@ -45,7 +45,7 @@ SCORE_SCHEMAS = {side: Schema(ScoreColumns, _columns_of(side, ScoreColumns)) for
 
 @dataclass(frozen=True)
 class Keys:
-    """Names of the columns, and whether a rejected side is wanted."""
+    """Names of the columns, and whether a rejected side is required."""
 
     prompt: str | None
     chosen: str
@@ -59,11 +59,11 @@ def response_text(response: Text) -> str:
 
 
 def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
-    """Raise Unusable when a side is cut that should not be."""
+    """Raise Unusable if a side is truncated that must not be."""
     for name, side in sides.items():
         if side.complete is False and not (kind == "masked" and name == "rejected"):
             raise Unusable(
-                f"{name}: cut before its end (no end-of-sequence token); only the rejected side of a masked pair may be"
+                f"{name}: truncated (no end-of-sequence token); only the rejected side of a masked pair may be"
             )
 
 
@@ -71,7 +71,7 @@ def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
 
 
 def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | None]:
-    """Prompt, chosen and rejected of a row, an implicit prompt taken out of the two. Raises Unusable."""
+    """Prompt, chosen and rejected of a row, with an implicit prompt split off from the two. Raises Unusable."""
     prompt = _prompt(row, keys.prompt)
     if not keys.need_rejected and row.get(keys.chosen) is None and row.get("chosen") is None:
         _check_worth_imitating(row)
@@ -94,7 +94,7 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
 
 
 def _check_worth_imitating(row: Mapping[str, Any]) -> None:
-    """Raise Unusable for a single response that its row calls bad, or that no one knows to be right."""
+    """Raise Unusable for a single response that its row marks as bad, or that is not known to be right."""
     for name in MARKS:
         value = row.get(name)
         if value is None:
@@ -103,12 +103,12 @@ def _check_worth_imitating(row: Mapping[str, Any]) -> None:
         if not isinstance(good, bool | int | float | np.bool_ | np.number) or good not in (0, 1):
             raise Unusable(
                 f"{name}: expected true or false (is the response a good one?), got {value!r:.40}; remove the column "
-                "where it says something else"
+                "if it means something else"
             )
         if not good:
-            raise Unusable(f"{name}: false, and supervised training imitates; only a good response is taken")
+            raise Unusable(f"{name}: false; supervised training imitates, so it uses only good responses")
     if row.get("verdict") in ("wrong", "unknown"):
-        raise Unusable(f"verdict: {row['verdict']}, and supervised training imitates; only a correct response is taken")
+        raise Unusable(f"verdict: {row['verdict']}; supervised training imitates, so it uses only correct responses")
 
 
 def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:
@@ -127,7 +127,7 @@ def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:
 
 
 def _text(row: Mapping[str, Any], *names: str) -> Text | None:
-    """First of the columns that is there, checked to be text or messages."""
+    """First of the columns that exists, checked to be text or messages."""
     for name in names:
         value = row.get(name)
         if isinstance(value, str):
@@ -148,9 +148,9 @@ def _message(item: Any, name: str) -> Message:
 
 
 def read_template_arguments(row: Mapping[str, Any]) -> str | None:
-    """What the row gives the chat template beside its messages, as JSON: `chat_template_kwargs`, and `tools` in it.
+    """The row's inputs of the chat template besides its messages, as JSON: `chat_template_kwargs`, and `tools` in it.
 
-    Entries that are null are left out, for tables give every row the entries of all. Raises Unusable.
+    Null entries are dropped, because tables add the entries of all rows to every row. Raises Unusable.
     """
     values = _json(row.get("chat_template_kwargs"), "chat_template_kwargs", dict)
     tools = _json(row.get("tools"), "tools", list)
@@ -189,7 +189,7 @@ def _list(value: Any, name: str, expected: str) -> list[Any]:
 def _split_prompt(
     prompt: Text | None, chosen: Text, rejected: Text | None, keys: Keys
 ) -> tuple[Text, Text, Text | None]:
-    """Prompt and completions, whether the two sides are completions or hold the whole conversation or text."""
+    """Prompt and completions, whether the two sides are completions or whole conversations or texts."""
     if rejected is not None and isinstance(chosen, str) != isinstance(rejected, str):
         raise Unusable("chosen and rejected: expected both texts or both messages")
     whole = isinstance(chosen, list) and (
@@ -201,9 +201,9 @@ def _split_prompt(
         return prompt, chosen, rejected
     if rejected is None:
         if isinstance(chosen, str):
-            raise Unusable(f"missing column(s) {keys.prompt or 'prompt'}; without a rejected side it has to be given")
+            raise Unusable(f"missing column(s) {keys.prompt or 'prompt'}; it is required without a rejected side")
         if len(chosen) == 1:
-            raise Unusable("no prompt column, and only one message, so there is nothing that it answers")
+            raise Unusable("no prompt column, and only one message, so the prompt is missing")
         return chosen[:-1], chosen[-1:], None
     if chosen == rejected:
         raise Unusable(EQUAL)
@@ -222,7 +222,7 @@ def _split_prompt(
 
 
 def read_side(row: Mapping[str, Any], name: SideName, text: Text, own_id: str, known: dict[str, Side]) -> Side:
-    """One side of a row, `own_id` being its id where the row has none.
+    """One side of a row; `own_id`: its id if the row has none.
 
     `known` holds the responses read so far. Raises Unusable.
     """
@@ -238,7 +238,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, own_id: str, k
         text=text,
         id=name_or(columns.id, own_id),
         token_ids=ids,
-        # Ids name tokens exactly; strings are for data that has nothing else.
+        # Ids name tokens exactly; strings are for data without ids.
         tokens=tokens if ids is None else None,
         logps=logps,
         token_numbers=given_numbers(columns.token_numbers),
@@ -246,7 +246,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, own_id: str, k
         complete=False if columns.mask_len else columns.complete,
         score=_score(columns, row.get("metadata"), name),
     )
-    # A response stands in several pairs: its tokens, most of what is in memory, are kept once.
+    # A response occurs in several pairs: its tokens, most of the memory, are stored once.
     same = known.setdefault(str(side.id), side)
     shared = {field: getattr(same, field) for field in PER_TOKEN if getattr(same, field) == getattr(side, field)}
     return replace(side, **shared)
@@ -261,7 +261,7 @@ def _tokens(columns: SideColumns, side: SideName) -> tuple[list[int] | None, lis
 
 
 def name_or(name: str | int | None, other: str) -> str:
-    """A name that a row gives, as text, else the other one."""
+    """A name in a row, as text, else the other one."""
     return other if name in (None, "") else str(name)
 
 

@@ -1,4 +1,4 @@
-"""Readers of preference data: our own files, TRL and hub data sets, and the RePO authors' released JSONL."""
+"""Readers of preference data: this package's files, TRL and hub data sets, and the RePO authors' released JSONL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regretless.data.schema import PAIR, Unusable
 from regretless.data.sources import open_source
 
 ROWS_AT_ONCE = 512
-"""Rows held at a time where not all of them fit: at a thousand tokens a response, some hundred megabytes."""
+"""Rows in memory at a time if not all of them fit: several hundred megabytes for responses of a thousand tokens."""
 
 
 def read_pairs(
@@ -37,15 +37,16 @@ def read_pairs(
     chosen_key: str = "chosen",
     rejected_key: str = "rejected",
 ) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs of a local file (.parquet, .jsonl, .json), a folder or a hub data set, and the rows refused, in file order.
+    """Pairs of a local file (.parquet, .jsonl, .json), a folder or a hub data set, and the rejected rows, in file
+    order.
 
-    Read as they are: this package's pairs; TRL's preference columns, strings or messages, with the prompt given or
-    implicit (the common beginning of both sides); Alpaca-style `instruction`/`input`; and `chosen_logprob_with_token`
-    `{tokens, logprobs}` of the RePO authors' release. Log-probabilities are in nats, one per token.
-    `prompt_key` may name several columns, separated by commas: their non-empty texts are joined with a line break.
-    With `need_rejected=False` (supervised training) the rejected side is neither required nor returned.
+    Accepted: this package's pairs; TRL's preference columns, strings or messages, with an explicit or
+    implicit prompt (the common beginning of both sides); Alpaca-style `instruction`/`input`; and
+    `chosen_logprob_with_token` `{tokens, logprobs}` of the RePO authors' release. Log-probabilities are in nats, one
+    per token. `prompt_key` may name several columns, separated by commas: their non-empty texts are joined with a line
+    break. With `need_rejected=False` (supervised training) the rejected side is neither required nor returned.
 
-    Raises DataError when the source is missing or of an unknown kind. An empty result is the caller's to judge: see
+    Raises DataError if the source is missing or of an unknown kind. The caller checks for an empty result, see
     `check_some_left`.
     """
     keys = Keys(prompt_key, chosen_key, rejected_key, need_rejected)
@@ -55,7 +56,7 @@ def read_pairs(
 def parse_pairs(
     rows: Iterable[Any], *, source: str = "rows", need_rejected: bool = True
 ) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs of rows in memory (mappings with the columns that `read_pairs` reads), and the rows refused.
+    """Pairs of rows in memory (mappings with the columns that `read_pairs` reads), and the rejected rows.
 
     `source` names the rows in messages, with their 1-based number.
     """
@@ -65,7 +66,7 @@ def parse_pairs(
 def pair_chunks(
     rows: Path | Iterable[Any], *, source: str, need_rejected: bool = True
 ) -> Iterator[tuple[list[Pair], list[Refusal]]]:
-    """`parse_pairs` of a file or of rows, in order and `ROWS_AT_ONCE` rows at a time: what does not fit into memory."""
+    """`parse_pairs` of a file or of rows, in order, `ROWS_AT_ONCE` rows at a time: for data that exceeds the memory."""
     keys, numbered = Keys(None, "chosen", "rejected", need_rejected), _numbered(rows)
     while chunk := list(islice(numbered, ROWS_AT_ONCE)):
         yield _parse(chunk, keys, source)
@@ -87,7 +88,7 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
 
 
 def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs that one table can hold, all of them texts or all of them conversations; the others are refused too."""
+    """Pairs that one table can hold, all of them texts or all of them conversations; the others are rejected too."""
     kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen.text, str)))
     more = [Refusal.at(pair.origin, other_kind(pair.prompt), _texts(pair)) for pair in others]
     return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
@@ -102,7 +103,7 @@ def _numbered(rows: Path | Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def _cleaned(row: Any) -> Any:
-    """A row in memory with whole characters only; as it is, where it cannot be used anyway."""
+    """A row in memory with whole characters only; unchanged if it cannot be used anyway."""
     if not isinstance(row, Mapping):
         return row
     try:

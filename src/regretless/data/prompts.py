@@ -29,7 +29,7 @@ SYSTEM_LINES = {
     "math": "Please reason step by step, and put your final answer within \\boxed{}.",
     "assistant": "You are a helpful assistant.",
 }
-"""System messages of templates: how a prompt is put to a model, and no part of what is asked."""
+"""System messages of templates: added for the model, and not part of the task."""
 TEMPLATES: Registry[Callable[[str], Text]] = Registry(
     "templates",
     {
@@ -39,7 +39,7 @@ TEMPLATES: Registry[Callable[[str], Text]] = Registry(
     },
     lambda _, part: None if callable(part) else f"expected a function from a text to a prompt, got {part!r}",
 )
-"""How a text becomes a prompt. `math` and `assistant` are the paper's data generation prompts (appendix)."""
+"""How a text becomes a prompt. `math` and `assistant` are the paper's prompts for data generation (appendix)."""
 
 
 class PromptSource(Section):
@@ -78,7 +78,7 @@ class PromptRow:
 
 
 def load_prompts(source: PromptSource, setting: str = "") -> list[PromptRow]:
-    """All prompts of a source, in order. Raises DataError when any row cannot be used: none may go missing unseen."""
+    """All prompts of a source, in order. Raises DataError if a row cannot be used: no prompt may be lost unnoticed."""
     prompts, refused = read_prompts(source, setting)
     if refused:
         shown = [str(refusal) for refusal in refused[:20]]
@@ -89,9 +89,9 @@ def load_prompts(source: PromptSource, setting: str = "") -> list[PromptRow]:
 def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRow], list[Refusal]]:
     """Prompts of a source, in order, and the rows that cannot be used.
 
-    setting: what stands in front of the source's settings where the user writes them, for messages.
-    A prompt's id is its row's `prompt_id` or `id`, else a hash of its prompt; a repeated one gets a number behind it.
-    Raises DataError when a column is in no row, there are no rows, or the data set cannot be loaded.
+    setting: prefix of the source's settings in the user's configuration, for messages.
+    A prompt's id is its row's `prompt_id` or `id`, else a hash of its prompt; a repeated id gets a number as suffix.
+    Raises DataError if a column is in no row, there are no rows, or the data set cannot be loaded.
     """
     prompts: list[PromptRow] = []
     refused: list[Refusal] = []
@@ -113,7 +113,7 @@ def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRo
     if columns and missing:
         raise DataError(
             f"{source.dataset}: no column {', '.join(missing)}; found {', '.join(sorted(columns))}; "
-            f"name the right ones in {setting}prompt_column and {setting}answer_column"
+            f"set the right names in {setting}prompt_column and {setting}answer_column"
         )
     if not prompts and not refused:
         raise DataError(f"{source.dataset}: expected at least one row, found none")
@@ -121,7 +121,7 @@ def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRo
 
 
 def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken: set[str]) -> PromptRow:
-    """Prompt of a row, its id added to those taken. Raises DataError with the reason when there is no usable prompt."""
+    """Prompt of a row; its id is added to `taken`. Raises DataError with the reason if there is no usable prompt."""
     text = given = _checked(source.prompt_column, row.get(source.prompt_column))
     if source.template is not None:
         if not isinstance(text, str):
@@ -169,7 +169,7 @@ def _checked(name: str, value: Any) -> Text:
             raise DataError(f"{name}: message {position}: expected role and content as texts, got {message!r:.80}")
         messages.append({key: str(part) for key, part in parts.items()})
     if messages[-1]["role"] == "assistant":
-        raise DataError(f"{name}: the last message is the assistant's, so there is nothing to answer")
+        raise DataError(f"{name}: the last message is the assistant's, so there is no question to answer")
     return messages
 
 
@@ -183,7 +183,7 @@ def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]
     opened = open_source(source.dataset, source.split, source.subset)
     if source.shuffle is None:
         return read_rows(opened) if isinstance(opened, Path) else enumerate(opened, 1)
-    # Places are shuffled, not rows: those of a data set stay on disk until their turn comes.
+    # Indices are shuffled, not rows: rows of a data set stay on disk until they are used.
     rows: Sequence[Any] = list(read_rows(opened)) if isinstance(opened, Path) else opened
     places = list(range(len(rows)))
     random.Random(source.shuffle).shuffle(places)

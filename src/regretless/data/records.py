@@ -10,11 +10,11 @@ from regretless.core.files import fingerprint
 
 Message = dict[str, str]
 Text = str | list[Message]
-"""A text as such, or a conversation: messages with `role` and `content`."""
+"""A plain text, or a conversation: messages with `role` and `content`."""
 
 
 class Verdict(StrEnum):
-    """What a verifier found; unknown is counted and never paired."""
+    """A verifier's decision; unknown is counted and never paired."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -24,14 +24,14 @@ class Verdict(StrEnum):
 SideName = Literal["chosen", "rejected"]
 SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
 PER_TOKEN = ("token_ids", "tokens", "logps", "token_numbers")
-"""Fields of a response, and of a side, that hold something for each token."""
+"""Fields of a response, and of a side, with one value for each token."""
 FinishReason = Literal["stop", "length"]
 LogpsKind = Literal["raw", "sampled"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """One sampled answer with the token log-probabilities of the model that wrote it."""
+    """One sampled answer with the token log-probabilities of the model that generated it."""
 
     prompt_id: str
     response_id: str
@@ -41,15 +41,15 @@ class Response:
     token_ids: list[int] | None = None
     """Generated tokens, the end-of-sequence token included when it was generated."""
     tokens: list[str] | None = None
-    """Token strings, where a server gives no ids for its log-probabilities."""
+    """Token strings, if a server returns no ids for its log-probabilities."""
     logps: list[float] | None = None
-    """Log-probability of each token id (nats) under the behaviour model; `logps_kind` says which distribution."""
+    """Log-probability of each token id (nats) under the behavior model; `logps_kind` says which distribution."""
     logps_kind: LogpsKind | None = None
     """`raw`: the model's own distribution; `sampled`: after temperature, top-p, top-k and penalties."""
     sampled_logps: list[float] | None = None
-    """Log-probability of each token id (nats) in the distribution it was drawn from."""
+    """Log-probability of each token id (nats) in the distribution it was sampled from."""
     token_numbers: dict[str, list[float]] | None = None
-    """Further numbers per token id by name, which pairs carry on to the objectives that name them in `needs`."""
+    """Further numbers per token id by name, which pairs pass on to the objectives that name them in `needs`."""
     model: str | None = None
     revision: str | None = None
     dtype: str | None = None
@@ -65,15 +65,15 @@ class Response:
     verdict: Verdict | None = None
     verdict_reason: str | None = None
     extracted: str | None = None
-    """What the verifier took for the response's answer."""
+    """Text that the verifier took as the response's answer."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
     origin: str | None = field(default=None, compare=False)
-    """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+    """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 
     @property
     def pieces(self) -> list[int] | list[str] | None:
-        """What the log-probabilities belong to: token ids, or token strings where there are no ids."""
+        """The tokens that the log-probabilities belong to: token ids, or token strings if there are no ids."""
         return self.tokens if self.token_ids is None else self.token_ids
 
 
@@ -86,7 +86,7 @@ class Side:
     token_ids: list[int] | None = None
     """Generated tokens, the end-of-sequence token included when it was generated."""
     tokens: list[str] | None = None
-    """Token strings, where a data set gives no ids for its log-probabilities; the policy's tokenizer resolves them."""
+    """Token strings, if a data set has no ids for its log-probabilities; the policy's tokenizer resolves them."""
     logps: list[float] | None = None
     """Log-probability of each token (nats) under the behavior policy."""
     token_numbers: dict[str, list[float]] | None = None
@@ -94,17 +94,17 @@ class Side:
     model: str | None = None
     """Name of the model that generated the response."""
     complete: bool | None = None
-    """False when the response was cut (no end-of-sequence token belongs after it)."""
+    """False if the response was truncated (no end-of-sequence token belongs after it)."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
 
     @property
     def pieces(self) -> list[int] | list[str] | None:
-        """What the log-probabilities belong to: token ids, or token strings where there are no ids."""
+        """The tokens that the log-probabilities belong to: token ids, or token strings if there are no ids."""
         return self.tokens if self.token_ids is None else self.token_ids
 
     def without_last(self, count: int) -> Side:
-        """The side without its last `count` tokens, and without its text's end: give it the text that is left."""
+        """The side without its last `count` tokens; the caller sets its remaining text."""
         return replace(
             self,
             token_ids=self.token_ids and self.token_ids[:-count],
@@ -118,7 +118,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One preference. Files hold its sides flat (`pair_row`): TRL's columns, and `chosen_logps`, `rejected_logps`, …"""
+    """One preference. Files have flat columns for its sides (`pair_row`): TRL's, `chosen_logps`, `rejected_logps`, …"""
 
     prompt: Text
     chosen: Side
@@ -134,11 +134,11 @@ class Pair:
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
     origin: str | None = field(default=None, compare=False)
-    """Where the row was read, `file:line`, for messages; set by the reader and never stored."""
+    """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 
     @property
     def sides(self) -> dict[SideName, Side]:
-        """The sides that there are, by name."""
+        """The existing sides, by name."""
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
 
 

@@ -24,7 +24,7 @@ IN_ERROR = 3
 
 @dataclass(frozen=True)
 class Refusal:
-    """An input row that cannot be used: where it stands and why."""
+    """An input row that cannot be used: its location and the reason."""
 
     source: str
     line: int
@@ -45,35 +45,35 @@ class Refusal:
 def check_some_left(
     kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
 ) -> None:
-    """Raise DataError with the first reasons when no row of `source` is left; `count`: of all that were refused."""
+    """Raise DataError with the first reasons if no row of `source` is left; `count`: number of all rejected rows."""
     if not kept:
         count = len(refused) if count is None else count
         shown = "".join(f"\n  - {refusal}" for refusal in refused[:IN_ERROR])
         more = f"\n  - and {count - IN_ERROR} more" if count > IN_ERROR else ""
-        raise DataError(f"{source}: no usable row is left ({count} refused){shown}{more}")
+        raise DataError(f"{source}: no usable row is left ({count} rejected){shown}{more}")
 
 
 def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
-    """Write refused rows to the JSONL file `path` and say the first of them on the terminal."""
+    """Write rejected rows to the JSONL file `path` and print the first of them."""
     write_refusals(path, refused)
     say_refusals(refused[:REPORTED], len(refused), path)
 
 
 def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
-    """Say the first refused rows on the terminal, and where the rest of `count` is written."""
+    """Print the first rejected rows, and where the rest of `count` is written."""
     for refusal in first:
-        console.print(f"refused {refusal}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"rejected {refusal}", style="yellow", markup=False, soft_wrap=True)
     if count > len(first):
-        console.print(f"refused {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"rejected {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
 
 
 def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:
-    """Write refused rows with file, line and reason as JSONL."""
+    """Write rejected rows with file, line and reason as JSONL."""
     write_jsonl(path, [dataclasses.asdict(refusal) for refusal in refusals])
 
 
 def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tuple[list[T], list[T]]:
-    """Rows whose texts are of the commonest kind, and the others: a column of a table has one type.
+    """Rows whose texts are of the most common kind, and the others: a column of a table has one type.
 
     kind: which of a row's texts are strings (the others are conversations).
     """
@@ -85,6 +85,6 @@ def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tup
 
 
 def other_kind(prompt: Text) -> str:
-    """Why a prompt is refused that is a text where the others are conversations, or the other way round."""
+    """Reason to reject a prompt that is a text where the others are conversations, or vice versa."""
     here, most = ("a text", "conversations") if isinstance(prompt, str) else ("a conversation", "texts")
     return f"prompt: {here}, where most rows have {most}; a file holds one kind"

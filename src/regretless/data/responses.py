@@ -21,7 +21,7 @@ from regretless.data.schema import (
 
 
 def read_responses(path: Path) -> tuple[list[Response], list[Refusal]]:
-    """Responses of a file; at least `prompt` and `response` are required. Refused rows come beside them."""
+    """Responses of a file, and the rejected rows; at least `prompt` and `response` are required."""
     kept: list[Response] = []
     refused: list[Refusal] = []
     for number, row in read_rows(path):
@@ -58,7 +58,7 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
 
 
 def check_response(row: Mapping[str, Any]) -> ResponseColumns:
-    """Columns of a row that is a response. Raises Unusable with what is missing, or not as expected."""
+    """Columns of a response row. Raises Unusable with the missing or unexpected column."""
     missing = [name for name in ("prompt", "response") if row.get(name) is None]
     if missing:
         raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}")
@@ -73,7 +73,7 @@ def check_response(row: Mapping[str, Any]) -> ResponseColumns:
 
 
 def split_ambiguous(rows: Sequence[Response]) -> tuple[list[Response], list[Refusal]]:
-    """Responses whose prompt id stands for one prompt, and the others: which prompt they answer is not known."""
+    """Responses whose prompt id stands for one prompt, and the others, whose prompt is ambiguous."""
     first: dict[str, Response] = {}
     other: dict[str, Response] = {}
     for row in rows:
@@ -81,7 +81,7 @@ def split_ambiguous(rows: Sequence[Response]) -> tuple[list[Response], list[Refu
             other.setdefault(row.prompt_id, row)
     reasons = {
         name: f"prompt_id: {found(name)} stands for two prompts ({first[name].origin} and {row.origin}); "
-        "give each prompt its own"
+        "every prompt needs its own id"
         for name, row in other.items()
     }
     refused = [Refusal.at(row.origin, reasons[row.prompt_id], _texts(row)) for row in rows if row.prompt_id in reasons]

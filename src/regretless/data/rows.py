@@ -32,14 +32,14 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "complete": pa.bool_(),
     "seed": pa.int64(),
 }
-"""Columns that are not text; those of a side stand under its name, as `chosen_logps`."""
+"""Columns that are not text; those of a side have its name as prefix, as in `chosen_logps`."""
 TEXT_COLUMNS = ("prompt", *SIDES)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON spells half a character."""
+"""Half a character in JSON."""
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """A pair as the row of a file: a side's text under the side's name, all else of it as `chosen_…`, `rejected_…`."""
+    """A pair as a row of a file: a side's text under the side's name, its other fields as `chosen_…`, `rejected_…`."""
     row: dict[str, Any] = {"prompt": pair.prompt, **dict.fromkeys(SIDES)}
     row |= {name: getattr(pair, name) for name in _names(Pair) if name not in row}
     for side in SIDES:
@@ -52,7 +52,7 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> None:
     """Write records atomically, as parquet or (by the suffix) JSONL.
 
-    Raises DataError when a text column mixes strings and conversations: parquet columns have one type.
+    Raises DataError if a text column mixes strings and conversations: parquet columns have one type.
     """
     rows = [_stored(record) for record in records]
     if path.suffix == ".jsonl":
@@ -64,13 +64,13 @@ def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> N
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table atomically, with checksums by which a reader notices a damaged file."""
+    """Write a table atomically, with checksums so that a reader detects a damaged file."""
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
         pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no row has numbers in a column of `token_numbers`, which then has no type either."""
+    """True if no row has numbers in a column of `token_numbers`, which then has no type either."""
     return column.endswith("token_numbers") and not any(row[column] for row in rows)
 
 
@@ -87,7 +87,7 @@ def _names(kind: type[Response | Pair | Side]) -> tuple[str, ...]:
 
 
 def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
-    """Type of a column of records. Raises DataError when a text column mixes strings and conversations."""
+    """Type of a column of records. Raises DataError if a text column mixes strings and conversations."""
     if column in TEXT_COLUMNS:
         kinds = {isinstance(row.get(column), str) for row in rows if row.get(column) is not None}
         if len(kinds) > 1:
@@ -103,9 +103,9 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken ones come as refusals.
+    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken rows become refusals.
 
-    Texts hold whole characters only (`text_gate.clean_text`). Raises DataError when the file is missing, of another
+    Texts contain whole characters only (`text_gate.clean_text`). Raises DataError if the file is missing, of another
     kind, or broken as a whole.
     """
     check_is_file(path)
@@ -161,7 +161,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
 
 
 def _object(path: Path, number: int, row: Any, text: str, *, always: bool = False) -> dict[str, Any] | Refusal:
-    """A row as it was parsed from `text`; `always`: how deep it is nested cannot be told from the text."""
+    """A row as parsed from `text`; `always`: the text does not limit how deep it is nested."""
     if not isinstance(row, dict):
         return Refusal(str(path), number, f"expected a JSON object, got {type(row).__name__}")
     if (always or text.count("[") + text.count("{") > MAX_DEPTH) and is_too_deep(row):
@@ -170,14 +170,14 @@ def _object(path: Path, number: int, row: Any, text: str, *, always: bool = Fals
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    with path.open("rb") as handle:  # not by its name, which need not be UTF-8
+    with path.open("rb") as handle:  # not by its name, which may not be UTF-8
         try:
             # Buffered: without it a whole row group's columns are read at once.
             file = pq.ParquetFile(handle, buffer_size=1 << 20, page_checksum_verification=True)
             names = file.schema_arrow.names
         except (pa.ArrowException, OSError) as error:
             raise DataError(
-                f"{path}: not a parquet file that can be read ({_first_line(error)}); make it anew"
+                f"{path}: not a parquet file that can be read ({_first_line(error)}); create it again"
             ) from error
         if len(set(names)) < len(names):
             raise DataError(f"{path}: expected every column once, got {', '.join(names)}")
@@ -191,13 +191,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
                         yield number, row
                         number += 1
             except (pa.ArrowException, OSError) as error:
-                reason = f"rows {number} to {end - 1} cannot be read ({_first_line(error)}); make the file anew"
+                reason = f"rows {number} to {end - 1} cannot be read ({_first_line(error)}); create the file again"
                 yield number, Refusal(str(path), number, reason)
             first = end
 
 
 def row_count(path: Path) -> int | None:
-    """Rows of a parquet file; None where nobody knows without reading them."""
+    """Rows of a parquet file; None if unknown without reading them."""
     if path.suffix != ".parquet" or not path.is_file():
         return None
     with path.open("rb") as handle:
@@ -231,11 +231,11 @@ def _first_line(error: Exception) -> str:
 
 
 def check_is_file(path: Path) -> None:
-    """Raise DataError that says what is there unless the path leads to a file."""
+    """Raise DataError with the problem unless the path leads to a file."""
     if path.is_file():
         return
     if path.is_dir():
         raise DataError(f"{path}: expected a file, found a folder")
     if path.is_symlink():
-        raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, where nothing is")
+        raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, which does not exist")
     raise DataError(f"{path}: no such file")

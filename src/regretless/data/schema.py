@@ -1,4 +1,4 @@
-"""What the columns of rows must hold: every row from outside is checked against this, and nothing is converted."""
+"""Types of the columns of rows: every row from outside is checked against them, and nothing is converted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from regretless.core.text_gate import json_value
 POSITIVE_TOLERANCE = 1e-3
 """Engines that compute in half precision report log-probabilities slightly above 0 for certain tokens."""
 LOWEST_LOGP = -1e9
-"""Nats. No model computes less for a token that it wrote; sums and squares of this still fit into float32."""
+"""Nats. No model computes less for a token that it generated; sums and squares of this still fit into float32."""
 MOST_SCORE = 1e100
 """Sums and squares of scores up to this fit into float64."""
 MOST_NUMBER = 1e38
 """Further numbers per token are stored and computed with as float32."""
 FOUND = 60
-"""Characters of a value that a message shows."""
+"""Most characters of a value in a message."""
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 IdList = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
@@ -57,13 +57,13 @@ Gold = Annotated[
 
 
 class Unusable(Exception):
-    """Reason why a row is refused; the reader makes a `Refusal` of it."""
+    """Reason why a row is rejected; the reader turns it into a `Refusal`."""
 
 
 class Columns(BaseModel):
-    """Columns of a row, each None where it is missing; the row's other columns are left out."""
+    """Columns of a row, each None if missing; the row's other columns are ignored."""
 
-    # A list is validated as it is: text "1" is no 1, 1.5 is no 1, true is no 1.
+    # Strict: text "1" is not 1, 1.5 is not 1, true is not 1.
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
@@ -117,13 +117,13 @@ class PromptColumns(Columns):
 
 
 class AnswerColumns(Columns):
-    """The gold answer of a prompt, under whatever name a row has it."""
+    """The gold answer of a prompt, under any of its names."""
 
     answer: Gold | None = None
 
 
 class ReleasedColumns(Columns):
-    """Log-probabilities as the RePO authors' release has them."""
+    """Log-probabilities in the format of the RePO authors' release."""
 
     tokens: Annotated[list[str], Field(min_length=1, description="token strings")]
     logprobs: LogpList
@@ -146,7 +146,7 @@ class PairColumns(Columns):
 
 
 class ScoreColumns(Columns):
-    """Where preference data has the score of a side."""
+    """Columns of preference data that may hold the score of a side."""
 
     score: Score | None = None
     rating: Score | None = None
@@ -168,17 +168,17 @@ class SideColumns(ScoreColumns):
 
 
 UNREAD = ("tool_calls", "function_call", "reasoning_content")
-"""Parts of a message beside its content that a chat template may write: never left out in silence."""
+"""Parts of a message besides its content that a chat template may write, so they are never dropped silently."""
 
 
 def message_text(message: Mapping[str, Any]) -> str | None:
-    """Text of a message's content: as such, or given in parts of type text, which are joined; None for anything else.
+    """Text of a message's content: plain, or joined from parts of type text; None for anything else.
 
-    Raises Unusable for a message with more to say than its content.
+    Raises Unusable for a message with other parts than its content.
     """
     for name in UNREAD:
         if message.get(name):
-            raise Unusable(f"{name}: only the content of a message is read; write into it what the model has to say")
+            raise Unusable(f"{name}: only the content of a message is read; write all that the model generates into it")
     content = message.get("content")
     if isinstance(content, list | tuple | np.ndarray):
         parts = [part if isinstance(part, Mapping) else {} for part in content]
@@ -196,15 +196,15 @@ class Schema(Generic[C]):
     """Checks rows against their columns' types."""
 
     def __init__(self, columns: type[C], names: Mapping[str, str] | None = None) -> None:
-        """`names`: the column of a row that each field is read from, where they are called otherwise."""
+        """`names`: the column of a row that each field is read from, if it differs."""
         self.columns = columns
         self.names = {field: field for field in columns.model_fields} if names is None else names
         self._expected = dict(_expectations(columns))
 
     def check(self, row: Mapping[str, Any]) -> C:
-        """The columns of a row. Raises Unusable with the first column that is not as expected, and what it holds.
+        """The columns of a row. Raises Unusable with the first column that is not as expected, and its value.
 
-        Tuples, numpy arrays and numpy numbers of rows in memory are taken as lists and numbers.
+        Tuples, numpy arrays and numpy numbers of rows in memory are accepted as lists and numbers.
         """
         known = {field: row[name] for field, name in self.names.items() if name in row}
         try:
@@ -217,7 +217,7 @@ class Schema(Generic[C]):
             raise Unusable(self._reason(known, error.errors(include_url=False)[0]["loc"])) from None
 
     def _reason(self, fields: Mapping[str, Any], place: tuple[int | str, ...]) -> str:
-        """The column at a place in a row's fields, what is expected there and what was found."""
+        """The column at a path in a row's fields, its expectation and its value."""
         names: list[str] = []
         value: Any = fields
         for part in place:
@@ -232,7 +232,7 @@ class Schema(Generic[C]):
         return ".".join([self.names[names[0]], *names[1:]])
 
     def _expectation(self, names: Sequence[str]) -> str:
-        """What is expected at a place, or of the object that it lies in."""
+        """The expectation at a path, or for the object that contains it."""
         return self._expected.get(".".join(names)) or self._expected[names[0]]
 
 
@@ -242,7 +242,7 @@ def _of_item(name: str, position: int, value: Any, expected: str) -> str:
 
 
 def _expectations(columns: type[Columns], prefix: str = "") -> typing.Iterator[tuple[str, str]]:
-    """Columns and what is expected of them, in words."""
+    """Columns and their expectations, in words."""
     hints = typing.get_type_hints(columns, include_extras=True)
     for name in columns.model_fields:
         for option in (hints[name], *typing.get_args(hints[name])):
@@ -267,7 +267,7 @@ def _plain(value: Any) -> Any:
 
 
 def found(value: Any) -> str:
-    """A value as messages show it: its beginning."""
+    """A value as messages display it: its beginning."""
     text = repr(json_value(value, depth=2)) if not isinstance(value, float) else repr(value)
     return text if len(text) <= FOUND else text[: FOUND - 1] + "…"
 
@@ -278,24 +278,24 @@ _LOGPS: TypeAdapter[list[float]] = TypeAdapter(Annotated[list[Logp], Field(stric
 
 
 def check_lengths(name: str, tokens: Sized | None, values: Sized | None) -> str | None:
-    """What is wrong with the count of values in the column `name` (one per token), or None."""
+    """The problem with the count of values in the column `name` (one per token), or None."""
     if values is None:
         return None
     if tokens is None:
-        return f"{name}: given without token ids, so there is no telling which tokens they belong to"
+        return f"{name}: present without token ids, so their tokens are unknown"
     if len(values) != len(tokens):
         return f"{name}: expected one value per token, got {len(values)} values for {len(tokens)} tokens"
     return None
 
 
 def check_numbers(name: str, tokens: Sized | None, numbers: Mapping[str, Sized | None] | None) -> str | None:
-    """What is wrong with the count of each list in the column `name` (`token_numbers`), or None."""
+    """The problem with the count of each list in the column `name` (`token_numbers`), or None."""
     problems = (check_lengths(f"{name}.{key}", tokens, values) for key, values in (numbers or {}).items())
     return next(filter(None, problems), None)
 
 
 def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) -> str | None:
-    """What is wrong with a response's log-probabilities (nats, one per token id or string), or None."""
+    """The problem with a response's log-probabilities (nats, one per token id or string), or None."""
     problem = check_lengths(name, tokens, logps)
     if problem is not None or logps is None:
         return problem
@@ -309,12 +309,12 @@ def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) ->
 
 
 def given_numbers(numbers: Mapping[str, list[float] | None] | None) -> dict[str, list[float]] | None:
-    """The lists that a row has; a table gives every row the names of all, with null for those that it lacks."""
+    """The lists that a row has; a table adds the names of all rows to every row, with null for missing ones."""
     return {name: values for name, values in (numbers or {}).items() if values is not None} or None
 
 
 def read_gold(row: Mapping[str, Any], column: str) -> str | float | None:
-    """The gold answer in a column, None where there is none. Raises Unusable."""
+    """The gold answer in a column, None if there is none. Raises Unusable."""
     try:
         return ANSWER.check({"answer": row.get(column)}).answer
     except Unusable as reason:

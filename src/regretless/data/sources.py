@@ -15,9 +15,9 @@ SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 
 
 def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:
-    """The file that a source names; else the data set (`datasets`) in a folder or on the hub.
+    """The file that a source names, else the data set (`datasets`) in a folder or on the hub.
 
-    Raises DataError when there is neither.
+    Raises DataError if there is neither.
     """
     path = Path(source)
     if path.is_file() or path.suffix in FILE_SUFFIXES:
@@ -28,7 +28,7 @@ def open_source(source: str | Path, split: str = "train", subset: str | None = N
 
 
 def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:
-    # Imported here: it takes a second, and files need none of it.
+    # Imported here: the import takes a second, and files do not need it.
     import datasets
 
     place = f"{source} ({'' if subset is None else f'subset {subset}, '}split {split})"
@@ -43,7 +43,7 @@ def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> An
             return datasets.load_dataset(source, subset, split=split)
     except DataError:
         raise
-    except Exception as error:  # whatever hub, network and format can raise: the user needs the one line
+    except Exception as error:  # hub, network and format may raise anything: the user needs one line
         raise DataError(
             f"{place}: expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; it could not be "
             f"loaded: {type(error).__name__}: {why(error, offline)}\n"

@@ -1,4 +1,4 @@
-"""Text to token ids: prompts, responses and pairs, with stored ids kept where they belong to the policy's tokenizer."""
+"""Text to token ids: prompts, responses and pairs; stored ids are used if they match the policy's tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Truncation = Literal["refuse", "keep_start"]
 
 @dataclass(frozen=True)
 class TokenizedSide:
-    """One response as the trainer takes it: token ids, and what is known about each of them."""
+    """One response as input of the trainer: token ids, and the known values for each of them."""
 
     ids: Ids
     logps: tuple[float, ...] | None = None
@@ -29,11 +29,11 @@ class TokenizedSide:
     """Further numbers per id, by name."""
 
     def has(self, name: str) -> bool:
-        """Whether a per-token input of objectives is known: `behavior`, or a name in `token_numbers`."""
+        """True if a per-token input of objectives is known: `behavior`, or a name in `token_numbers`."""
         return self.logps is not None if name == "behavior" else name in self.token_numbers
 
     def values(self, name: str) -> tuple[float, ...]:
-        """A per-token input of objectives. Raises KeyError when it is not known."""
+        """A per-token input of objectives. Raises KeyError if it is unknown."""
         if name == "behavior" and self.logps is not None:
             return self.logps
         return self.token_numbers[name]
@@ -46,7 +46,7 @@ class TokenizedSide:
 
 @dataclass(frozen=True)
 class TokenizedPair:
-    """A pair as the trainer takes it."""
+    """A pair as input of the trainer."""
 
     pair_id: str
     prompt_ids: Ids
@@ -57,11 +57,11 @@ class TokenizedPair:
     """`file:line` of the row, for messages."""
     kind: Literal["original", "masked"]
     logps_dropped: str | None = None
-    """Why log-probabilities that the row has were not used."""
+    """Why the row's log-probabilities were not used."""
 
     @property
     def sides(self) -> tuple[TokenizedSide, ...]:
-        """The chosen side, and the rejected one where there is one."""
+        """The chosen side, and the rejected one if it exists."""
         return (self.chosen,) if self.rejected is None else (self.chosen, self.rejected)
 
 
@@ -69,9 +69,9 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = No
     """Token ids of a prompt that a response can follow.
 
     Messages go through the chat template, with its generation prompt and `arguments` (JSON). A string is plain text,
-    behind the beginning-of-sequence token if the tokenizer sets one (once, even if the text spells it out).
+    after the beginning-of-sequence token if the tokenizer sets one (once, even if the text spells it out).
 
-    Raises ConfigError when messages meet a tokenizer without a chat template, DataError when the template refuses them
+    Raises ConfigError for messages with a tokenizer that has no chat template, DataError if the template rejects them
     or no token results.
     """
     codec = codec_of(tokenizer)
@@ -79,14 +79,14 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = No
 
 
 def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete: bool = True) -> list[int]:
-    """Token ids of a response as the model has to generate it after `prompt`; one end token at the end iff `complete`.
+    """Token ids of a response as the model must generate it after `prompt`; one end token at the end iff `complete`.
 
     The response is tokenized by itself, so that the prompt's tokens are always a prefix of the whole. The end token is
-    the one that closes a turn in the chat template after messages, else the tokenizer's end of sequence; a response
+    the one that ends a turn in the chat template after messages, else the tokenizer's end of sequence; a response
     that spells it out does not get a second one.
 
-    Raises ConfigError when the tokenizer has no end-of-sequence token, DataError for a response of several messages
-    that the chat template does not write behind its prompt.
+    Raises ConfigError if the tokenizer has no end-of-sequence token, DataError for a response of several messages
+    that the chat template does not write after its prompt.
     """
     codec = codec_of(tokenizer)
     behind_text = isinstance(prompt, str)
@@ -106,17 +106,17 @@ def tokenize_pairs(
 ) -> tuple[list[TokenizedPair], list[Refusal]]:
     """Pairs as token ids of the policy's tokenizer, and the rows that cannot be used, each with its reason.
 
-    Stored ids are taken over, with their log-probabilities, when a tokenizer of the same vocabulary made them (by its
-    fingerprint; where none is recorded, when they spell the text): what was sampled is never tokenized again, and never
+    Stored ids are used, with their log-probabilities, if a tokenizer of the same vocabulary made them (by its
+    fingerprint; without one, if they spell the text): sampled ids are never tokenized again, and never
     used unless its ids spell the stored text. Token strings are resolved to ids and checked in the same way. Any other
     text is tokenized; log-probabilities beside it are dropped, and `logps_dropped` says why.
 
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
-    truncation: a longer response is refused, or cut at its end (`keep_start`; it then has no end token).
-    need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of refusing them.
-    first: number of the first pair, for messages about pairs that do not know where they were read.
+    truncation: a longer response is rejected, or truncated at its end (`keep_start`; it then has no end token).
+    need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of rejecting them.
+    first: number of the first pair, for messages about pairs without an origin.
 
-    Raises ConfigError when the tokenizer has no end-of-sequence token.
+    Raises ConfigError if the tokenizer has no end-of-sequence token.
     """
     encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps)
     encoder.prepare(pairs)
@@ -143,7 +143,7 @@ def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> di
 
 @dataclass(frozen=True)
 class _Stored:
-    """One response as it is stored: equal ones are worked on once."""
+    """One stored response: equal ones are processed once."""
 
     behind_text: bool
     text: str
@@ -180,14 +180,14 @@ class _PairEncoder:
     ) -> None:
         self.codec, self.need_logps, self.truncation = codec, need_logps, truncation
         self.max_length, self.max_prompt_length = max_length, max_prompt_length
-        # A text in place of ids is the reason for a refusal.
+        # A text in place of ids is the reason for a rejection.
         self.prompts: dict[Hashable, Ids | str] = {}
         self.texts: dict[tuple[bool, str], list[int]] = {}
         self.resolved: dict[_Stored, _Resolved | str] = {}
         self.numbers: dict[tuple[float, ...], tuple[float, ...]] = {}
 
     def prepare(self, pairs: Sequence[Pair]) -> None:
-        """Tokenize all prompts, and all responses whose text will be needed."""
+        """Tokenize all prompts, and all responses whose text is needed."""
         rendered: dict[Hashable, tuple[Text, str]] = {}
         wanted: dict[tuple[bool, str], None] = {}
         for pair in pairs:
@@ -197,7 +197,7 @@ class _PairEncoder:
                     rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
                 except (ConfigError, DataError) as reason:
                     self.prompts[key] = str(reason)
-            # A response that cannot be written is said with its row, when the pair's turn comes.
+            # A response that cannot be written is reported with its row, when the pair is processed.
             with suppress(ConfigError, DataError):
                 for side in self._sides(pair):
                     stored = side.stored
@@ -215,7 +215,7 @@ class _PairEncoder:
             self.texts.update(zip([(behind_text, text) for text in texts], found_ids, strict=True))
 
     def tokenize(self, pair: Pair, origin: str) -> TokenizedPair:
-        """One pair. Raises DataError with the reason when it cannot be used."""
+        """One pair. Raises DataError with the reason if it cannot be used."""
         prompt = self.prompts[_key(pair)]
         if isinstance(prompt, str):
             raise DataError(prompt)
@@ -241,15 +241,15 @@ class _PairEncoder:
         )
 
     def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
-        """In what the two sides are equal that have the same ids."""
+        """The respect in which two sides with the same ids are equal."""
         if chosen.text == rejected.text:
             return "chosen and rejected are equal"
         if self.truncation == "keep_start" and self.max_length == length:
-            return f"chosen and rejected are equal when cut to max_length {self.max_length}"
-        return "chosen and rejected have the same token ids, though their texts differ: nothing tells them apart"
+            return f"chosen and rejected are equal when truncated to max_length {self.max_length}"
+        return "chosen and rejected have the same token ids, though their texts differ: they cannot be distinguished"
 
     def _sides(self, pair: Pair) -> list[_Side]:
-        """The one or two responses of a pair. Raises DataError when one cannot be written behind its prompt."""
+        """The one or two responses of a pair. Raises DataError if one cannot be written after its prompt."""
         return [
             _Side(
                 name,
@@ -307,12 +307,12 @@ class _PairEncoder:
         return TokenizedSide(found.ids, None if logps is None else self._shared(logps), shared)
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Numbers as a tuple, the same one for equal numbers: a response stands in several pairs."""
+        """Numbers as a tuple, shared by equal numbers: a response occurs in several pairs."""
         row = tuple(values)
         return self.numbers.setdefault(row, row)
 
     def _resolve(self, stored: _Stored) -> _Resolved:
-        """Ids of one response. Raises DataError when its stored tokens do not fit it and are needed."""
+        """Ids of one response. Raises DataError if its stored tokens do not fit it and are required."""
         mine = self.codec.fingerprint
         if stored.tokenizer not in (None, mine):
             return self._tokenized(
@@ -320,19 +320,19 @@ class _PairEncoder:
             )
         try:
             if stored.tokens is not None:
-                # They come from a tokenizer that was given the response alone.
+                # They come from a tokenizer that received the response alone.
                 usual = tuple(self._encoded(stored.text, behind_text=False))
                 ids = self.codec.resolve(stored.tokens, stored.text, usual)
             elif stored.ids is not None:
                 ids = self._checked(stored.ids, stored.text)
             else:
-                return self._tokenized(stored, "given without token ids")
+                return self._tokenized(stored, "present without token ids")
         except DataError as reason:
             if self.need_logps and (stored.tokens is not None or stored.tokenizer is not None):
                 raise
             return self._tokenized(stored, str(reason))
         if stored.complete is False and self.codec.without_end(ids) != ids:
-            raise DataError("marked as cut before its end, yet its tokens end with an end-of-sequence token")
+            raise DataError("marked as truncated, yet its tokens end with an end-of-sequence token")
         return _Resolved(ids)
 
     def _checked(self, ids: Ids, text: str) -> Ids:

@@ -14,7 +14,7 @@ from regretless.modeling.layout import Segment
 
 NAME = "regretless_grouped"
 MASK_STEP = 1024
-"""A mask's size grows by so many positions, so that few are made."""
+"""A mask's size grows in steps of this many positions, so that few masks are built."""
 
 
 def grouped_attention(
@@ -34,7 +34,7 @@ def grouped_attention(
     """Attention function for `transformers.AttentionInterface`; query (1, H, N, D), key and value (1, H_kv, N, D).
 
     `segments` reaches it as an extra keyword of the model's forward. Returns (1, N, H, D).
-    Raises ValueError when the model was called without `segments`: a plain causal row would be silently wrong.
+    Raises ValueError if the model was called without `segments`: a plain causal row would be silently wrong.
     """
     if segments is None:
         raise ValueError("grouped attention was called without `segments`; call the model through regretless.modeling")
@@ -78,7 +78,7 @@ def _attend(
     mask = _causal_mask(size, window, query.dtype, query.device)[columns - rows : columns, :columns]
     if softcap is None:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling)
-    # SDPA has no soft-capping, so the scores are made in full.
+    # SDPA has no soft-capping, so the full score matrix is computed.
     scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap + mask
     precise = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     weights = F.dropout(scores.softmax(-1, dtype=precise).to(query.dtype), dropout)
@@ -89,7 +89,7 @@ def _attend(
 def _causal_mask(size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(size, size) numbers to add to scores: 0 where a position sees another one (within the window), else −∞.
 
-    Numbers, because SDPA would make them from a boolean mask anew in every call.
+    Numbers, because SDPA would convert a boolean mask in every call.
     """
     # A tensor made under `inference_mode` could not be used in training later.
     with torch.inference_mode(False):

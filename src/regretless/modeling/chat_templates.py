@@ -1,4 +1,4 @@
-"""The special tokens a tokenizer lacks: chat templates by name, ends of turn, a token to pad with."""
+"""Special tokens that a tokenizer lacks: chat templates by name, end-of-turn tokens, a padding token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regretless.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template in Jinja and the special tokens it stands on; the last of them ends a turn."""
+    """A chat template in Jinja and the special tokens that it needs; the last of them ends a turn."""
 
     jinja: str
     tokens: tuple[str, ...]
@@ -46,9 +46,9 @@ CHAT_TEMPLATES = {
 
 
 def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
-    """Give a tokenizer a preset template, with its end of turn as the end-of-sequence token, or one from a file.
+    """Set a tokenizer's template to a preset, with its end of turn as the end-of-sequence token, or to one from a file.
 
-    Raises ConfigError when there is no such preset or file, or the preset's tokens are not in the vocabulary.
+    Raises ConfigError if there is no such preset or file, or if the preset's tokens are not in the vocabulary.
     """
     preset = CHAT_TEMPLATES.get(choice)
     if preset is None:
@@ -70,13 +70,13 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
-    """Id of a token, or None when the vocabulary does not have it."""
+    """Id of a token, or None if it is not in the vocabulary."""
     number = tokenizer.convert_tokens_to_ids(token)
     return None if number is None or number == tokenizer.unk_token_id else int(number)
 
 
 def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the tokens that end a turn in the tokenizer's chat template, as far as the presets know them."""
+    """Ids of the tokens that end a turn in the tokenizer's chat template, if the presets know them."""
     template = str(tokenizer.chat_template or "")
     ends = [preset.tokens[-1] for preset in CHAT_TEMPLATES.values() if preset.tokens[-1] in template]
     return {number for end in ends if (number := token_id(tokenizer, end)) is not None}
@@ -86,14 +86,14 @@ RESERVED_PADS = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|en
 
 
 def choose_pad_token(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
-    """Pad with a token that exists: a new one would have no row in the model's embedding.
+    """Use an existing token for padding: a new one would have no row in the model's embedding.
 
     Which one does not matter to this package (lengths and masks are explicit); a token that means nothing else is
-    preferred for the sake of others. Raises ConfigError when the tokenizer `source` has none to offer.
+    preferred for the sake of others. Raises ConfigError if the tokenizer `source` has no such token.
     """
     reserved = [token for token in RESERVED_PADS if token_id(tokenizer, token) is not None]
     candidates = [*reserved, tokenizer.unk_token, tokenizer.eos_token, tokenizer.bos_token]
     chosen = next((token for token in candidates if token is not None), None)
     if chosen is None:
-        raise ConfigError(f"tokenizer {source}: no pad, unknown, end or begin token to pad with; give it a pad token")
+        raise ConfigError(f"tokenizer {source}: no pad, unknown, end or begin token to pad with; set its pad token")
     tokenizer.pad_token = chosen

@@ -1,4 +1,4 @@
-"""Whether shared-prefix rows are right for a model: found out on the model itself, before its first row."""
+"""Checks on a model itself, before its first row, whether shared-prefix rows are correct for it."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from regretless.modeling.probe import (
 TOLERANCE = 1e-4
 """Nats by which a log-probability may differ from the model's own, in float32."""
 NOISE = 4
-"""In lower precision: times the median difference that the model shows between two layouts of its own."""
+"""In lower precision: multiple of the median difference between two layouts of the model's own computation."""
 SHORT = 64
-"""Windows up to so many tokens are checked in one row with everything else; longer ones in a row of their own."""
+"""Windows up to this size are checked in one row with everything else; longer ones in a row of their own."""
 CONTEXT = 2048
-"""Longest sequence where neither the caller nor the model's configuration says."""
+"""Longest sequence if neither the caller nor the model's configuration names one."""
 THROUGH = "through transformers' attention interface"
 
 _passed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
-"""Up to which length a model has passed, by where and how it computes."""
+"""Length up to which a model has passed, keyed by device and precision."""
 
 
 class _Refused(Exception):
-    """What the model does that the shared-prefix pass does not know."""
+    """A property of the model that the shared-prefix pass does not support."""
 
 
 def check_grouped(model: nn.Module, longest: int | None = None) -> None:
-    """Raise ConfigError unless shared-prefix rows give what the model gives for each sequence by itself.
+    """Raise ConfigError unless shared-prefix rows compute what the model computes for each sequence by itself.
 
     model: where it will compute (device, type of weights, autocast, sharding). It is called through its wrappers, by
     all processes where it is sharded; one that has passed there for such lengths is not checked again.
@@ -104,7 +104,7 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
 
 @dataclass
 class _Seen:
-    """What hooks saw in one pass."""
+    """Records of the hooks in one pass."""
 
     embeddings: list[Tensor] = field(default_factory=list)
     """Leaves in place of the outputs of embeddings of the tokens."""
@@ -130,7 +130,7 @@ class _Check:
         self.vocabulary = torch.tensor([token for token in range(self.config.vocab_size) if token not in special])
 
     def run(self) -> None:
-        """All parts, the exact ones first: they say best what is wrong."""
+        """All parts, the exact ones first: their messages are the most precise."""
         with self._reasons("a row"):
             head_of(self.inner)
         with self._zeros_filled():
@@ -152,7 +152,7 @@ class _Check:
         return tuple(self.vocabulary[chosen].tolist())
 
     def _items(self, reach: int) -> list[Item]:
-        """Two prompts with two responses each; a prompt, and responses of each prompt, are longer than `reach`."""
+        """Two prompts with two responses each; one prompt, and responses of each prompt, are longer than `reach`."""
         size = max(reach, 8) + 3
         first, second = self._tokens(size), self._tokens(5)
         return [
@@ -163,16 +163,16 @@ class _Check:
         ]
 
     def _long_items(self, reach: int) -> list[Item]:
-        """A prompt longer than `reach`, and a short one behind it."""
+        """A prompt longer than `reach`, followed by a short one."""
         first, second = self._tokens(reach + 5), self._tokens(7)
         return [(first, self._tokens(9)), (first, self._tokens(5)), (second, self._tokens(6))]
 
     # --- the parts ---------------------------------------------------------------------------------------------------
 
     def _mixes_only_in_attention(self) -> list[Call]:
-        """With attention that mixes nothing, nothing is mixed; returns attention's calls, in order."""
+        """With attention that mixes nothing, nothing is mixed; returns the attention calls, in order."""
         sizes = {size for parameter in self.inner.parameters() for size in parameter.shape}
-        # A size that nothing else has, so that the dimension of the tokens can be told.
+        # A size that nothing else has, so that the token dimension can be identified.
         count = next(number for number in itertools.count(67, 2) if number not in sizes)
         ids = torch.tensor([self._tokens(count)], device=self.device)
         positions = torch.arange(count, device=self.device)[None]
@@ -211,14 +211,14 @@ class _Check:
         return seen.calls
 
     def _others_are_zero(self, value: Tensor, embeddings: Sequence[Tensor], own: int) -> bool:
-        """Whether the gradient of `value` with respect to all tokens but one is exactly zero."""
+        """True if the gradient of `value` with respect to all tokens but one is exactly zero."""
         grads = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
         others = torch.arange(embeddings[0].shape[1], device=self.device) != own
         return not any(bool((grad[:, others] != 0).any()) for grad in grads if grad is not None)
 
     @contextlib.contextmanager
     def _zeros_filled(self) -> Iterator[None]:
-        """Within the block, weights that are all zero so far are not: a gate that is still shut would hide a layer."""
+        """Within the block, weights that are all zero become nonzero: a closed gate would hide a layer."""
         zeros = []
         for parameter in self.inner.parameters():
             weights = parameter.detach()
@@ -234,7 +234,7 @@ class _Check:
                 weights.zero_()
 
     def _first_to_mix(self, seen: _Seen, own: int) -> str:
-        """The first and innermost module that was given unmixed tokens and gave mixed ones."""
+        """The first and innermost module with unmixed input and mixed output."""
         clean: dict[str, bool] = {}
         for name, gave, value in seen.numbers:
             if gave and not clean.get(name, False):
@@ -247,7 +247,7 @@ class _Check:
         return "a part of the model"
 
     def _positions_stand_alone(self, seen: _Seen, positions: Tensor) -> None:
-        """What a token gets for its position does not change when another one ends the longest sequence."""
+        """The values of a position do not change if another token ends the longest sequence."""
         for name, module, args, kwargs in seen.positional:
             module = copy.deepcopy(module)  # some keep what they computed for the longest call
             with torch.no_grad():
@@ -267,7 +267,7 @@ class _Check:
                     )
 
     def _moved(self, value: Any, positions: Tensor) -> Any:
-        """The value; where it is positions, with the last token at the end of the longest sequence."""
+        """The value; if it holds positions, with the last token at the end of the longest sequence."""
         if not are_positions(value, positions):
             return value
         moved: Tensor = value.clone()
@@ -275,7 +275,7 @@ class _Check:
         return moved
 
     def _known_arguments(self, calls: Sequence[Call]) -> None:
-        """Attention is given nothing that the shared-prefix attention would leave out."""
+        """Attention receives nothing that the shared-prefix attention would ignore."""
         for call in calls:
             if call.extras:
                 raise _Refused(
@@ -283,7 +283,7 @@ class _Check:
                 )
 
     def _no_leak(self, reach: int) -> None:
-        """A response's score depends on its prompt and itself, in the very pass that trains."""
+        """A response's score depends only on its prompt and itself, in the same pass as in training."""
         items = self._items(reach)
         layout, places = lay_out(items)
         layout = layout.to(self.device)
@@ -341,7 +341,7 @@ class _Check:
     # --- the model's own computation ---------------------------------------------------------------------------------
 
     def _plain(self, item: Item, own: str, *, spread: bool = False) -> Tensor:
-        """The model's own log-probabilities of a response; `spread`: in a batch of two with further tokens behind."""
+        """The model's own log-probabilities of a response; `spread`: in a batch of two with further tokens after it."""
         prompt, response = item
         ids = torch.tensor([prompt + response], device=self.device)
         count = ids.shape[1]
@@ -356,7 +356,7 @@ class _Check:
         return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) : count, None])[:, 0]
 
     def _is_exact(self) -> bool:
-        """Whether the model computes in float32 or better throughout."""
+        """True if the model computes in float32 or better throughout."""
         kind = self.device.type
         if torch.is_autocast_enabled(kind) or self.inner.dtype not in (torch.float32, torch.float64):
             return False
@@ -370,12 +370,12 @@ class _Check:
         return tf32 if dtype in (torch.float32, torch.float64) else torch.finfo(dtype).eps
 
     def _another(self, own: str) -> str:
-        """Another of the model's attention implementations, where it has one."""
+        """Another of the model's attention implementations, if it has one."""
         return {"eager": "sdpa", "sdpa": "eager"}[own] if self.inner._supports_sdpa else own
 
     @contextlib.contextmanager
     def _rounded_otherwise(self, calls: Sequence[Call]) -> Iterator[None]:
-        """Within the block, a model with only one attention rounds what that gives to a neighboring number."""
+        """Within the block, a model with only one attention rounds its output to a neighboring number."""
         numbers = torch.Generator().manual_seed(1)
 
         def neighbor(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -430,7 +430,7 @@ class _Check:
             )
 
     def _why_not(self) -> str:
-        """Where in the model's own pass something happens that the shared-prefix pass leaves out; empty if unknown."""
+        """The step of the model's own pass that the shared-prefix pass lacks; empty if unknown."""
         head = self.inner.get_output_embeddings()
         given: list[Tensor] = []
         made: list[Tensor] = []
@@ -478,7 +478,7 @@ class _Check:
 
     @contextlib.contextmanager
     def _watch(self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None) -> Iterator[_Seen]:
-        """Within the block, what passes through the model's modules is noted; gradients end at embeddings of tokens."""
+        """Within the block, tensors that pass through the model's modules are recorded; gradients end at embeddings."""
         seen = _Seen()
         count = positions.shape[1]
         shapes = ((1, count), (1, count + -count % flex.BLOCK))  # on a GPU the row is padded
@@ -515,7 +515,7 @@ class _Check:
 
     @contextlib.contextmanager
     def _reasons(self, what: str, verb: str = "it cannot compute") -> Iterator[None]:
-        """Within the block, what the model raises becomes the reason of a refusal."""
+        """Within the block, exceptions of the model become the reason of a rejection."""
         try:
             yield
         except (_Refused, torch.OutOfMemoryError):

@@ -15,17 +15,17 @@ from regretless.modeling.layout import Segment
 
 NAME = "regretless_flex"
 BLOCK = 128
-"""Side of the squares of the attention matrix that are computed or skipped; a row's length is a multiple of it."""
+"""Block size of the attention matrix, for computing or skipping; a row's length is a multiple of it."""
 
 
 class RowMask:
-    """Which positions of a padded row see which: one rule for sharing a prompt, for packing and for padding.
+    """Visibility of positions in a padded row: one rule for shared prompts, packing and padding.
 
     A prompt's tokens reach to the end of their segment, a response's to its own end, and padding only itself.
     """
 
     def __init__(self, segments: Sequence[Segment], length: int, device: torch.device) -> None:
-        """Rule of a row of `length` positions, a multiple of `BLOCK`, that begins with `segments`."""
+        """Rule of a row of `length` positions, a multiple of `BLOCK`, that starts with `segments`."""
         ends, positions = torch.arange(1, length + 1), torch.zeros(length, dtype=torch.long)
         start = 0
         for segment in segments:
@@ -57,8 +57,8 @@ class RowMask:
             assert window is not None
             return sees(batch, head, query, key) & (positions[query] - positions[key] < window)
 
-        # Which blocks hold anything, and which are visible throughout, follows from each block's extremes: the
-        # (N, N) matrix itself, a quarter of a gigabyte for 16,384 tokens, is never made.
+        # Which blocks are nonempty, and which are fully visible, follows from each block's extremes: the
+        # (N, N) matrix itself, a quarter of a gigabyte for 16,384 tokens, is never built.
         ends = self._ends.view(-1, BLOCK)
         count = ends.shape[0]
         first = torch.arange(count) * BLOCK
@@ -106,7 +106,7 @@ def flex_grouped_attention(
     """Attention function for `transformers.AttentionInterface`; query (1, H, N, D), key and value (1, H_kv, N, D).
 
     `row_mask` reaches it as an extra keyword of the model's forward. Returns (1, N, H, D).
-    Raises ValueError when the model was called without `row_mask`, and for attention dropout: FlexAttention has none.
+    Raises ValueError if the model was called without `row_mask`, and for attention dropout: FlexAttention has none.
     """
     if row_mask is None:
         raise ValueError("grouped attention was called without `row_mask`; call the model through regretless.modeling")
@@ -126,7 +126,7 @@ def flex_grouped_attention(
 
 @cache
 def _flex(device: str) -> Callable[..., Tensor]:
-    # On a CPU FlexAttention has no backward pass, so there this function only serves to check the rule.
+    # On a CPU FlexAttention has no backward pass, so there this function is only used to check the rule.
     function: Callable[..., Tensor] = flex_attention
     return function if device == "cpu" else torch.compile(function)
 

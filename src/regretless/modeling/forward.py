@@ -18,7 +18,7 @@ from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, to
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside wrappers. Raises ConfigError when there is none."""
+    """The transformers model inside wrappers. Raises ConfigError if there is none."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
@@ -28,7 +28,7 @@ def causal_model(model: nn.Module) -> PreTrainedModel:
 
 
 def head_of(model: PreTrainedModel) -> Head:
-    """The model's language-model head. Raises ConfigError when it has none."""
+    """The model's language-model head. Raises ConfigError if it has none."""
     module = model.get_output_embeddings()
     if module is None:
         raise ConfigError(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
@@ -36,8 +36,8 @@ def head_of(model: PreTrainedModel) -> Head:
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The model without its language-model head. Raises ConfigError when it has no such part."""
-    # Some causal models call other parts `decoder`, or their decoder otherwise than their prefix says.
+    """The model without its language-model head. Raises ConfigError if it has no such part."""
+    # Some causal models call other parts `decoder`, or give their decoder a name that differs from their prefix.
     for decoder in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
         if isinstance(decoder, PreTrainedModel) and decoder is not model:
             return decoder
@@ -80,7 +80,7 @@ def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator
 
 @contextlib.contextmanager
 def replaced_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block a call of the model, or of what wraps it, ends in `forward`; hooks on the way run."""
+    """Within the block a call of the model, or of its wrapper, ends in `forward`; hooks on the way run."""
     before = model.__dict__.get("forward")
     # nn.Module.__setattr__ would do as well; the instance attribute shadows the class's method.
     model.__dict__["forward"] = forward
@@ -95,7 +95,7 @@ def replaced_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> Ite
 
 @contextlib.contextmanager
 def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Within the block the model's attention function is the named one; afterwards it is what it was."""
+    """Within the block the model's attention function is the named one; afterwards it is the previous one."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = name

@@ -24,7 +24,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of N tokens, and where in it the M tokens of the distinct responses are predicted.
+    """A row of N tokens, and the positions in it that predict the M tokens of the distinct responses.
 
     A response's last token is predicted but never read, so it is not part of the row.
     """
@@ -53,17 +53,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a response's tokens stand among the M predicted ones: `start … start + length`."""
+    """Position of a response's tokens among the M predicted ones: `start … start + length`."""
 
     start: int
     length: int
 
 
 def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
-    """Row for (prompt, response) token pairs, and each item's place among the predicted tokens.
+    """Row for (prompt, response) token pairs, and each item's position among the predicted tokens.
 
     Equal prompts are laid out once, equal responses to a prompt once, and a response that is a prefix of another one to
-    the same prompt takes no place of its own.
+    the same prompt needs no positions of its own.
 
     Raises ValueError for an empty prompt or response: the first response token needs a token before it.
     """
@@ -122,7 +122,7 @@ def _hosts(responses: list[Ids]) -> dict[Ids, Ids]:
 
 
 def token_count(items: Sequence[Item]) -> int:
-    """Tokens that a row of these items would take (an upper bound: responses' last tokens are counted too)."""
+    """Ids of a row with these items (an upper bound: responses' last tokens are counted too)."""
     groups: dict[Ids, dict[Ids, None]] = {}
     for prompt, response in items:
         groups.setdefault(prompt, {})[response] = None

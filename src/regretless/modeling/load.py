@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class ModelConfig(Section):
-    """Which model, which weights, which tokenizer."""
+    """A model: its weights, and its tokenizer."""
 
     name_or_path: str | None = None
     """Hub id or folder of a model, or of an adapter, whose base model is then loaded as well."""
@@ -68,14 +68,14 @@ class ModelConfig(Section):
 
     @property
     def label(self) -> str:
-        """Short text that names the model in records and reports."""
+        """Short name of the model for records and reports."""
         base = self.name_or_path or f"{(self.architecture or {})['model_type']} (random weights, seed {self.init_seed})"
         return f"{base} + {self.adapter}" if self.adapter else base
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where weights come from: a base model and the adapter on it, each with its revision."""
+    """Origin of weights: a base model and the adapter on it, each with its revision."""
 
     base: str
     revision: str | None
@@ -84,11 +84,11 @@ class Origin:
 
 
 def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrainedModel | PeftModel:
-    """Model of a config, with its adapter (trainable when `for_training`).
+    """Model of a config, with its adapter (trainable with `for_training`).
 
     It comes in evaluation mode on the best device; `for_training` leaves it in training mode on the CPU, because the
     trainer decides where its parts belong.
-    Raises ConfigError when weights, adapter or architecture cannot be loaded.
+    Raises ConfigError if weights, adapter or architecture cannot be loaded.
     """
     if config.architecture is not None:
         model = _random_model(config, config.architecture)
@@ -103,11 +103,11 @@ def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrained
 
 
 def in_one_dtype(configs: Sequence[ModelConfig]) -> list[ModelConfig]:
-    """The same models, in float32 where `auto` would load them in different types.
+    """The same models, in float32 if `auto` would load them in different types.
 
     For models whose log-probabilities are compared: weights trained in float32, and the bfloat16 ones they come from,
     would differ by the rounding of the type as well. A type that is given stays.
-    Raises ConfigError when a model cannot be found.
+    Raises ConfigError if a model does not exist.
     """
     stored = {stored_dtype(config) for config in configs if config.dtype == "auto"}
     if len(stored) < 2:
@@ -134,10 +134,10 @@ def stored_dtype(config: ModelConfig) -> str:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Tokenizer of a config, with the chosen chat template and always with a pad token, taken from its vocabulary.
+    """Tokenizer of a config, with the chosen chat template and always with a padding token from its vocabulary.
 
     A preset template brings its end-of-turn token along as the end-of-sequence token: a model trained with it has to
-    learn to end its turn. Raises ConfigError when the tokenizer or the template cannot be used.
+    learn to end its turn. Raises ConfigError if the tokenizer or the template cannot be used.
     """
     source, revision = _tokenizer_source(config)
     tokenizer = _load(
@@ -153,7 +153,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of the base vocabulary and its merges: equal where plain text gives equal ids, whatever tokens were added.
+    """Hash of the base vocabulary and its merges: equal if plain text has equal ids, whatever tokens were added.
 
     Models of one family often differ only in tokens added behind a common vocabulary (Qwen2, Qwen2.5, Qwen3).
     """
@@ -168,20 +168,20 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def eos_token_ids(*sources: PreTrainedModel | PreTrainedTokenizerBase) -> set[int]:
-    """Ids of all tokens that end a response, according to models and tokenizers; empty when they name none."""
+    """Ids of all tokens that end a response, according to models and tokenizers; empty if they name none."""
     found: set[int] = set()
     for source in sources:
         for holder in (source, getattr(source, "config", None), getattr(source, "generation_config", None)):
             ids = getattr(holder, "eos_token_id", None)
             found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-        # Base models often carry a chat template whose end of turn they do not name as an end of sequence.
+        # Base models often have a chat template whose end of turn is not configured as an end of sequence.
         if isinstance(source, PreTrainedTokenizerBase):
             found.update(turn_end_ids(source))
     return found
 
 
 def best_device() -> torch.device:
-    """The accelerator of this process (by its local rank where several run), or the CPU."""
+    """The accelerator of this process (by its local rank if there are several processes), or the CPU."""
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if kind is None else torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
 
@@ -219,7 +219,7 @@ def _architecture(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     values = dict(architecture)
     model_type = str(values.pop("model_type"))
     known = default_architecture(model_type)
-    # transformers keeps whatever it is given, so a misspelt size would silently leave the default.
+    # transformers stores every key, so a misspelled size would silently leave the default.
     unknown = [key for key in values if not hasattr(known, key) and key not in {"rope_theta", "rope_scaling"}]
     names = list(known.to_dict())
     close = {key: difflib.get_close_matches(key, names, 1) for key in unknown}
@@ -233,7 +233,7 @@ def _architecture(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 def _build(model_type: str, values: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values), dtype=dtype)
-    # What a bad size raises depends on where in the model it is noticed.
+    # The exception for a bad size depends on where in the model it is detected.
     except Exception as error:
         raise ConfigError(f"model.architecture ({model_type}): cannot be built from {values}: {error}") from error
 
@@ -250,18 +250,18 @@ def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
             output_loading_info=True,
         ),
     )
-    # Left alone, weights that are not in the files would be random.
+    # Without this check, weights that are not in the files would be random.
     if absent := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
         raise ConfigError(
             f"model {origin.base}: {len(absent)} weight(s) of {type(model).__name__} are missing or of another shape, "
-            f"such as {absent[0]}; give a causal language model that is complete"
+            f"such as {absent[0]}; use a complete causal language model"
         )
     return model
 
 
 def _with_adapter(model: PreTrainedModel, adapter: str, revision: str | None, trainable: bool) -> PeftModel:
     with warnings.catch_warnings():
-        # The adapter of another model would otherwise load as one that changes nothing.
+        # The adapter of another model would otherwise load without effect.
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         return _load(
             "adapter",
@@ -278,7 +278,7 @@ def _fit_to_tokenizer(values: dict[str, Any], tokenizer: PreTrainedTokenizerBase
         )
     for name in ("bos_token_id", "eos_token_id"):
         values.setdefault(name, getattr(tokenizer, name))
-    # A padding row of the embedding is zero and never learns: right for a token that only pads.
+    # A padding row of the embedding is zero and is never trained: right for a token that is only padding.
     only_pads = tokenizer.pad_token_id not in {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
     values.setdefault("pad_token_id", tokenizer.pad_token_id if only_pads else None)
 
@@ -296,8 +296,8 @@ def weights_of(config: ModelConfig) -> Origin:
     adapter = _load("adapter", name, lambda: PeftConfig.from_pretrained(name, revision=config.revision))
     if not adapter.base_model_name_or_path:
         raise ConfigError(
-            f"{name}: its adapter_config.json names no base model; give the base as model.name_or_path "
-            "and the adapter as model.adapter"
+            f"{name}: its adapter_config.json names no base model; set model.name_or_path to the base "
+            "and model.adapter to the adapter"
         )
     return Origin(adapter.base_model_name_or_path, adapter.revision, name, config.revision)
 
@@ -306,7 +306,9 @@ def _tokenizer_source(config: ModelConfig) -> tuple[str, str | None]:
     if config.tokenizer is not None:
         return config.tokenizer, None
     if config.name_or_path is None:
-        raise ConfigError("model.tokenizer: required next to model.architecture; give a tokenizer's folder or hub id")
+        raise ConfigError(
+            "model.tokenizer: required next to model.architecture; set it to a tokenizer's folder or hub id"
+        )
     origin = weights_of(config)
     if origin.adapter == config.name_or_path and not (Path(origin.adapter) / "tokenizer_config.json").is_file():
         return origin.base, origin.revision
@@ -314,7 +316,7 @@ def _tokenizer_source(config: ModelConfig) -> tuple[str, str | None]:
 
 
 def _load(kind: str, source: str, action: Callable[[], T]) -> T:
-    """Value of an action; what the libraries raise for missing or unusable files becomes one message to act on."""
+    """Result of an action; library errors for missing or unusable files become one message with advice."""
     if Path(source).is_absolute() and not Path(source).exists():
         raise ConfigError(f"{kind} {source}: no such folder; check the path, or run the stage that makes it")
     try:
@@ -323,6 +325,6 @@ def _load(kind: str, source: str, action: Callable[[], T]) -> T:
     except (OSError, ValueError, KeyError, RuntimeError, UserWarning) as error:
         raise ConfigError(
             f"{kind} {source}: cannot be loaded: {why(error, offline)}\n  expected an existing folder (relative to "
-            f"{Path.cwd()}) or a hub id that can be downloaded; without a network, download it elsewhere and give the "
-            "folder; for a gated one, log in with `hf auth login`"
+            f"{Path.cwd()}) or a hub id that can be downloaded; without a network, download it elsewhere and set the "
+            "folder instead; for a gated one, log in with `hf auth login`"
         ) from error

@@ -32,7 +32,7 @@ KNOWN = {
 
 @dataclass
 class Call:
-    """How a layer called the attention function."""
+    """A layer's call of the attention function."""
 
     module: nn.Module
     window: int | None
@@ -53,7 +53,7 @@ def _local_attention(
     calls: list[Call] | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function in which a token sees only itself; notes what the layer asks for. Shapes as elsewhere."""
+    """Attention function in which a token sees only itself; records the layer's arguments. Shapes as elsewhere."""
     if calls is None:
         raise ValueError("its layers do not pass keyword arguments on to attention")
     unknown = [name for name, given in extras.items() if given is not None and name not in KNOWN]
@@ -73,7 +73,7 @@ AttentionInterface.register(LOCAL, _local_attention)
 
 @contextlib.contextmanager
 def hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Within the block the hooks are there, afterwards no more."""
+    """Register the hooks within the block, and remove them afterwards."""
     try:
         yield
     finally:
@@ -82,7 +82,7 @@ def hooked(hooks: Sequence[RemovableHandle]) -> Iterator[None]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in what a module returned."""
+    """All tensors in a module's output."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -103,7 +103,7 @@ def are_positions(value: Any, positions: Tensor) -> bool:
 
 
 def own_positions(layout: Layout, segment: int, response: int) -> list[int]:
-    """Places in the row of a prompt and one of its responses."""
+    """Positions in the row of a prompt and one of its responses."""
     start = sum(part.prompt + sum(part.responses) for part in layout.segments[:segment])
     own = layout.segments[segment]
     begin = start + own.prompt + sum(own.responses[:response])
@@ -111,7 +111,7 @@ def own_positions(layout: Layout, segment: int, response: int) -> list[int]:
 
 
 def windows_named(config: Any) -> set[int]:
-    """Sizes of windows and chunks that a configuration names."""
+    """Sizes of windows and chunks in a configuration."""
     words, others = (
         ("window", "chunk", "local_attention"),
         ("layers", "pattern", "every", "num_", "feed_forward", "mamba"),
@@ -124,7 +124,7 @@ def windows_named(config: Any) -> set[int]:
 
 
 def special_ids(config: Any) -> set[int]:
-    """Ids of tokens that a model may treat in a way of their own: padding, images."""
+    """Ids of tokens that a model may treat specially: padding, images."""
     return {
         value
         for key, value in config.to_dict().items()

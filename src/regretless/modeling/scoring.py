@@ -1,4 +1,4 @@
-"""Log-probabilities of given responses under a model, each distinct token computed once."""
+"""Log-probabilities of fixed responses under a model; each distinct token is computed once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def score_responses(
     max_tokens: int = 4096,
     description: str | None = None,
 ) -> list[NDArray[np.float32]]:
-    """Log-probability (nats) of every token of each response, one float32 array a (prompt, response) pair of token ids.
+    """Log-probability (nats) of every token of each response, one float32 array per (prompt, response) pair of ids.
 
-    No gradient, dropout off. Rows hold up to `max_tokens` tokens; a prompt's responses stay together where they fit.
-    `description` shows a progress bar. Raises ValueError for an empty prompt or response, and ConfigError for a model
+    No gradient, dropout off. Rows hold up to `max_tokens` tokens; a prompt's responses share a row if they fit.
+    `description` labels a progress bar. Raises ValueError for an empty prompt or response, and ConfigError for a model
     that rows which share prompts would give other values for (`check_grouped`, at a model's first call).
     """
     keyed = [(tuple(prompt), tuple(response)) for prompt, response in items]
@@ -54,9 +54,9 @@ def score_responses(
 
 
 def fill_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
-    """Split units (each some responses that belong together), in order, into rows of at most `max_tokens` tokens.
+    """Split units (groups of responses), in order, into rows of at most `max_tokens` tokens.
 
-    Neighbouring units of one prompt share a row where all of them fit into one; what is larger than a row by itself
+    Neighboring units of one prompt share a row if all of them fit into one; a unit that is larger than a row
     gets a row of its own. Returns the units' indices, row by row.
     """
     rows: list[list[int]] = []

@@ -42,7 +42,7 @@ OBJECTIVES: Registry[type[Objective]] = Registry(
     },
     _problem,
 )
-"""Every objective by the name that recipes and the command line use."""
+"""Every objective, by its name in recipes and on the command line."""
 
 
 def build(name: str, /, **hyperparameters: Any) -> Objective:

@@ -1,4 +1,4 @@
-"""What every objective shares: its inputs, its output, and its checks."""
+"""The base of all objectives: inputs, output, and checks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from regretless.core.setting_list import Setting, settings_of
 from regretless.core.settings import Section
 
 INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"})
-"""What an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
+"""Inputs that an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
 
 REMEDIES: Mapping[str, str] = {
     "reference": "token log-probabilities under the frozen reference model; pass Logps(reference=...)",
-    "behavior": "token log-probabilities under the policy that wrote each response, and the data has none; "
-    "re-score the responses with the model that wrote them, or use the objective repo_det, which needs none",
+    "behavior": "token log-probabilities under the policy that generated each response, and the data has none; "
+    "re-score the responses with the model that generated them, or use the objective repo_det, which needs none",
     "reference_kl": "KL(reference || policy) over the full vocabulary at every token; pass Logps(reference_kl=...)",
     "steps": "the step index of every token; pass Logps(steps=...) or set granularity=token",
     "z_ref": "the mean log-ratio of mismatched prompt/response pairs; pass Logps(z_ref=...) or set "
     "reference_point=paired",
 }
-"""For each input that a caller may leave out: what it is, and what to do without it."""
+"""For each optional input: what it is, and what to do if it is missing."""
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -47,7 +47,7 @@ Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_refuse_bool)]
 class Logps:
     """Token log-probabilities of R distinct responses, padded to T tokens. All tensors are (R, T), in nats.
 
-    Off the mask every value is replaced by zero on construction, so padding (NaN and infinity included) adds neither
+    Values off the mask are replaced by zero on construction, so padding (NaN and infinity included) adds neither
     value nor gradient. Half precision is raised to float32; everything but `policy` and `reference_kl` is detached.
 
     Raises ValueError for shapes that differ, a mask that is not 0/1, and a response without a token.
@@ -61,7 +61,7 @@ class Logps:
     reference: Tensor | None = None
     """The same tokens under the frozen reference model."""
     behavior: Tensor | None = None
-    """The same tokens under the policy that wrote the response."""
+    """The same tokens under the policy that generated the response."""
     reference_kl: Tensor | None = None
     """KL(π_ref ‖ π_θ) over the full vocabulary at each position, with gradient."""
     steps: Tensor | None = None
@@ -69,7 +69,7 @@ class Logps:
     token_numbers: Mapping[str, Tensor] = field(default_factory=dict)
     """Further numbers of each token by name, as the data has them (`Side.token_numbers`)."""
     z_ref: Tensor | float | None = None
-    """Scalar: the mean log-ratio over the responses that the objective's `zero_point` names."""
+    """Scalar: the mean log-ratio over the responses that the objective's `zero_point` selects."""
 
     def __post_init__(self) -> None:
         if self.policy.dim() != 2:
@@ -108,7 +108,7 @@ class Logps:
     def log_ratio(self) -> Tensor:
         """Σ_s (log π_θ − log π_ref) of each response, (R,) nats. Needs `reference`."""
         assert self.reference is not None
-        # Subtract before summing: per token the two are close, so float32 keeps digits that two long sums would lose.
+        # Subtract before summing: per token the two are close, so float32 retains digits that two long sums would lose.
         return (self.policy - self.reference).sum(dim=1)
 
     def nll(self, reduction: Literal["sum", "mean"]) -> Tensor:
@@ -119,14 +119,14 @@ class Logps:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What an objective computed for P pairs over R responses."""
+    """Result of an objective for P pairs over R responses."""
 
     pair_losses: Tensor
-    """(P,) nats; (P, 2) for methods that judge chosen and rejected each on its own."""
+    """(P,) nats; (P, 2) for methods with separate losses for chosen and rejected."""
     scores: Tensor | None = None
-    """(R,) nats, with gradient: the score in the preference model, where the method scores responses."""
+    """(R,) nats, with gradient: the score in the preference model, for methods that score responses."""
     rewards: Tensor | None = None
-    """(R,) nats, detached: the implicit reward, for logging. None for methods that have none."""
+    """(R,) nats, detached: the implicit reward, for logging. None for methods without rewards."""
     loss: Tensor = field(init=False)
     """Scalar: the mean of all entries of `pair_losses`."""
 
@@ -135,25 +135,25 @@ class Output:
 
 
 class Objective(Section):
-    """A loss over pairs of responses: its fields are its hyperparameters, calling it computes the loss.
+    """A loss over pairs of responses. Its fields are its hyperparameters; calling it computes the loss.
 
     Calling takes `logps` and the pairs (P, 2) long (row of the chosen, row of the rejected; rows may repeat). Methods
     without a rejected side also take (P, 1), and never read the second column. A method of your own has a `name`, its
     hyperparameters as fields, `needs` where they differ, and `compute`.
 
-    Raises DataError when an input named in `needs` is missing, ValueError for malformed pairs.
+    Raises DataError if an input in `needs` is missing, ValueError for malformed pairs.
     """
 
     name: ClassVar[str]
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs beyond `policy` and `mask` that this objective cannot do without: of `INPUTS`, or `token_numbers`."""
+        """Inputs beyond `policy` and `mask` that this objective requires: of `INPUTS`, or `token_numbers`."""
         return frozenset({"reference", "rejected"})
 
     @property
     def token_numbers(self) -> frozenset[str]:
-        """The needs that the data has to hold as `token_numbers`."""
+        """Required inputs that come from the data as `token_numbers`."""
         return self.needs - INPUTS
 
     @property
@@ -165,9 +165,9 @@ class Objective(Section):
         return None
 
     def __call__(self, logps: Logps, pairs: Tensor) -> Output:
-        given = {"rejected", *(logps.token_numbers.keys() - INPUTS)}
-        given |= {name for name in REMEDIES if getattr(logps, name, None) is not None}
-        missing = sorted(self.needs - given)
+        present = {"rejected", *(logps.token_numbers.keys() - INPUTS)}
+        present |= {name for name in REMEDIES if getattr(logps, name, None) is not None}
+        missing = sorted(self.needs - present)
         if missing:
             raise DataError("; ".join(f"{self.name} needs `{name}`: {_remedy(name)}" for name in missing))
         return self.compute(logps, self._checked(pairs, logps))

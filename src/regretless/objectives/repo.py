@@ -64,7 +64,7 @@ class RePO(Objective):
         """w_s of every token, (R, T), zero off the mask. The score's derivative by π_s is β (1 + w_s), /T if released.
 
         mask: (R, T) bool; steps: (R, T) integer, needed for (and only read with) granularity="step".
-        Raises DataError without steps that are needed, ValueError for steps that are not consecutive.
+        Raises DataError if required steps are missing, ValueError for steps that are not consecutive.
         """
         if self.granularity == "token":
             unit, counts = mask.cumsum(dim=1) - 1, mask.sum(dim=1)
@@ -76,7 +76,7 @@ class RePO(Objective):
         return weights.gather(1, unit.masked_fill(~mask, 0)).masked_fill(~mask, 0.0)
 
     def token_scores(self, logps: Logps) -> Tensor:
-        """What each token adds to its response's score, (R, T) nats, with gradient; the row sums are the scores."""
+        """Contribution of each token to its response's score, (R, T) nats, with gradient; row sums are the scores."""
         policy = logps.policy
         tokens = policy
         if self.reference_weight:

@@ -19,7 +19,7 @@ def repo_weights(
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """How often each token counts as somebody's future, w_s for s = 1…length, (R, T); zero beyond the length.
+    """How often each token occurs as a future token, w_s for s = 1…length, (R, T); zero beyond the length.
 
     lengths: (R,) integer, units (tokens or steps) of each response, 1…T.
     paper: the window of unit t is t+1…length; released: t…length, the authors' released code.
@@ -46,7 +46,7 @@ def repo_weights(
 
 
 def _geometric_sum(ratio: float, terms: Tensor) -> Tensor:
-    """Σ_{l=0}^{n−1} ratio^l for each n in `terms`, float64, without loss of digits as the ratio nears 1."""
+    """Σ_{l=0}^{n−1} ratio^l for each n in `terms`, float64, numerically stable as the ratio approaches 1."""
     terms = terms.double()
     if ratio == 1:
         return terms

@@ -1,4 +1,4 @@
-"""What training changed, from the analyze stage's files: tables with intervals, and charts."""
+"""The page's section on changes through training, from the analyze stage's files: tables with intervals, and charts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from regretless.data.records import SIDES
 from regretless.reporting.figures import Series, line_chart
 
 
-def changes(found: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Parts of the section, each with a title, a note, a chart and tables; none where the stage did not run."""
+def changes(files: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Parts of the section, each with a title, a note, a chart and tables; empty if the stage did not run."""
     parts = [
-        _distances(found.get("score_distance", {})),
-        _drift(found.get("drift", {}), colors),
-        _gradients(found.get("gradients", {}), colors),
-        _calibration(found.get("calibration", {}), colors),
-        _lengths(found.get("lengths", {})),
+        _distances(files.get("score_distance", {})),
+        _drift(files.get("drift", {}), colors),
+        _gradients(files.get("gradients", {}), colors),
+        _calibration(files.get("calibration", {}), colors),
+        _lengths(files.get("lengths", {})),
     ]
     return [part for part in parts if part["tables"]]
 
@@ -26,8 +26,8 @@ def changes(found: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[st
 def _part(
     title: str, note: str, tables: Sequence[Mapping[str, Any]], chart: Markup | None = None, caption: str = ""
 ) -> dict[str, Any]:
-    shown = [table for table in tables if table["rows"]]
-    return {"title": title, "note": note, "chart": chart, "caption": caption, "tables": shown}
+    filled = [table for table in tables if table["rows"]]
+    return {"title": title, "note": note, "chart": chart, "caption": caption, "tables": filled}
 
 
 def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -71,14 +71,14 @@ def _drift(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, A
             ]
             for entry in drift["points"][1:]
         ]
-    columns = [text for side in SIDES for text in (f"{side}: nats a token", "change a response", "95 % interval")]
+    columns = [text for side in SIDES for text in (f"{side}: nats per token", "change per response", "95 % interval")]
     chart = None
     if any(len(line.points) > 1 for line in series):
         title = "Log-probability of chosen and rejected responses, change since the start, by optimizer step"
-        chart = line_chart(title, series, "step (optimizer steps)", "nats a response")
+        chart = line_chart(title, series, "step (optimizer steps)", "nats per response")
     return _part(
         "Log-probability of fixed responses",
-        "The same pairs at every point: the start, the checkpoints that were kept, and the end of training.",
+        "The same pairs at every point: the start, the saved checkpoints, and the end of training.",
         [_table("Log-probability, and its change since the start (nats).", columns, rows)],
         chart,
         "Change since the start; chosen solid, rejected dashed.",
@@ -87,14 +87,14 @@ def _drift(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, A
 
 def _gradients(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
     series, rows = [], []
-    for name, found in content.get("policies", {}).items():
+    for name, result in content.get("policies", {}).items():
         for side in SIDES:
-            if found[side] is None:
+            if result[side] is None:
                 continue
-            shares = [entry["value"] for entry in found[side]["shares"]]
-            line = tuple((place / 10, float(share)) for place, share in enumerate(shares, 1))
+            shares = [entry["value"] for entry in result[side]["shares"]]
+            line = tuple((tenth / 10, float(share)) for tenth, share in enumerate(shares, 1))
             series.append(Series(f"{name} {side}", colors.get(name, 0), line, dashed=side == "rejected"))
-            last = found[side]["near_end"]
+            last = result[side]["near_end"]
             rows.append([f"{name}, {side}", shares[0], shares[4], shares[-1], *_interval(last[0]), last[-1]["value"]])
     columns = ["first tenth", "fifth tenth", "last tenth", "last token", "95 % interval", "tenth token from the end"]
     chart = None
@@ -102,9 +102,9 @@ def _gradients(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[st
         title = "Share of a response's gradient in each tenth of it"
         chart = line_chart(title, series, "end of the tenth (share of the response)", "share of the gradient")
     return _part(
-        "Where the objectives put their gradient",
-        "Sizes of the loss's derivatives by token log-probabilities at the first step, 0.1 in each tenth if spread "
-        "evenly. Single tokens: how many times their part in an even spread.",
+        "Distribution of the objectives' gradients",
+        "Absolute derivative of the loss by each token's log-probability at the first step; an even distribution has "
+        "0.1 in each tenth. For single tokens: the ratio to an even distribution.",
         [_table("Share of the gradient along a response, mean over responses.", columns, rows)],
         chart,
         "Share in each tenth; chosen solid, rejected dashed.",
@@ -114,11 +114,11 @@ def _gradients(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[st
 def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
     series = [Series("calibrated", 0, ((0.5, 0.5), (1.0, 1.0)), dashed=True)]
     rows, bins = [], []
-    for name, found in content.get("policies", {}).items():
-        line = tuple((float(entry["confidence"]), float(entry["accuracy"])) for entry in found["bins"])
+    for name, result in content.get("policies", {}).items():
+        line = tuple((float(entry["confidence"]), float(entry["accuracy"])) for entry in result["bins"])
         series.append(Series(name, colors.get(name, 0), line))
-        numbers = [found["pairs"], found["ties"], found["confidence"], *_interval(found["accuracy"]), found["ece"]]
-        rows.append([name, *numbers, *_interval(found["brier"])])
+        numbers = [result["pairs"], result["ties"], result["confidence"], *_interval(result["accuracy"]), result["ece"]]
+        rows.append([name, *numbers, *_interval(result["brier"])])
         bins += [
             [
                 f"{name}, {entry['from']:.2f} – {entry['to']:.2f}",
@@ -126,13 +126,13 @@ def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[
                 entry["confidence"],
                 *_interval({**entry, "value": entry["accuracy"]}),
             ]
-            for entry in found["bins"]
+            for entry in result["bins"]
         ]
     columns = [
         "pairs",
         "ties",
         "mean confidence",
-        "predicted right",
+        "correct predictions",
         "95 % interval",
         "ECE",
         "Brier score",
@@ -140,29 +140,29 @@ def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[
     ]
     chart = None
     if rows:
-        title = "Share of held-out pairs predicted right, by confidence"
-        chart = line_chart(title, series, "confidence (mean of the bin)", "share predicted right")
+        title = "Share of correct predictions on held-out pairs, by confidence"
+        chart = line_chart(title, series, "confidence (mean of the bin)", "share of correct predictions")
     return _part(
         "Calibration on held-out pairs",
         f"{content.get('observed', '')}.",
         [
-            _table("Confidence against what was observed.", columns, rows),
-            _table("By confidence.", ["pairs", "mean confidence", "predicted right", "95 % interval"], bins),
+            _table("Predicted confidence and observed accuracy.", columns, rows),
+            _table("By confidence.", ["pairs", "mean confidence", "correct predictions", "95 % interval"], bins),
         ],
         chart,
-        "By bin of confidence; calibrated is on the dashed line.",
+        "By bin of confidence; a calibrated model lies on the dashed line.",
     )
 
 
 def _lengths(content: Mapping[str, Any]) -> dict[str, Any]:
     rows = [
-        [f"{benchmark}, {label}", *_interval(entry["length"]), *_interval(entry["change"]), found["unit"]]
-        for benchmark, found in content.get("benchmarks", {}).items()
-        for label, entry in found["models"].items()
+        [f"{benchmark}, {label}", *_interval(entry["length"]), *_interval(entry["change"]), result["unit"]]
+        for benchmark, result in content.get("benchmarks", {}).items()
+        for label, entry in result["models"].items()
     ]
-    columns = ["mean length", "95 % interval", "change to base, paired", "95 % interval", "unit"]
+    columns = ["mean length", "95 % interval", "change from base, paired", "95 % interval", "unit"]
     return _part(
         "Length of the models' own responses",
         "Greedy responses to the problems of the benchmarks.",
-        [_table("Length of responses, and its paired difference to the base model's.", columns, rows)],
+        [_table("Length of responses, and the paired difference from the base model.", columns, rows)],
     )

@@ -1,4 +1,4 @@
-"""What a run folder holds, as plain data; a stage that did not run leaves its part empty."""
+"""Content of a run folder as plain data; the part of a stage that did not run is empty."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Result:
     low: float | None
     high: float | None
     gain: float | None
-    """Paired difference to the base model; None for the base itself."""
+    """Paired difference from the base model; None for the base itself."""
     gain_low: float | None
     gain_high: float | None
     cut: int
-    """Responses that reached the longest length allowed; not correct."""
+    """Responses truncated at the length limit; not correct."""
     unknown: int
-    """Responses without a verdict, cut ones among them; not correct."""
+    """Responses without a verdict, including truncated ones; not correct."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class ChatResult:
-    """One number of one model on a chat benchmark, on the metric's own scale, with its 95 % interval."""
+    """One metric of one model on a chat benchmark, on the metric's own scale, with its 95 % interval."""
 
     benchmark: str
     label: str
@@ -82,28 +82,28 @@ class ChatResult:
     metric: str
     unit: str
     n: int
-    """Questions it is made of."""
+    """Number of questions behind it."""
     value: float | None
     standard_error: float | None
     low: float | None
     high: float | None
     gain: float | None
-    """Paired difference to the base model, of metrics that are means over questions."""
+    """Paired difference from the base model, for metrics that are means over questions."""
     gain_low: float | None
     gain_high: float | None
     failed: int
-    """Judgments that failed; they are in no number."""
+    """Failed judgments; no metric includes them."""
     cut: int
-    """Answers that reached the longest length allowed; judged as they are."""
+    """Answers truncated at the length limit; judged as they are."""
     requests: int
-    """To the judge, retries included, for this model and benchmark."""
+    """Requests to the judge, retries included, for this model and benchmark."""
     dollars: float | None
-    """What they cost, where prices are given."""
+    """Their cost, if prices are set."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """How a trained model's greedy verdicts differ from the base model's, in problems."""
+    """Changes of a trained model's greedy verdicts relative to the base model, in problems."""
 
     benchmark: str
     label: str
@@ -112,12 +112,12 @@ class Change:
     both_correct: int
     both_wrong: int
     unknown: int
-    """Problems that the verifier could not judge for one of the two."""
+    """Problems without a verdict for one of the two."""
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What one model said to a problem."""
+    """One model's response to a problem."""
 
     label: str
     response: str
@@ -127,7 +127,7 @@ class ModelAnswer:
 
 @dataclass(frozen=True)
 class Example:
-    """One problem, why it is shown, and what the base model and each trained model said."""
+    """One problem, why it is on the page, and the responses of the base model and each trained model."""
 
     kind: str
     benchmark: str
@@ -138,7 +138,7 @@ class Example:
 
 @dataclass(frozen=True)
 class RunData:
-    """Everything that the page shows."""
+    """All content of the page."""
 
     name: str
     recipe: str | None
@@ -155,13 +155,14 @@ class RunData:
     examples: Sequence[Example]
     token_rewards: Mapping[str, Any] | None
     comparisons: Mapping[str, Any]
-    """What else the analyze stage found, by the names of its files."""
+    """Further results of the analyze stage, by the names of their files."""
 
 
 def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
-    """Read a run folder. `examples`: problems of each kind (solved, broken) and benchmark to show, drawn with `seed`.
+    """Read a run folder. `examples`: problems of each kind (solved, broken) and benchmark, selected at random with
+    `seed`.
 
-    Raises DataError, for the recipe ConfigError, when a file is there but broken.
+    Raises DataError if a file is broken (ConfigError for the recipe).
     """
     recipe = run_dir / "recipe.yaml"
     stages = _stages(run_dir, _named(read_yaml(recipe) if recipe.is_file() else {}))
@@ -173,10 +174,10 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
         name=run_dir.resolve().name,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
         stages=stages,
-        results=_in_order([_take(Result, row) for row in results["rows"]], order, lambda row: row.label),
-        seed_results=_in_order([_take(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
+        results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),
+        seed_results=_in_order([_record(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
         chat_results=_in_order(
-            [_take(ChatResult, row) for row in results.get("chat", [])], order, lambda row: row.label
+            [_record(ChatResult, row) for row in results.get("chat", [])], order, lambda row: row.label
         ),
         logs=_logs(run_dir / "train", trained),
         inspect=_json(run_dir / "inspect" / "inspect.json"),
@@ -196,21 +197,21 @@ def _json(path: Path) -> Any:
     return read_json(path) if path.is_file() else None
 
 
-def _take(kind: Callable[..., T], row: Mapping[str, Any]) -> T:
-    """Record of a JSON object's values; the ones it has no field for are left out."""
+def _record(kind: Callable[..., T], row: Mapping[str, Any]) -> T:
+    """Record of a JSON object's values; values without a field are dropped."""
     return kind(**{name: row[name] for name in kind.__annotations__})
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings by their joined keys, `outer · inner`."""
-    found: dict[str, Any] = {}
+    """Leaves of nested mappings, keyed by their joined keys, `outer · inner`."""
+    flat: dict[str, Any] = {}
     for key, item in value.items():
-        found |= flatten(item, f"{prefix}{key}{SEPARATOR}") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
-    return found
+        flat |= flatten(item, f"{prefix}{key}{SEPARATOR}") if isinstance(item, Mapping) else {f"{prefix}{key}": item}
+    return flat
 
 
 def _named(recipe: Mapping[str, Any]) -> list[str]:
-    """Folders of the trainings that a recipe names, in its order; a section that is none names nothing."""
+    """Folders of the trainings that a recipe names, in its order; a malformed section names nothing."""
     train, pretrain = (recipe.get(name) for name in ("train", "pretrain"))
     objective = train.get("objective") if isinstance(train, Mapping) else None
     objectives = [objective] if isinstance(objective, str) else objective if isinstance(objective, list) else []
@@ -219,18 +220,18 @@ def _named(recipe: Mapping[str, Any]) -> list[str]:
 
 
 def _stages(run_dir: Path, named: Sequence[str]) -> list[FinishedStage]:
-    """Finished stages: in the order of work, those that are alike in that of `named`, others by name.
+    """Finished stages in the order of work; trainings in the order of `named`, others by name.
 
-    Not by time: the page about two equal runs would depend on how fast they were, and on what was run again.
+    Not by time: then the pages of two equal runs would depend on speed, and on which stages ran again.
     """
-    found = []
+    stages = []
     for path in run_dir.rglob(MANIFEST):
         name = path.parent.relative_to(run_dir).as_posix()
-        # An earlier page about the same run, and what the recipe does not ask for any more.
+        # Excludes an earlier page about the same run, and results that the recipe no longer asks for.
         if name == "report" or name.startswith(f"{UNUSED}/"):
             continue
         manifest = read_json(path)
-        found.append(
+        stages.append(
             FinishedStage(
                 name=name,
                 seconds=float(manifest["seconds"]),
@@ -241,42 +242,42 @@ def _stages(run_dir: Path, named: Sequence[str]) -> list[FinishedStage]:
             )
         )
     known = {stage.place: number for number, stage in enumerate(STAGES.values())}
-    places = {name: place for place, name in enumerate(named)}
+    positions = {name: position for position, name in enumerate(named)}
     return sorted(
-        found,
+        stages,
         key=lambda stage: (
             known.get(stage.name.split("/")[0], len(known)),
-            places.get(stage.name, len(places)),
+            positions.get(stage.name, len(positions)),
             stage.name,
         ),
     )
 
 
 def _in_order(items: Iterable[T], order: Sequence[str], label: Callable[[T], str]) -> list[T]:
-    """Items by the place of their model in `order`; models that are not there come last, by name."""
-    places = {name: place for place, name in enumerate(order)}
-    return sorted(items, key=lambda item: (places.get(label(item), len(places)), label(item)))
+    """Items in the order of their models in `order`; models that are not listed come last, by name."""
+    positions = {name: position for position, name in enumerate(order)}
+    return sorted(items, key=lambda item: (positions.get(label(item), len(positions)), label(item)))
 
 
 def _logs(train: Path, order: Sequence[str]) -> dict[str, list[dict[str, float]]]:
     """Training log lines (not the evaluations and the final summary), by objective."""
-    found = {}
+    logs = {}
     for path in _in_order(train.glob("*/trainer_state.json"), order, lambda path: path.parent.name):
         lines = [line for line in read_json(path)["log_history"] if "loss" in line]
         if lines:
-            found[path.parent.name] = lines
-    return found
+            logs[path.parent.name] = lines
+    return logs
 
 
 def _scores(train: Path, order: Sequence[str]) -> dict[str, tuple[list[float], list[float]]]:
-    found = {}
+    scores = {}
     for path in _in_order(train.glob("*/pair_scores.jsonl"), order, lambda path: path.parent.name):
         rows = [row for _, row in read_rows(path) if isinstance(row, dict)]
         if rows:
             sides = ("chosen_reward", "rejected_reward")
             chosen, rejected = ([float(row[side]) for row in rows] for side in sides)
-            found[path.parent.name] = (chosen, rejected)
-    return found
+            scores[path.parent.name] = (chosen, rejected)
+    return scores
 
 
 Evaluated = dict[str, dict[str, Path]]
@@ -284,10 +285,10 @@ Evaluated = dict[str, dict[str, Path]]
 
 
 def _evaluated(folder: Path, order: Sequence[str]) -> Evaluated:
-    found: Evaluated = {}
+    evaluated: Evaluated = {}
     for path in _in_order(sorted(folder.glob("*/*/responses.parquet")), order, lambda path: path.parts[-3]):
-        found.setdefault(path.parts[-2], {})[path.parts[-3]] = path
-    return {benchmark: models for benchmark, models in found.items() if BASE in models and len(models) > 1}
+        evaluated.setdefault(path.parts[-2], {})[path.parts[-3]] = path
+    return {benchmark: models for benchmark, models in evaluated.items() if BASE in models and len(models) > 1}
 
 
 def _verdicts(path: Path) -> dict[str, str]:
@@ -297,7 +298,7 @@ def _verdicts(path: Path) -> dict[str, str]:
 
 
 def _changes(evaluated: Evaluated) -> list[Change]:
-    found = []
+    changes = []
     for benchmark, models in evaluated.items():
         verdicts = {label: _verdicts(path) for label, path in models.items()}
         base = verdicts.pop(BASE)
@@ -307,12 +308,12 @@ def _changes(evaluated: Evaluated) -> list[Change]:
             solved, both_wrong, both_correct, broken = (counts[move] for move in moves)
             known = solved + both_wrong + both_correct + broken
             unknown = counts.total() - known
-            found.append(Change(benchmark, label, solved, broken, both_correct, both_wrong, unknown))
-    return found
+            changes.append(Change(benchmark, label, solved, broken, both_correct, both_wrong, unknown))
+    return changes
 
 
 def _examples(evaluated: Evaluated, count: int, rng: random.Random) -> Iterator[Example]:
-    """Problems that most trained models solved and the base did not, and the other way round."""
+    """Problems that most trained models solved and the base model did not, and vice versa."""
     for benchmark, models in evaluated.items():
         verdicts = {label: _verdicts(path) for label, path in models.items()}
         base = verdicts.pop(BASE)
@@ -327,8 +328,8 @@ def _examples(evaluated: Evaluated, count: int, rng: random.Random) -> Iterator[
             problem = rows[BASE][key]
             answers = [
                 ModelAnswer(label, row["response"], row["verdict"] or Verdict.UNKNOWN, row["extracted"])
-                for label, found in rows.items()
-                if (row := found.get(key)) is not None
+                for label, responses in rows.items()
+                if (row := responses.get(key)) is not None
             ]
             yield Example(kind, benchmark, problem["prompt"], problem["answer"], answers)
 

@@ -1,4 +1,4 @@
-"""Token rewards as the page's explorer reads them: what the analysis found, without what a browser can work out."""
+"""Token rewards as input of the page's explorer: the analysis results without what the browser can compute."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from regretless.reporting.token_figures import SHADE_QUANTILE
 from regretless.reporting.views import cut
 
 DIGITS = 4
-"""Decimals of the log-probabilities on the page (nats)."""
+"""Decimal places of log-probabilities on the page (nats)."""
 LABEL = 60
-"""Characters of a prompt in the list of pairs."""
+"""Characters of a prompt's label in the list of pairs."""
 
 
 def explorer(content: Mapping[str, Any], folder: str, *, pairs: int, tokens: int) -> dict[str, Any]:
-    """Data of up to `pairs` pairs and `tokens` tokens of each response.
+    """Data of at most `pairs` pairs and `tokens` tokens per response.
 
-    content: token_rewards.json. Log-probabilities are in nats, one list a model in the order of `models`; the terms of
-    reward and regret are left to the page, which also takes them between two trained models. `folder` is cut from
-    the reference's name.
+    content: token_rewards.json. Log-probabilities are in nats, one list per model in the order of `models`. The page
+    computes the terms of reward and regret, also between two trained models. `folder` is removed from the reference's
+    name.
     """
-    shown = content["pairs"][:pairs]
+    included = content["pairs"][:pairs]
     return {
         "beta": content["beta"],
         "reference": content["reference"].removeprefix(folder),
@@ -34,9 +34,9 @@ def explorer(content: Mapping[str, Any], folder: str, *, pairs: int, tokens: int
                 "prompt": _messages(pair["prompt"]),
                 "responses": [_response(response, tokens) for response in pair["responses"]],
             }
-            for pair in shown
+            for pair in included
         ],
-        "hidden": len(content["pairs"]) - len(shown),
+        "hidden": len(content["pairs"]) - len(included),
     }
 
 
@@ -44,11 +44,11 @@ def _response(response: Mapping[str, Any], limit: int) -> dict[str, Any]:
     behavior = response["behavior"]
     return {
         "side": response["side"],
-        # A special token, or a part of a character, has no text of its own: its name stands for it.
+        # A special token, or a part of a character, has no text of its own: its name is displayed instead.
         "tokens": [
             text or name for text, name in zip(response["tokens"][:limit], response["names"][:limit], strict=True)
         ],
-        "special": [place for place, text in enumerate(response["tokens"][:limit]) if not text],
+        "special": [index for index, text in enumerate(response["tokens"][:limit]) if not text],
         "hidden": max(0, len(response["tokens"]) - limit),
         "reference": _rounded(response["reference"][:limit]),
         "behavior": None if behavior is None else _rounded(behavior[:limit]),
@@ -62,7 +62,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:
-    """Role and text of each message; a prompt that is a text has no role."""
+    """Role and text of each message; a plain-text prompt has no role."""
     messages = [{"role": "", "content": prompt}] if isinstance(prompt, str) else prompt
     return [{"role": message["role"], "content": cut(message["content"])} for message in messages]
 

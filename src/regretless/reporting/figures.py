@@ -1,4 +1,4 @@
-"""Charts as inline SVG: colours are classes of the page's style sheet, so they follow its light and dark themes."""
+"""Charts as inline SVG. Colors are classes of the page's style sheet, so they follow its light and dark themes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from markupsafe import Markup
 WIDTH, HEIGHT = 480.0, 290.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 12.0, 12.0, 44.0
 CHARACTER = 6.1
-"""Width of a character of the small type, about."""
+"""Approximate width of a character of the small font."""
 MOST_STEPS = 80
-"""Logged steps that a chart shows at most; beyond it, every n-th and the last."""
+"""Most logged steps in a chart; with more, every n-th and the last are drawn."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Series:
 
     name: str
     color: int
-    """Number of its colour class, the same everywhere on the page."""
+    """Number of its color class, the same everywhere on the page."""
     points: tuple[tuple[float, float], ...]
     dashed: bool = False
 
@@ -42,7 +42,7 @@ class IntervalRow:
 
 
 def line_chart(title: str, series: Sequence[Series], x_label: str, y_label: str) -> Markup:
-    """Lines over a common x axis; the values at an x show when the pointer is above it. Needs at least one point."""
+    """Lines over a common x axis; the values at an x appear when the pointer is above it. Needs at least one point."""
     series = [_thinned(line) for line in series if line.points]
     xs = sorted({x for line in series for x, _ in line.points})
     ys = [y for line in series for _, y in line.points]
@@ -60,36 +60,36 @@ def line_chart(title: str, series: Sequence[Series], x_label: str, y_label: str)
     for index, x in enumerate(xs):
         start = (edges[index - 1] + edges[index]) / 2 if index else edges[0] - 4
         stop = (edges[index + 1] + edges[index]) / 2 if index + 1 < len(xs) else edges[-1] + 4
-        _hover(chart, start, stop, x, [found[x] for found in values if x in found])
+        _hover(chart, start, stop, x, [at[x] for at in values if x in at])
     return chart.markup()
 
 
 def _thinned(line: Series) -> Series:
     every = math.ceil(len(line.points) / MOST_STEPS)
-    kept = (*line.points[:-1:every], line.points[-1])
-    return Series(line.name, line.color, kept, line.dashed)
+    points = (*line.points[:-1:every], line.points[-1])
+    return Series(line.name, line.color, points, line.dashed)
 
 
-def _hover(chart: _Chart, start: float, stop: float, x: float, found: Sequence[tuple[Series, float]]) -> None:
-    """A strip of the chart that shows a line and the values at `x` while the pointer is in it."""
+def _hover(chart: _Chart, start: float, stop: float, x: float, points: Sequence[tuple[Series, float]]) -> None:
+    """A strip of the chart that displays a line and the values at `x` while the pointer is in it."""
     group = chart.add("g", class_="hit")
     _child(group, "rect", x=start, y=TOP, width=stop - start, height=HEIGHT - TOP - BOTTOM)
     tip = _child(group, "g", class_="tip")
-    place = chart.x(x)
-    _child(tip, "line", x1=place, x2=place, y1=TOP, y2=HEIGHT - BOTTOM)
-    texts = [f"{chart.x_name} {_short(x)}", *(f"{line.name}: {_short(y)}" for line, y in found)]
+    position = chart.x(x)
+    _child(tip, "line", x1=position, x2=position, y1=TOP, y2=HEIGHT - BOTTOM)
+    texts = [f"{chart.x_name} {_short(x)}", *(f"{line.name}: {_short(y)}" for line, y in points)]
     width = CHARACTER * max(map(len, texts)) + 22
-    left = place + 8 if place + 8 + width < WIDTH else place - 8 - width
+    left = position + 8 if position + 8 + width < WIDTH else position - 8 - width
     _child(tip, "rect", class_="box", x=left, y=TOP + 2, width=width, height=15 * len(texts) + 7, rx=3)
     for row, text in enumerate(texts):
         _child(tip, "text", x=left + 16, y=TOP + 16 + 15 * row).text = text
-    for row, (line, y) in enumerate(found, 1):
+    for row, (line, y) in enumerate(points, 1):
         _child(tip, "circle", cx=left + 8, cy=TOP + 12 + 15 * row, r=3.5, class_=f"dot c{line.color}")
-        _child(tip, "circle", cx=place, cy=chart.y(y), r=3, class_=f"dot c{line.color}")
+        _child(tip, "circle", cx=position, cy=chart.y(y), r=3, class_=f"dot c{line.color}")
 
 
 def histogram(title: str, chosen: Sequence[float], rejected: Sequence[float], x_label: str, bins: int = 40) -> Markup:
-    """Counts of two samples in common bins; what lies outside the middle 99 % is counted in the outermost bins."""
+    """Counts of two samples in common bins; values outside the middle 99 % are counted in the outermost bins."""
     everything = np.concatenate([np.asarray(chosen, float), np.asarray(rejected, float)])
     low, high = (float(edge) for edge in np.quantile(everything, [0.005, 0.995]))
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
@@ -108,7 +108,7 @@ def histogram(title: str, chosen: Sequence[float], rejected: Sequence[float], x_
 
 
 def interval_chart(title: str, rows: Sequence[IntervalRow], x_label: str) -> Markup:
-    """A dot and a whisker a row. Needs at least one row."""
+    """A dot and a whisker per row. Needs at least one row."""
     ends = [end for row in rows for end in (row.value, row.low, row.high) if end is not None]
     left = LEFT + CHARACTER * max(0, max(len(row.name) for row in rows) - 5)
     height = TOP + 30.0 * len(rows) + BOTTOM
@@ -158,23 +158,23 @@ class _Chart:
         return _child(self._svg, tag, **attributes)
 
     def markup(self) -> Markup:
-        # ElementTree escapes texts and attributes, so the result is markup whatever names it was given.
+        # ElementTree escapes texts and attributes, so the result is safe markup whatever the names are.
         return Markup(ET.tostring(self._svg, encoding="unicode"))
 
     def _axes(self, x_label: str, y_label: str, *, with_y: bool) -> None:
         floor, right = self._height - BOTTOM, self._width - RIGHT
         for tick in ticks(*self._x_range):
-            place = self.x(tick)
-            self.add("line", x1=place, x2=place, y1=TOP if not with_y else floor, y2=floor + 4, class_="grid")
-            self.add("text", x=place, y=floor + 17, class_="tick middle").text = _short(tick)
+            position = self.x(tick)
+            self.add("line", x1=position, x2=position, y1=TOP if not with_y else floor, y2=floor + 4, class_="grid")
+            self.add("text", x=position, y=floor + 17, class_="tick middle").text = _short(tick)
         self.add("line", x1=self._left, x2=right, y1=floor, y2=floor, class_="axis")
         self.add("text", x=(self._left + right) / 2, y=self._height - 6, class_="label middle").text = x_label
         if not with_y:
             return
         for tick in ticks(*self._y_range):
-            place = self.y(tick)
-            self.add("line", x1=self._left, x2=right, y1=place, y2=place, class_="grid")
-            self.add("text", x=self._left - 6, y=place + 4, class_="tick end").text = _short(tick)
+            position = self.y(tick)
+            self.add("line", x1=self._left, x2=right, y1=position, y2=position, class_="grid")
+            self.add("text", x=self._left - 6, y=position + 4, class_="tick end").text = _short(tick)
         middle = (TOP + floor) / 2
         label = self.add("text", x=12, y=middle, class_="label middle", transform=f"rotate(-90 12 {middle:g})")
         label.text = y_label
@@ -186,7 +186,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     magnitude = 10.0 ** math.floor(math.log10(step))
     step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= step)
     first = math.ceil(low / step - 1e-9)
-    # Multiples, not sums: steps of 0.1 would add up to 0.30000000000000004.
+    # Multiples, not sums: adding steps of 0.1 would give 0.30000000000000004.
     return [float(f"{number * step:.12g}") for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 

@@ -1,4 +1,4 @@
-"""The report: one HTML page that shows what a run did, with everything that it needs inside."""
+"""The report: one HTML page that describes a run and needs no other file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from regretless.reporting.token_figures import FiguresConfig
 
 
 class ReportConfig(Section):
-    """What the page shows."""
+    """Content of the page."""
 
     title: str | None = None
     """Heading of the page; the name of the run folder by default."""
@@ -43,22 +43,23 @@ class ReportConfig(Section):
 
 
 def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
-    """Write `output`/report.html about the run in `run_dir`, and `output`/figures if asked for.
+    """Write `output`/report.html about the run in `run_dir`, and `output`/figures if requested.
 
-    A part whose stage did not run says so. Texts of models and data are escaped, and the page's policy lets no script
-    but its own run. Raises DataError when a file of the run is broken, ConfigError for figures that cannot be drawn.
+    A section whose stage did not run says so. Model and data text is escaped, and the page's Content-Security-Policy
+    blocks all scripts but its own. Raises DataError if a file of the run is broken, ConfigError if a figure cannot be
+    drawn.
     """
     try:
         return _run(config, run_dir, output)
     except UNREADABLE as error:
         raise DataError(
-            f"{run_dir}: a file in it is not what a run leaves ({type(error).__name__}: {error}); remove the folder of "
-            "the stage that made it, and run the recipe again"
+            f"{run_dir}: contains a file with unexpected content ({type(error).__name__}: {error}); remove the folder "
+            "of the stage that made it, and run the recipe again"
         ) from error
 
 
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, pa.ArrowException)
-"""What numbers and tables of a damaged run folder end in: another program may have written into it."""
+"""Exceptions for unexpected numbers and tables in a run folder: another program may have written into it."""
 
 
 def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
@@ -100,17 +101,17 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
 
 
 def _script(name: str) -> dict[str, Any]:
-    """Text of a script, and the hash by which the page's policy knows it."""
+    """Text of a script, and the hash that allows it in the page's Content-Security-Policy."""
     text = _resource(name)
     return {"text": Markup(text), "hash": base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}
 
 
 def _environment() -> jinja2.Environment:
-    # Escaping is on for every template: the default goes by the file's suffix, which is .jinja here.
+    # Escaping is enabled explicitly: the default depends on the file's suffix, which is .jinja here.
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regretless.reporting"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    # The filter `tojson` escapes what could end a script element.
+    # The filter `tojson` escapes characters that could end a script element.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters |= {
         "percent": lambda share: "–" if share is None else f"{100 * share:.1f}",

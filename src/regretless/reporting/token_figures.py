@@ -1,4 +1,4 @@
-"""Shaded responses as files for a paper: a figure for each model and side, like Figures 6 to 11 of arXiv:2606.09124."""
+"""Shaded responses as image files for a paper: one per model and side, like Figures 6 to 11 of arXiv:2606.09124."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NEGATIVE, POSITIVE = "#f0933f", "#5ba3e6"
-"""Ends of the colour scale, the page's: orange and blue differ for all common kinds of colour blindness."""
+"""Ends of the page's color scale: orange and blue differ for all common kinds of color blindness."""
 FONT = 7.5
 CHARACTER, LINE = 0.602 * FONT / 72, 1.55 * FONT / 72
-"""Inches: width of a character of matplotlib's own fixed-width font, and distance of two lines."""
+"""Inches: width of a character of matplotlib's fixed-width font, and line spacing."""
 MARGIN, HEAD, FOOT = 0.12, 0.34, 0.62
 NAMES = {"reward": "reward", "long_horizon": "long-horizon term", "regret": "regret term"}
 
@@ -30,7 +30,7 @@ SHADE_QUANTILE = 0.98
 """Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
 
 Line = list[tuple[str, int]]
-"""Pieces of text with the number of the token that each belongs to."""
+"""Pieces of text, each with the index of its token."""
 
 
 class FiguresConfig(Section):
@@ -54,10 +54,10 @@ class FiguresConfig(Section):
 
 
 def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> list[Path]:
-    """Write `output`/pair-<n>-<model>-<side>.<format> from what token_rewards.json holds; returns the paths.
+    """Write `output`/pair-<n>-<model>-<side>.<format> from the content of token_rewards.json; returns the paths.
 
-    Raises ConfigError for a pair or model that was not analyzed and without matplotlib, DataError for a measure that
-    is unknown for this pair.
+    Raises ConfigError for a pair or model that was not analyzed and without matplotlib, DataError if the measure is
+    unknown for this pair.
     """
     try:
         import matplotlib.figure  # noqa: F401
@@ -76,8 +76,8 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
             values = _values(config, response, model)
             if values is None:
                 raise DataError(
-                    f"report.figures: pair {config.pair} lacks behaviour log-probabilities and so {config.measure}; "
-                    "take figures.measure=reward, or another pair"
+                    f"report.figures: pair {config.pair} lacks behavior log-probabilities and so {config.measure}; "
+                    "set figures.measure=reward, or choose another pair"
                 )
             title = f"{model}: {NAMES[config.measure]} of the {response['side']} response, pair {config.pair}"
             figure = _figure(config, response, values, scale, title)
@@ -98,28 +98,28 @@ def full_shade(config: FiguresConfig, pairs: Sequence[Mapping[str, Any]]) -> flo
     """
     if config.normalized:
         return 2.0
-    found = [
+    sizes = [
         values
         for pair in pairs
         for response in pair["responses"]
         for model in response["policies"]
         if (values := _values(config, response, model)) is not None
     ]
-    return float(np.quantile(np.abs(np.concatenate(found)), SHADE_QUANTILE)) or 1.0 if found else 1.0
+    return float(np.quantile(np.abs(np.concatenate(sizes)), SHADE_QUANTILE)) or 1.0 if sizes else 1.0
 
 
 def _values(config: FiguresConfig, response: Mapping[str, Any], model: str) -> NDArray[np.float64] | None:
-    found = response["policies"][model][config.measure]
-    if found is None:
+    raw = response["policies"][model][config.measure]
+    if raw is None:
         return None
-    values = np.asarray(found, dtype=np.float64)
+    values = np.asarray(raw, dtype=np.float64)
     return values / (np.sqrt(np.mean(values**2)) or 1.0) if config.normalized else values
 
 
 def wrap(texts: Sequence[str], columns: int) -> list[Line]:
-    """Tokens as lines of at most `columns` characters: broken at line ends, which are drawn, and between tokens.
+    """Tokens as lines of at most `columns` characters, broken at line ends (which are drawn) and between tokens.
 
-    A token that is longer than a line is broken inside.
+    A token longer than a line is broken inside.
     """
     lines: list[Line] = [[]]
     used = 0
@@ -158,7 +158,7 @@ def _figure(
             width = CHARACTER * len(text)
             color = colors((values[number] / scale + 1) / 2)
             figure.add_artist(Rectangle((x, y), width, LINE, transform=inches, facecolor=color, linewidth=0))
-            # Not mathematics: a dollar sign is a dollar sign.
+            # A dollar sign is text here, not mathematics.
             figure.text(
                 x,
                 y + 0.3 * LINE,

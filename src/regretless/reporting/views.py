@@ -1,4 +1,4 @@
-"""Run data as the page shows them: tables, charts, shaded tokens."""
+"""Run data in the form of the page: tables, charts, shaded tokens."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from regretless.reporting.collect import SEPARATOR, FinishedStage, RunData, flat
 from regretless.reporting.figures import IntervalRow, Series, histogram, interval_chart, line_chart
 
 COLORS = 7
-"""Colour classes for trained models; class 0 is the base model's."""
+"""Color classes for trained models; class 0 is the base model's."""
 
 
 TEXT_LIMIT = 6000
-"""Characters of a prompt or response that the page shows."""
+"""Most characters of a prompt or response on the page."""
 
 
 class Curve(NamedTuple):
-    """One chart of the training log; the second of two keys is drawn dashed."""
+    """One chart of the training log; the second of two keys is a dashed line."""
 
     title: str
     caption: str
@@ -30,7 +30,7 @@ class Curve(NamedTuple):
 
 
 CURVES = (
-    Curve("Loss", "Different objectives measure it on different scales.", ("loss",), "loss"),
+    Curve("Loss", "Objectives have different scales.", ("loss",), "loss"),
     Curve("Reward margin", "Reward of the chosen minus the rejected response, mean.", ("rewards/margins",), "nats"),
     Curve(
         "Reward accuracy",
@@ -40,7 +40,7 @@ CURVES = (
     ),
     Curve(
         "Log-ratio to the reference",
-        "Mean per response. A falling chosen line: the good responses are pushed down as well.",
+        "Mean per response. A falling chosen line means that the good responses become less likely, too.",
         ("logratios/chosen", "logratios/rejected"),
         "nats",
     ),
@@ -50,7 +50,7 @@ CURVES = (
 
 
 def colors_of(run: RunData) -> dict[str, int]:
-    """Colour class of every model, the same in all charts: the base's is 0, trained ones count in training order."""
+    """Color class of every model, the same in all charts: the base's is 0, trained ones count in training order."""
     trained = [stage.name.removeprefix("train/") for stage in run.stages if stage.name.startswith("train/")]
     named = [
         *trained,
@@ -63,12 +63,12 @@ def colors_of(run: RunData) -> dict[str, int]:
     if run.token_rewards:
         named += run.token_rewards["policies"]
     labels = [label for label in dict.fromkeys(named) if label != BASE]
-    return {BASE: 0} | {label: 1 + place % COLORS for place, label in enumerate(labels)}
+    return {BASE: 0} | {label: 1 + index % COLORS for index, label in enumerate(labels)}
 
 
 def results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Per benchmark: its rows and their interval chart, in percent."""
-    found = []
+    """For each benchmark, its rows and their interval chart, in percent."""
+    sections = []
     for name in dict.fromkeys(row.benchmark for row in run.results):
         rows = [row for row in run.results if row.benchmark == name]
         dots = [
@@ -76,13 +76,13 @@ def results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
             for row in rows
         ]
         title = "Pass@1 in percent: " + "; ".join(f"{dot.name} {dot.value:.1f}" for dot in dots)
-        found.append({"name": name, "rows": rows, "chart": interval_chart(title, dots, "Pass@1 (%)")})
-    return found
+        sections.append({"name": name, "rows": rows, "chart": interval_chart(title, dots, "Pass@1 (%)")})
+    return sections
 
 
 def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Per chat benchmark: the chart of its first metric, and all metrics with the models side by side."""
-    found = []
+    """For each chat benchmark, the chart of its first metric, and all metrics with the models side by side."""
+    sections = []
     for name in dict.fromkeys(row.benchmark for row in run.chat_results):
         rows = [row for row in run.chat_results if row.benchmark == name]
         metrics = list(dict.fromkeys(row.metric for row in rows))
@@ -95,7 +95,7 @@ def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]
         title = f"{metric}: " + "; ".join(f"{dot.name} {dot.value:.2f}" for dot in dots)
         models = {row.label: row for row in rows}.values()
         prices = [row.dollars for row in models]
-        found.append(
+        sections.append(
             {
                 "name": name,
                 "judges": ", ".join(dict.fromkeys(row.judge for row in rows)),
@@ -106,7 +106,7 @@ def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]
                 "dollars": None if None in prices else sum(price or 0.0 for price in prices),
             }
         )
-    return found
+    return sections
 
 
 def _percent(share: float | None) -> float | None:
@@ -114,8 +114,8 @@ def _percent(share: float | None) -> float | None:
 
 
 def curves(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Charts of what training logged, without those that no objective logged."""
-    found = []
+    """Charts of the training log, without those that no objective logged."""
+    charts = []
     for curve in CURVES:
         series = [
             Series(
@@ -130,8 +130,8 @@ def curves(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
         ]
         if series:
             chart = line_chart(f"{curve.title} by optimizer step", series, "step (optimizer steps)", curve.unit)
-            found.append({"title": curve.title, "caption": curve.caption, "chart": chart})
-    return found
+            charts.append({"title": curve.title, "caption": curve.caption, "chart": chart})
+    return charts
 
 
 def _points(log: Sequence[Mapping[str, float]], key: str) -> tuple[tuple[float, float], ...]:
@@ -139,20 +139,20 @@ def _points(log: Sequence[Mapping[str, float]], key: str) -> tuple[tuple[float, 
 
 
 def curve_ends(run: RunData) -> list[dict[str, Any]]:
-    """First and last value of every measure that is drawn, by objective."""
-    found = []
+    """First and last value of every drawn measure, by objective."""
+    ends = []
     for key, unit in ((key, curve.unit) for curve in CURVES for key in curve.keys):
         logged = [[value for _, value in _points(log, key)] for log in run.logs.values()]
         if any(logged):
             values = [(values[0], values[-1]) if values else (None, None) for values in logged]
             name = key.replace("/", " ").replace("_", " ")
-            found.append({"name": name if unit in name else f"{name} ({unit})", "ends": values})
-    return found
+            ends.append({"name": name if unit in name else f"{name} ({unit})", "ends": values})
+    return ends
 
 
 def histograms(run: RunData) -> list[dict[str, Any]]:
-    """Chart per objective of the held-out pairs' rewards."""
-    found = []
+    """For each objective, a chart of the rewards of held-out pairs."""
+    charts = []
     for name, (chosen, rejected) in run.scores.items():
         above = sum(better > worse for better, worse in zip(chosen, rejected, strict=True)) / len(chosen)
         margin = statistics.median(better - worse for better, worse in zip(chosen, rejected, strict=True))
@@ -160,12 +160,12 @@ def histograms(run: RunData) -> list[dict[str, Any]]:
             f"{len(chosen):,} pairs; chosen above rejected in {100 * above:.1f} %; median margin {margin:.3g} nats."
         )
         chart = histogram(f"{name}: rewards of chosen and rejected", chosen, rejected, "reward (nats)")
-        found.append({"name": name, "caption": caption, "chart": chart})
-    return found
+        charts.append({"name": name, "caption": caption, "chart": chart})
+    return charts
 
 
 def stage_rows(stages: Sequence[FinishedStage]) -> list[FinishedStage]:
-    """Stages as rows of a table: all passes of an evaluation are one, and what other sections show is left out."""
+    """Stages as rows of a table: all passes of an evaluation form one row, and counts shown elsewhere are omitted."""
     rows: list[FinishedStage] = []
     for stage in stages:
         counts = {key: value for key, value in stage.counts.items() if not key.startswith("eval_")}
@@ -182,11 +182,11 @@ def stage_rows(stages: Sequence[FinishedStage]) -> list[FinishedStage]:
 
 
 def versions(stages: Sequence[FinishedStage]) -> list[dict[str, Any]]:
-    """The distinct sets of versions that stages ran with: more than one after an upgrade between two stages."""
-    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    """The distinct sets of versions that stages ran with: several after an upgrade between two stages."""
+    stages_by_versions: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for stage in stages:
-        found.setdefault(tuple(stage.versions.items()), []).append(stage.name)
-    return [{"found": dict(key), "stages": names} for key, names in found.items()]
+        stages_by_versions.setdefault(tuple(stage.versions.items()), []).append(stage.name)
+    return [{"versions": dict(key), "stages": names} for key, names in stages_by_versions.items()]
 
 
 CAPTIONS = {
@@ -194,41 +194,41 @@ CAPTIONS = {
     "tokens": "Tokens: pair by pair, or each distinct one once",
     "lengths": "Lengths (tokens)",
     "objectives": "Loss and margin of each objective before the first step (nats), and the share of saturated pairs",
-    "behavior_minus_reference": "Behaviour minus reference log-probability (nats per token)",
-    "stored_minus_rescored": "Stored minus re-scored behaviour log-probability (nats per token)",
+    "behavior_minus_reference": "Behavior minus reference log-probability (nats per token)",
+    "stored_minus_rescored": "Stored minus re-scored behavior log-probability (nats per token)",
 }
-"""Captions of what inspect found; other keys are captions themselves."""
+"""Captions of the inspect stage's tables; other keys are captions themselves."""
 LEFT_OUT = tuple(
     f"{name}{SEPARATOR}{part}" for name in ("margin", "nats_per_token") for part in ("min", "q25", "q75", "max")
 )
-"""Columns that stay in the file only."""
+"""Columns that appear only in the file."""
 
 
-def inspect_tables(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def inspect_tables(content: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Tables of inspect.json, except for its notes."""
-    if found is None:
+    if content is None:
         return []
-    numbers = {key: value for key, value in found.items() if key not in ("notes", "scored_pairs")}
-    return tables(numbers | {"data": {**found.get("data", {}), "scored_pairs": found.get("scored_pairs")}})
+    numbers = {key: value for key, value in content.items() if key not in ("notes", "scored_pairs")}
+    return tables(numbers | {"data": {**content.get("data", {}), "scored_pairs": content.get("scored_pairs")}})
 
 
 def tables(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Nested values as tables: a mapping of mappings gets a row for each, any other a row for each of its values."""
+    """Nested values as tables: a mapping of mappings has a row for each, any other a row for each of its values."""
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping | list)}
-    found = [_list_table("Numbers", plain)] if plain else []
+    result = [_list_table("Numbers", plain)] if plain else []
     for key, value in values.items():
         if not isinstance(value, Mapping) or not value:
             continue
         caption = CAPTIONS.get(key, words(key))
         if not all(isinstance(entry, Mapping) for entry in value.values()):
-            found.append(_list_table(caption, value))
+            result.append(_list_table(caption, value))
             continue
         entries = {name: flatten(entry) for name, entry in value.items()}
         known = (name for entry in entries.values() for name, cell in entry.items() if cell is not None)
         columns = [name for name in dict.fromkeys(known) if name not in LEFT_OUT]
         rows = [[name, *(entry.get(column) for column in columns)] for name, entry in entries.items()]
-        found.append({"caption": caption, "columns": ["", *map(words, columns)], "rows": rows})
-    return found
+        result.append({"caption": caption, "columns": ["", *map(words, columns)], "rows": rows})
+    return result
 
 
 def _list_table(caption: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,10 +238,10 @@ def _list_table(caption: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def words(key: str) -> str:
     """A key of a JSON file as words."""
-    # The caption has the unit.
+    # The unit is in the caption.
     return key.removeprefix(f"nats_per_token{SEPARATOR}").replace("_", " ")
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """The text, or its beginning and how much is left out."""
+    """The text, or its beginning with the number of omitted characters."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit:,} more characters)"

@@ -1,1 +1,1 @@
-"""Prompts to responses that carry the token log-probabilities of the model that wrote them."""
+"""Responses to prompts, with the token log-probabilities of the model that generated them."""

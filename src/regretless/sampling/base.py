@@ -1,4 +1,4 @@
-"""What every sampling engine takes and gives."""
+"""The interface of every sampling engine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from regretless.data.records import FinishReason, LogpsKind, Text
 from regretless.servers.server_settings import ServerConfig
 
 P = TypeVar("P", bound=Sized)
-"""A prompt as an engine takes it; its length orders prompts, and counts where an engine has a limit."""
+"""A prompt in the engine's form; its length orders prompts, and counts where an engine has a limit."""
 
 
 class SamplingServer(ServerConfig):
-    """The server that an engine asks, and what its log-probabilities mean."""
+    """The server that an engine uses, and the meaning of its log-probabilities."""
 
     base_urls: dict[str, str] = Field(default={})
     """Server addresses by model name, for models that do not run at `base_url`."""
@@ -53,7 +53,7 @@ class VllmOptions(Section):
 
 
 class SamplingParams(Section):
-    """How responses are drawn. The defaults are the paper's (appendix, data generation)."""
+    """How responses are sampled. The defaults are the paper's (appendix, data generation)."""
 
     engine: str = "transformers"
     """Software that runs the model: `transformers`, `vllm`, `openai` for an OpenAI-compatible server, or the name of a
@@ -88,13 +88,13 @@ class SamplingParams(Section):
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution, changed by nothing."""
+        """True if tokens are sampled from the model's own distribution, without any change."""
         return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.repetition_penalty == 1
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What wrote a response: the columns of `Response` that are the same for all of an engine's responses."""
+    """Provenance of a response: the columns of `Response` that are the same for all of an engine's responses."""
 
     model: str
     revision: str | None
@@ -106,21 +106,21 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Completion:
-    """One response: its text, and its tokens, an end-of-sequence token included where one was generated."""
+    """One response: its text, and its tokens, including an end-of-sequence token if one was generated."""
 
     text: str
     token_ids: list[int] | None
     logps: list[float] | None
-    """Nats per token; `logps_kind` says under which distribution."""
+    """Nats per token; `logps_kind` names the distribution."""
     sampled_logps: list[float] | None
-    """Nats per token in the distribution it was drawn from; None for greedy decoding, which draws nothing."""
+    """Nats per token in the distribution it was sampled from; None for greedy decoding, which does not sample."""
     finish_reason: FinishReason
     logps_kind: LogpsKind | None = "raw"
-    """`raw`: the model's own distribution. `sampled`: the one it was drawn from, where no other is known."""
+    """`raw`: the model's own distribution. `sampled`: the one it was sampled from, if no other is known."""
     prompt_token_ids: list[int] | None = None
-    """What the model read."""
+    """The prompt's token ids as the model received them."""
     tokens: list[str] | None = None
-    """Token strings, where there are no ids."""
+    """Token strings, if there are no ids."""
     token_numbers: dict[str, list[float]] | None = None
     """Further numbers per token by name, for objectives that name them in `needs`."""
 
@@ -130,14 +130,14 @@ class Engine(Protocol[P]):
 
     @property
     def provenance(self) -> Provenance:
-        """What to write into the responses about where they come from."""
+        """Provenance that is written into the responses."""
 
     @property
     def context(self) -> int | None:
-        """Most tokens that prompt and response may have together, if the model has a known limit."""
+        """Maximum number of tokens of prompt and response together, if the model has a known limit."""
 
     def encode(self, prompt: Text) -> P:
-        """A prompt as the model reads it: token ids, if they are known. Raises DataError when it cannot be written."""
+        """A prompt as the model receives it: token ids, if they are known. Raises DataError if it cannot be written."""
 
     def generate(self, prompts: Sequence[P], seed: int) -> list[Completion]:
         """One response to each prompt, in order. Equal prompts and an equal seed give equal responses."""

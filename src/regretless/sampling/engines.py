@@ -1,4 +1,4 @@
-"""The table of sampling engines. A new one is a file with a class that fits `Engine` and a line here, or a plug-in."""
+"""The table of sampling engines. To add one, write a file with a class that fits `Engine` and add a line here."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from regretless.sampling.vllm_engine import VllmEngine
 
 @dataclass(frozen=True)
 class EngineKind:
-    """One row of the table: how settings become an engine."""
+    """One row of the table: how to build an engine from settings."""
 
     load: Callable[[ModelConfig, SamplingParams], Engine[Any]]
-    """Loads a model. Raises ConfigError for settings that the engine cannot follow."""
+    """Loads a model. Raises ConfigError for settings that the engine does not support."""
     tokenizer: Callable[[ModelConfig], PreTrainedTokenizerBase | None] = load_tokenizer
-    """The tokenizer that counts a prompt's tokens before sampling; None where only a server has it."""
+    """The tokenizer that counts a prompt's tokens before sampling; None if only a server has it."""
     takes_server: bool = False
-    """Whether it asks the server that the settings name in `server`, and so needs one."""
+    """True if it uses the server in the setting `server`, which is then required."""
     takes_vllm: bool = False
-    """Whether it follows the settings of vLLM in `vllm`."""
+    """True if it follows the settings of vLLM in `vllm`."""
 
 
 ENGINES: Registry[EngineKind] = Registry(
@@ -39,4 +39,4 @@ ENGINES: Registry[EngineKind] = Registry(
     },
     lambda _, part: None if isinstance(part, EngineKind) else f"expected an EngineKind, got {part!r}",
 )
-"""What `sample.engine` may name."""
+"""Allowed values of `sample.engine`."""

@@ -1,4 +1,4 @@
-"""Sampling in numbered parts, so that an interrupted run that resumes gives the same responses as one in one go."""
+"""Sampling in numbered parts, so that an interrupted and resumed run has the same result as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_PARTS = 200
 
 @dataclass(frozen=True)
 class Task:
-    """One response to write: which prompt (its position) and which of its samples."""
+    """One response to write: its prompt (by index) and its sample number."""
 
     prompt: int
     sample: int
@@ -44,8 +44,8 @@ class Task:
 class SampleWork:
     """Responses of models to prompts, to be written to the parquet file `output`.
 
-    Each model's tasks are sorted by prompt length and cut into batches. What a batch draws depends on its tasks and on
-    a seed made of the configured one, the model's position and the batch's, and on nothing that was done before it.
+    Each model's tasks are sorted by prompt length and split into batches. The samples of a batch depend on its tasks
+    and on a seed derived from the configured one, the model's index and the batch's, and on nothing that ran before it.
 
     Whether the work is already done is the run folder's question (`RunFolder.do`), and so is whether a model's files
     have changed since the work was interrupted. Its key does not cover one thing: the rows of a data set on the hub.
@@ -86,7 +86,7 @@ class SampleWork:
         if not self.prompts:
             raise DataError("sampling: expected at least one prompt, got none")
         if len({row.prompt_id for row in self.prompts}) < len(self.prompts):
-            raise DataError("sampling: several prompts have the same prompt_id; give each its own")
+            raise DataError("sampling: several prompts have the same prompt_id; every prompt needs its own")
         if len({isinstance(row.prompt, str) for row in self.prompts}) > 1:
             raise DataError(
                 "sampling: some prompts are strings and some are message lists; make them all one or the other"
@@ -102,7 +102,7 @@ class SampleWork:
         engine = ENGINES.find(self.params.engine).load(model, self.params)
         encoded = [engine.encode(row.prompt) for row in self.prompts]
         self._check_context(model, engine, encoded)
-        # Longest first: what does not fit into memory shows at once, and the rows of a batch need little padding.
+        # Longest first: a batch that exceeds the memory fails at once, and the rows of a batch need little padding.
         longest_first = sorted(range(len(encoded)), key=lambda prompt: -len(encoded[prompt]))
         tasks = [Task(prompt, sample) for prompt in longest_first for sample in range(self.params.n)]
         for span, file in missing.items():
@@ -123,7 +123,7 @@ class SampleWork:
         torch.cuda.empty_cache()
 
     def _parts_of(self, number: int) -> dict[range, Path]:
-        """Part files of a model, by the positions of the tasks that they hold: whole batches, but for the last."""
+        """Part files of a model, by the indices of their tasks: whole batches, except for the last."""
         total, batch = len(self.prompts) * self.params.n, self.params.batch_size
         size = batch * math.ceil(total / batch / MAX_PARTS)
         return {
@@ -139,7 +139,7 @@ class SampleWork:
             raise ConfigError(
                 f"model {model.label}: {len(long)} of {len(encoded)} prompts (the longest has {max(long)} tokens) and "
                 f"max_new_tokens={self.params.max_new_tokens} exceed its {engine.context} positions; lower "
-                "max_new_tokens, or leave long prompts out with max_prompt_tokens"
+                "max_new_tokens, or exclude long prompts with max_prompt_tokens"
             )
 
     def _generate(self, engine: Engine[Any], batch: Sequence[Sized], seed: int) -> list[Completion]:

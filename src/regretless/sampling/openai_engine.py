@@ -1,4 +1,4 @@
-"""Sampling from an OpenAI-compatible server: chat or completions, with the log-probabilities it gives."""
+"""Sampling from an OpenAI-compatible server: chat or completions, with the log-probabilities that it returns."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from regretless.servers.transport import Client, Unanswered
 
 PROBE = "Name any animal."
 PROBE_TOP = 5
-"""Likeliest tokens to ask for where two are needed: vLLM puts the sampled one in the place of the last."""
+"""Most likely tokens to request when two are needed: vLLM replaces the last one by the sampled token."""
 MOST_SEED = 2**31
-"""Servers take seeds of 32 bits with sign."""
+"""Servers accept seeds of 32 bits with sign."""
 
 
 @dataclass(frozen=True)
 class ServerPrompt:
-    """A prompt as it is sent; its length is in tokens where they are known, else in characters."""
+    """A prompt as it is sent; its length is in tokens if they are known, else in characters."""
 
     text: Text
     ids: list[int] | None
@@ -48,15 +48,15 @@ class ServerPrompt:
 
 
 def local_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model on a server, if its settings name one; the server's model name is no place to look."""
+    """The tokenizer of a model on a server, if its settings name one; the server's model name is no path or hub id."""
     return load_tokenizer(config) if config.tokenizer is not None else None
 
 
 class OpenAIEngine:
     """Engine on a server, for the model of that name (`name_or_path`).
 
-    Raises ConfigError for settings that the server cannot follow, and when it cannot be known what its
-    log-probabilities mean.
+    Raises ConfigError for settings that the server does not support, and if the meaning of its log-probabilities
+    cannot be determined.
     """
 
     context: int | None = None
@@ -64,7 +64,7 @@ class OpenAIEngine:
     def __init__(self, config: ModelConfig, params: SamplingParams) -> None:
         if config.name_or_path is None or config.adapter is not None or params.server is None:
             raise ConfigError(
-                f"model {config.label}: the engine openai takes the name under which a server runs it in name_or_path; "
+                f"model {config.label}: the engine openai needs the server's name for it in name_or_path; "
                 "remove architecture and adapter"
             )
         self.model, self.params = config.name_or_path, params
@@ -90,11 +90,11 @@ class OpenAIEngine:
         self.kind: LogpsKind | None = self._find_kind() if self.server.logprobs else None
 
     def encode(self, prompt: Text) -> ServerPrompt:
-        """A prompt as it is sent. Raises ConfigError when the endpoint does not take it."""
+        """A prompt as it is sent. Raises ConfigError if the endpoint does not accept it."""
         if self.server.endpoint == "chat":
             if isinstance(prompt, str):
                 raise ConfigError(
-                    "server.endpoint: chat takes messages, and the prompts are plain texts; set prompts.template "
+                    "server.endpoint: chat needs messages, and the prompts are plain texts; set prompts.template "
                     "(user, assistant, math), or endpoint: completions"
                 )
             return ServerPrompt(prompt, None)
@@ -102,7 +102,7 @@ class OpenAIEngine:
             return ServerPrompt(prompt, encode_prompt(self.tokenizer, prompt))
         if not isinstance(prompt, str):
             raise ConfigError(
-                "server.endpoint: completions takes plain texts, and the prompts are messages; name the model's "
+                "server.endpoint: completions needs plain texts, and the prompts are messages; set the model's "
                 "tokenizer in models.tokenizer, whose chat template writes them, or set endpoint: chat"
             )
         return ServerPrompt(prompt, None)
@@ -127,20 +127,20 @@ class OpenAIEngine:
             replies = self._ask(bodies, params.max_new_tokens)
         except Unanswered as error:
             raise ServerError(
-                f"model {self.model}: a prompt gets no response: {error}; see to the server, or leave the prompt out, "
+                f"model {self.model}: a prompt got no response: {error}; check the server, or remove the prompt, "
                 "and run again"
             ) from None
         return [self._completion(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
 
     def _shape(self, top_k: int, repetition_penalty: float) -> dict[str, Any]:
-        """Parameters beyond OpenAI's own. All are sent: what is left out, vLLM takes from the checkpoint's settings."""
+        """Parameters beyond OpenAI's own. All are sent: vLLM reads omitted ones from the checkpoint's settings."""
         if not self.extensions:
             return {}
         off = -1
         return {"top_k": top_k or off, "min_p": 0.0, "repetition_penalty": repetition_penalty, "return_token_ids": True}
 
     def _body(self, prompt: ServerPrompt, most_tokens: int, drawn: dict[str, Any], top: int = 0) -> dict[str, Any]:
-        """A request; `top`: how many of the likeliest tokens to tell for each position."""
+        """A request; `top`: number of most likely tokens to return for each position."""
         if self.server.endpoint == "chat":
             body = {"model": self.model, "messages": prompt.text, self.server.limit_parameter: most_tokens, **drawn}
             logprobs: dict[str, Any] = {"logprobs": True, **({"top_logprobs": top} if top else {})}
@@ -151,7 +151,7 @@ class OpenAIEngine:
         return {**body, **logprobs} if self.server.logprobs else body
 
     def _ask(self, bodies: Sequence[dict[str, Any]], most_tokens: int) -> list[Reply]:
-        """The replies to requests, in order. Raises Unanswered for the first that gets none."""
+        """The replies to requests, in order. Raises Unanswered for the first one without a reply."""
 
         async def ask() -> list[Reply]:
             places = asyncio.Semaphore(self.server.concurrency)
@@ -171,31 +171,31 @@ class OpenAIEngine:
             if error.reason != NO_LOGPS:
                 raise
             raise ServerError(
-                f"model {self.model}: the server gives no log-probabilities; start it so that it does, or set "
-                "server.logprobs: false for data without them (repo_det and the baselines take it)"
+                f"model {self.model}: the server returns no log-probabilities; start it so that it does, or set "
+                "server.logprobs: false for data without them (for repo_det and the baselines)"
             ) from None
 
     def _check_ids(self, reply: Reply) -> None:
-        """Raise BadReplyError for an id that the named tokenizer does not have: it stands for no text."""
+        """Raise BadReplyError for an id that the configured tokenizer does not have: it has no text."""
         ids = reply.choice.ids
         if self.tokenizer is not None and ids and max(ids) >= (size := len(self.tokenizer)):
-            detail = f"{max(ids)}, and the tokenizer {self.provenance.tokenizer} has {size}; name that of the model"
+            detail = f"{max(ids)}, and the tokenizer {self.provenance.tokenizer} has {size}; set the model's own"
             raise BadReplyError("token id beyond the vocabulary", detail)
 
     def _completion(self, prompt: ServerPrompt, reply: Reply) -> Completion:
         choice = reply.choice
         if reply.thoughts and self.server.logprobs:
             raise ServerError(
-                f"model {self.model}: the server takes the model's thoughts out of the text but not out of the "
+                f"model {self.model}: the server removes the model's thoughts from the text but not from the "
                 "log-probabilities; start it without a reasoning parser, or set server.logprobs: false"
             )
-        # Ids that hold thoughts do not belong to a text that does not.
+        # Ids that include thoughts do not match a text that does not.
         ids = None if reply.thoughts else choice.ids
         logps = choice.logps
         if self.server.logprobs and logps is None:
             raise ServerError(
-                f"model {self.model}: a filter of the server has ended an answer before its first token; leave the "
-                "prompt out, and run again"
+                f"model {self.model}: a filter of the server ended an answer before its first token; remove the "
+                "prompt, and run again"
             )
         has_draw = self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain)
         return Completion(
@@ -203,7 +203,7 @@ class OpenAIEngine:
             token_ids=ids,
             logps=logps,
             sampled_logps=logps if has_draw else None,
-            # A response that a filter ended, for one, is as incomplete as one that ran into the limit.
+            # A response that a filter ended, for example, is as incomplete as one that reached the limit.
             finish_reason="stop" if reply.finish_reason == "stop" else "length",
             logps_kind=None if logps is None else self.kind,
             prompt_token_ids=prompt.ids or reply.prompt_token_ids,
@@ -218,7 +218,7 @@ class OpenAIEngine:
             raise ConfigError(f"model {self.model}: {error}") from None
 
     def _find_meaning(self) -> Meaning | None:
-        """Ask for one token twice, once with the distribution bent: does what the server tells bend as well?"""
+        """Request one token twice, once with a changed distribution: do the server's log-probabilities change too?"""
         chat: Text = [{"role": "user", "content": PROBE}]
         prompt = ServerPrompt(chat if self.server.endpoint == "chat" else PROBE, None)
         settings = ({"temperature": 1.0, "top_p": 1.0}, {"temperature": PROBE_TEMPERATURE, "top_p": PROBE_TOP_P})
@@ -228,7 +228,7 @@ class OpenAIEngine:
         except Unanswered as error:
             if not error.is_refusal:
                 raise ServerError(f"model {self.model}: the server does not answer: {error}") from None
-            # Some servers refuse what the question takes: a limit of one token, alternatives.
+            # Some servers reject what this needs: a limit of one token, alternatives.
             return None
         neutral, shaped = ([top.logprob for top in reply.choice.likeliest] for reply in replies)
         return meaning_of(neutral, shaped)

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server says about the tokens it wrote, and what its log-probabilities mean."""
+"""Log-probabilities of an OpenAI-compatible server: how they are read, and what they mean."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from regretless.data.records import LogpsKind
 from regretless.sampling.base import SamplingParams
 
 Meaning = Literal["raw", "processed", "temperature"]
-"""What log-probabilities follow: the model alone, everything that shapes the draw, or of that the temperature alone."""
+"""What log-probabilities reflect: the model alone, everything that shapes sampling, or only the temperature."""
 PROBE_TEMPERATURE, PROBE_TOP_P = 2.0, 1e-6
-"""So small a top-p leaves one token, however flat the distribution: a vocabulary of a million has one this likely."""
+"""Top-p so small that one token is left, however flat the distribution: some token of a million is this likely."""
 CERTAIN = -0.02
-"""Nats; a first token more likely than this tells nothing: its log-probability is close to 0 in any case."""
+"""Nats; a more likely first token is inconclusive: its log-probability is close to 0 in any case."""
 CLOSE = 0.02
-"""Nats and relative; servers that batch requests do not repeat a number exactly."""
+"""Nats and relative; servers that batch requests do not reproduce a number exactly."""
 
 
 def meaning_of(neutral: Sequence[float], shaped: Sequence[float]) -> Meaning | None:
-    """What a server's log-probabilities follow, from the two likeliest first tokens of one prompt; None: unclear.
+    """What a server's log-probabilities reflect, from the two most likely first tokens of one prompt; None: unclear.
 
-    neutral: (2,) nats at temperature 1 and nothing else. shaped: (2,) nats at PROBE_TEMPERATURE and PROBE_TOP_P. The
-    cut leaves the likeliest token alone, with log-probability 0, where it counts; where only the temperature does, it
+    neutral: (2,) nats at temperature 1 and nothing else. shaped: (2,) nats at PROBE_TEMPERATURE and PROBE_TOP_P. If
+    top-p is reflected, only the most likely token is left, with log-probability 0; if only the temperature is, it
     divides the gap between the two.
     """
     if len(neutral) < 2 or not shaped or neutral[0] > CERTAIN:
@@ -45,10 +45,10 @@ def _close(value: float, expected: float) -> bool:
 
 
 def kind_of(params: SamplingParams, said: Literal["raw", "processed"] | None, found: Meaning | None) -> LogpsKind:
-    """Which distribution the log-probabilities of sampled tokens belong to, for the records.
+    """Distribution that the log-probabilities of sampled tokens belong to, for the records.
 
-    said: by the user. found: by asking the server. Raises ConfigError when it is not known, when the two contradict
-    each other, and when the server's numbers belong to neither distribution.
+    said: by the user. found: by probing the server. Raises ConfigError if it is unknown, if the two contradict
+    each other, and if the server's numbers belong to neither distribution.
     """
     if params.is_plain:
         return "raw"
@@ -58,8 +58,8 @@ def kind_of(params: SamplingParams, said: Literal["raw", "processed"] | None, fo
         else:
             raise ConfigError(
                 "server: its log-probabilities follow the temperature but not top-p, top-k and penalties, so they are "
-                "neither the model's nor those of what is sampled; set top_p: 1, top_k: 0 and repetition_penalty: 1, "
-                "or start the server so that it gives the model's own (SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)"
+                "neither the model's nor those of sampling; set top_p: 1, top_k: 0 and repetition_penalty: 1, "
+                "or start the server so that it returns the model's own (SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)"
             )
     if said is not None and found is not None and said != found:
         raise ConfigError(
@@ -68,9 +68,9 @@ def kind_of(params: SamplingParams, said: Literal["raw", "processed"] | None, fo
     meaning = said or found
     if meaning is None:
         raise ConfigError(
-            "server.logprobs_mode: cannot be found out from this server; say whether its log-probabilities are the "
+            "server.logprobs_mode: cannot be determined from this server; set whether its log-probabilities are the "
             "model's own (raw) or those after temperature, top-p, top-k and penalties (processed). vLLM: what "
-            "--logprobs-mode says, raw by default; llama.cpp: raw; or sample with temperature: 1, top_p: 1, top_k: 0 "
+            "--logprobs-mode is, raw by default; llama.cpp: raw; or sample with temperature: 1, top_p: 1, top_k: 0 "
             "and repetition_penalty: 1, where both are the same"
         )
     return "raw" if meaning == "raw" else "sampled"

@@ -1,4 +1,4 @@
-"""The sample stage: prompts and models in, responses with token log-probabilities out."""
+"""The sample stage: responses with token log-probabilities from prompts and models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SampleConfig(SamplingParams):
         if takes_server and self.server is None:
             raise ValueError(f"server: required by the engine {self.engine}")
         if self.server is not None and not takes_server:
-            raise ValueError(f"server: the engine {self.engine} asks none; remove it, or choose the engine openai")
+            raise ValueError(f"server: the engine {self.engine} uses none; remove it, or choose the engine openai")
         if self.vllm is not None and not kind.takes_vllm:
             raise ValueError(f"vllm: the engine {self.engine} is another; remove it, or choose the engine vllm")
         return self
@@ -54,7 +54,7 @@ def run(config: SampleConfig, output: Path) -> dict[str, Any]:
     Written into the folder `output`: responses.parquet (`Response` records, prompt by prompt) and refused.jsonl
     (prompts left out, with the reason). Unfinished work that a killed run of the same settings left there is taken up,
     and the result is the same as that of a run in one go.
-    Raises DataError when no prompt is usable, ConfigError when a model is not.
+    Raises DataError if no prompt is usable, ConfigError if a model is not.
     """
     prompts, refused = read_prompts(config.prompts, "prompts.")
     prompts, unwritable = _writable(config, prompts)
@@ -80,11 +80,11 @@ def sample_models(
     Row order: prompt, model, sample. Interrupted work resumes: finished parts lie beside `output` until the file is
     written. Models' files count by name here; in a run folder (`RunFolder.do`) by content.
     Raises ConfigError for a model that cannot be used or prompts that do not fit its context, DataError for prompts
-    that are strings here and conversations there.
+    of which some are strings and others conversations.
     """
     SampleWork(models, prompts, params, output).finish()
     table = pq.read_table(output, columns=["token_ids", "logps", "finish_reason"])
-    # A server may give no ids; without log-probabilities as well, nobody has counted.
+    # A server may return no ids; without log-probabilities as well, the number of tokens is unknown.
     counts = pc.coalesce(pc.list_value_length(table["token_ids"]), pc.list_value_length(table["logps"]))
     return {
         "prompts": len(prompts),
@@ -103,7 +103,7 @@ def _writable(config: SampleConfig, prompts: list[PromptRow]) -> tuple[list[Prom
     found = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
     tokenizers = [tokenizer for tokenizer in found if tokenizer is not None]
     if config.max_prompt_tokens is not None and len(tokenizers) < len(found):
-        raise ConfigError("sample: max_prompt_tokens needs the tokenizer of every model; name it in models.tokenizer")
+        raise ConfigError("sample: max_prompt_tokens needs the tokenizer of every model; set models.tokenizer")
     kept: list[PromptRow] = []
     refused: list[Refusal] = []
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Sampling with `model.generate` of transformers, log-probabilities recorded on the way."""
+"""Sampling with `model.generate` of transformers; log-probabilities are recorded on the way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Measure = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]
 
 
 class TransformersEngine:
-    """Engine on the model of a config. Raises ConfigError when it cannot be loaded or no token ends its responses."""
+    """Engine for the model of a config. Raises ConfigError if it cannot be loaded or no token ends its responses."""
 
     def __init__(self, config: ModelConfig, params: SamplingParams) -> None:
         self.params = params
@@ -44,7 +44,7 @@ class TransformersEngine:
         if not self.ends:
             raise ConfigError(
                 f"model {config.label}: neither the model nor its tokenizer names an end-of-sequence token, so no "
-                "response would ever end; set eos_token in the tokenizer's folder"
+                "response can end; set eos_token in the tokenizer's folder"
             )
         self.provenance = Provenance(
             model=config.label,
@@ -56,11 +56,11 @@ class TransformersEngine:
 
     @property
     def context(self) -> int | None:
-        """Most tokens that prompt and response may have together: the positions the model was made for."""
+        """Maximum number of tokens of prompt and response together: the positions that the model was made for."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
     def encode(self, prompt: Text) -> list[int]:
-        """Token ids of a prompt, by its chat template where it is a conversation."""
+        """Token ids of a prompt, by its chat template if it is a conversation."""
         return encode_prompt(self.tokenizer, prompt)
 
     def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
@@ -123,7 +123,7 @@ class TransformersEngine:
 
     @contextlib.contextmanager
     def _own_settings_only(self) -> Iterator[None]:
-        """Give the model the settings of this engine and nothing else while the block runs.
+        """Set the model's generation settings to those of this engine only, within the block.
 
         What a checkpoint's generation_config.json sets (Qwen: repetition penalty, top-k) would otherwise fill whatever
         the call leaves open, on top of the processors here.
@@ -148,14 +148,14 @@ class TransformersEngine:
 
 
 class LogpRecorder:
-    """Shapes the distribution to draw from, and keeps the log-probabilities of the tokens that were drawn.
+    """Shapes the sampling distribution, and records the log-probabilities of the sampled tokens.
 
     `shape` is the only logits processor of a call: it sees the model's own logits (B, V), applies what `params` asks
     for in the order that transformers and vLLM use, and remembers both until the token is known. `record` is a stopping
     criterion, called right after that, which stops nothing: it keeps the token's two log-probabilities and lets the
     logits go. Memory: two (B, V) tensors and two numbers a token, where `output_logits` would keep steps × B × V.
 
-    padding: (B,) number of pad tokens in front of each prompt, which are no part of the text.
+    padding: (B,) number of padding tokens before each prompt, which are not part of the text.
     measure: further numbers of each token, computed while the logits are there.
     """
 
@@ -177,10 +177,10 @@ class LogpRecorder:
         self.measured: list[Mapping[str, Tensor]] = []
 
     def shape(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """(B, V) scores to draw from, given the model's logits (B, V) behind input_ids (B, S)."""
+        """(B, V) scores to sample from, for the model's logits (B, V) after input_ids (B, S)."""
         shaped = scores
         if self.penalty is not None:
-            # A pad stands for the prompt's first token here: a token is penalized once however often it occurs.
+            # Padding is replaced by the prompt's first token here: a token is penalized once however often it occurs.
             first = input_ids.gather(1, self.padding[:, None])
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
             shaped = self.penalty(torch.where(positions < self.padding[:, None], first, input_ids), shaped)
@@ -190,7 +190,7 @@ class LogpRecorder:
         return shaped
 
     def record(self, input_ids: Tensor) -> None:
-        """Keep the log-probabilities of the token that now stands at the end of each row of input_ids (B, S)."""
+        """Record the log-probabilities of the token that is now at the end of each row of input_ids (B, S)."""
         assert self.pending is not None  # shape was called for this token
         raw, shaped = self.pending
         self.pending = None
@@ -201,7 +201,7 @@ class LogpRecorder:
         self.measured.append(self.measure(raw, shaped, chosen))
 
     def logps(self, steps: int) -> tuple[Tensor, Tensor | None]:
-        """(B, steps) nats of the chosen tokens: in the model's distribution, in the one drawn from (None: greedy)."""
+        """(B, steps) nats of the tokens: in the model's distribution, and the one sampled from (None: greedy)."""
         raw = torch.stack(self.raw[:steps], dim=1)
         return raw, torch.stack(self.sampled[:steps], dim=1) if self.draws else None
 
@@ -213,7 +213,7 @@ class LogpRecorder:
 
 def _chosen_logps(scores: Tensor, chosen: Tensor) -> Tensor:
     """(B,) log-probability of each row's chosen token (B, 1) under softmax of scores (B, V)."""
-    # Rounding can put a certain token a hair above 0.
+    # Rounding can put a certain token slightly above 0.
     return (scores.gather(1, chosen).squeeze(1) - scores.logsumexp(dim=1)).clamp(max=0)
 
 
@@ -236,7 +236,7 @@ class _Record(StoppingCriteria):
 
 @contextlib.contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Random numbers from a seed inside the block, the caller's afterwards."""
+    """Random numbers from a seed within the block, the caller's afterwards."""
     # fork_rng keeps the states of devices that have one for each index; the others' is set by manual_seed all the same.
     indexed = device.type in {"cuda", "xpu"}
     kind = device.type if indexed else "cuda"

@@ -1,1 +1,1 @@
-"""Preference training: pairs in, adapter or model out."""
+"""Preference training: a trained model or adapter from pairs."""

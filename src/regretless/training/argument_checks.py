@@ -1,4 +1,4 @@
-"""What training arguments may hold, key by key: transformers looks at few of them, and only when training starts."""
+"""Checks of training arguments, key by key: transformers checks few of them, and only when training starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"),
 }
-"""Arguments that transformers types as texts and that take one of a few."""
+"""Text arguments with a fixed set of values."""
 TYPES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -60,7 +60,7 @@ TYPES: Mapping[Any, str] = {
     type(None): "null",
 }
 CHOICES_NAMED = 8
-"""Choices named in a message where there are more, the nearest first."""
+"""Most choices in a message, the nearest first."""
 
 
 def _hints(kind: type[TrainingArguments]) -> Mapping[str, Any]:
@@ -68,7 +68,7 @@ def _hints(kind: type[TrainingArguments]) -> Mapping[str, Any]:
 
 
 def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with training arguments by themselves, by name; names that `kind` does not have are passed over.
+    """Problems of training arguments by themselves, by name; names that `kind` does not have are skipped.
 
     Types as `kind` declares them (without conversion: a text is no number), bounds, and names that are taken from a
     list. A package that `report_to` needs is looked for here too.
@@ -114,7 +114,7 @@ def _is_plain(option: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A path as a text, a tuple as a list and NumPy's numbers as Python's: what all works just as well."""
+    """A path as a text, a tuple as a list and NumPy's numbers as Python's: all of them are valid."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, tuple):
@@ -184,7 +184,7 @@ def problem_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> tu
 
 @contextmanager
 def _same_environment() -> Iterator[None]:
-    """A block after which environment variables are as before: building training arguments sets some."""
+    """Restore environment variables after the block: building training arguments sets some."""
     before = dict(os.environ)
     try:
         yield

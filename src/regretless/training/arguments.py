@@ -16,24 +16,24 @@ from regretless.training.methods import DEFAULT_METHOD
 
 UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",
-    "auto_find_batch_size": "max_tokens_per_microbatch bounds the memory, and a step keeps its pairs",
-    "dataloader_drop_last": "an epoch's last step takes the pairs that are left",
+    "auto_find_batch_size": "max_tokens_per_microbatch bounds the memory, and a step's pairs are fixed",
+    "dataloader_drop_last": "an epoch's last step has the remaining pairs",
     "train_sampling_strategy": "the order of the pairs is that of group_pairs and the seed",
     "fp16_full_eval": "evaluation computes as training does",
     "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
     "batch_eval_metrics": "metrics are those of the objective",
     "include_for_metrics": "metrics are those of the objective",
 }
-"""Arguments of the Trainer that would change nothing, or something by halves, and why."""
+"""Arguments of the Trainer that would have no effect or only part of it, and why."""
 
 
 @dataclass
 class PreferenceConfig(TrainingArguments):
     """Training arguments with TRL's names where TRL has one.
 
-    An optimizer step covers `per_device_train_batch_size * gradient_accumulation_steps` pairs a process, whatever fits
+    An optimizer step covers `per_device_train_batch_size * gradient_accumulation_steps` pairs per process, whatever
     into memory at a time: the step's pairs are packed into micro-batches of at most `max_tokens_per_microbatch`
-    distinct tokens. The two numbers are therefore multiplied into the first; accumulation is the packing's business.
+    distinct tokens. The two numbers are therefore multiplied into the first; packing replaces accumulation.
     """
 
     objective: str = field(
@@ -114,7 +114,7 @@ class PreferenceConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        # accelerate takes several processes without an accelerator for one each, unless it is told.
+        # Without this, accelerate assigns one accelerator to each of several processes, even if there is none.
         if processes() > 1 and not torch.accelerator.is_available():
             self.use_cpu = True
         given = given_arguments(self)
@@ -122,7 +122,7 @@ class PreferenceConfig(TrainingArguments):
         problems = [f"{name}: {problem}" for name, problem in found.items()]
         problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
         if self.beta is not None and "beta" in self.objective_kwargs:
-            problems.append("beta: given twice, as `beta` and inside `objective_kwargs`")
+            problems.append("beta: set twice, as `beta` and inside `objective_kwargs`")
         reject("PreferenceConfig", problems)
         super().__post_init__()
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
@@ -135,6 +135,6 @@ class PreferenceConfig(TrainingArguments):
 
     @property
     def cache_dir(self) -> Path:
-        """Folder beside output_dir for what is made of the training data: uploads take what lies in output_dir."""
+        """Folder beside output_dir for data derived from the training data: uploads include all of output_dir."""
         output = Path(self.output_dir).resolve()
         return output.with_name(output.name + CACHE)

@@ -1,4 +1,4 @@
-"""Pairs as tensors: one shared-prefix row, and the (responses, tokens) view of it that objectives read."""
+"""Pairs as tensors: one shared-prefix row, and its view as (responses, tokens), which objectives read."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class PairBatch:
 
     layout: Layout
     gather: Tensor
-    """(R, T) place of each response token among the layout's M predicted ones; 0 behind the end."""
+    """(R, T) index of each response token among the layout's M predicted ones; 0 after the end."""
     mask: Tensor
     """(R, T) bool: real tokens."""
     pairs: Tensor
-    """(P, 2) rows of chosen and rejected; the chosen twice for a method that reads no rejected one."""
+    """(P, 2) rows of chosen and rejected; the chosen row twice for a method that reads no rejected one."""
     reference: Tensor | None
     """(R, T) nats."""
     behavior: Tensor | None
@@ -39,12 +39,12 @@ class PairBatch:
     steps: Tensor | None
     """(R, T) index of the reasoning step that each token belongs to."""
     token_numbers: Mapping[str, Tensor]
-    """(R, T) further numbers of the data that the objective needs, by name."""
+    """(R, T) further per-token numbers of the data that the objective needs, by name."""
     sources: tuple[str, ...]
-    """Where each pair came from, for messages."""
+    """Origin of each pair, for messages."""
 
     def logps(self, scores: TokenScores, z_ref: Tensor | None = None) -> Logps:
-        """What objectives read, given the policy's scores of the layout's tokens and the step's zero point (nats)."""
+        """Inputs of objectives, given the policy's scores of the layout's tokens and the step's zero point (nats)."""
         return Logps(
             policy=scores.logps[self.gather],
             reference=self.reference,
@@ -82,10 +82,10 @@ def build_batch(
     reference: ReferenceLookup | None = None,
     ends_step: Callable[[int], bool] | None = None,
 ) -> PairBatch:
-    """Micro-batch of pairs with what the objective needs.
+    """Micro-batch of pairs with the inputs of the objective.
 
-    `ends_step` tells for a token id whether a reasoning step ends with it. Raises DataError when the behavior policy's
-    log-probabilities, or other numbers of the data, are needed and a pair has none.
+    `ends_step`: true for a token id that ends a reasoning step. Raises DataError if the behavior policy's
+    log-probabilities, or other numbers of the data, are required and a pair lacks them.
     """
     needs, names = objective.needs, of_data(objective)
     rows: dict[tuple[Ids, Ids, tuple[tuple[float, ...], ...]], int] = {}

@@ -1,4 +1,4 @@
-"""What `PreferenceTrainer` is given beside its data: checked before anything is loaded, nothing ignored in silence."""
+"""Arguments of `PreferenceTrainer` besides its data: checked before anything is loaded, none is silently ignored."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import is_first_process
 from regretless.core.terminal import console
 
-LOGITS = "evaluation keeps no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
+LOGITS = "evaluation has no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
 INSTEAD = {
-    "data_collator": "the trainer lays out pairs in shared rows itself; leave it out",
-    "compute_loss_func": "the loss is the objective's; add one as CONTRIBUTING.md says under 'Adding an objective'",
+    "data_collator": "the trainer lays out pairs in shared rows itself; omit it",
+    "compute_loss_func": "the loss is the objective's; to add one, see CONTRIBUTING.md under 'Adding an objective'",
     "compute_metrics": LOGITS + "on_evaluate sees all metrics",
     "preprocess_logits_for_metrics": LOGITS + "on_evaluate sees all metrics",
-    "model_init": "pass the model or its name; a search over settings makes a trainer for each trial",
-    "quantization_config": "for a model given by name, put it into PreferenceConfig.model_init_kwargs; else load the "
+    "model_init": "pass the model or its name; a search over settings creates a trainer for each trial",
+    "quantization_config": "for a model by name, set it in PreferenceConfig.model_init_kwargs; else load the "
     "model with it; both with a peft_config",
     "tokenizer": "it is called processing_class",
     "max_length": "it belongs to PreferenceConfig",
     "beta": "it belongs to PreferenceConfig",
 }
-"""Arguments of transformers' Trainer, and of other preference trainers, that are not taken, and what to do instead."""
+"""Unsupported arguments of transformers' Trainer, and of other preference trainers, and what to use instead."""
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for arguments that would be ignored or are unknown; one that is None counts as not given."""
+    """Raise ConfigError for unsupported or unknown arguments; one that is None counts as not set."""
     known = [name for name in inspect.signature(Trainer.__init__).parameters if name not in {"self", *INSTEAD}]
     problems = []
     for name, value in given.items():
@@ -44,12 +44,12 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def taken(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that go on to transformers' Trainer."""
+    """The arguments that are passed on to transformers' Trainer."""
     return {name: value for name, value in given.items() if name not in INSTEAD}
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    """Raise ConfigError when an optimizer that was passed would leave trainable weights as they are."""
+    """Raise ConfigError if a passed optimizer would not update all trainable weights."""
     if optimizer is None:
         return
     held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
@@ -69,9 +69,9 @@ def check_quantized(model: nn.Module, *, adapter: bool) -> None:
 
 
 def use_one_gpu(args: TrainingArguments) -> None:
-    """Let one process train on one GPU, and say so: the Trainer would share out each batch among copies of the model.
+    """Make one process train on one GPU, and print that: the Trainer would split each batch over copies of the model.
 
-    A shared row cannot be cut into parts, and all of a step's pairs are counted for one process.
+    A shared row cannot be split, and all of a step's pairs count for one process.
     """
     if args.n_gpu > 1:
         if is_first_process():

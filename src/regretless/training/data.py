@@ -1,4 +1,4 @@
-"""Pairs as the trainer reads them, and the order in which steps take them."""
+"""Pairs as the trainer reads them, and their order over the steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from regretless.modeling.layout import Ids, Item
 from regretless.training.pair_store import PairTable
 
 WINDOW = 64
-"""Groups that a step passes over to fill itself with whole ones."""
+"""Groups that a step may skip to be filled with whole groups."""
 
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A tokenized pair; `mismatched`: both responses to another prompt, on which some methods estimate their zero."""
+    """A tokenized pair; `mismatched`: both responses to another prompt, from which some methods estimate their zero."""
 
     pair: TokenizedPair
     mismatched: tuple[Ids, ...] = ()
@@ -41,7 +41,7 @@ class TrainingPair:
 
 
 class PairDataset(Dataset[TrainingPair]):
-    """Tokenized pairs of a table, or some of them, and which of them share a prompt; read when asked for."""
+    """Tokenized pairs of a table, or some of them, and which of them share a prompt; read on demand."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class PairDataset(Dataset[TrainingPair]):
         mismatched: bool,
         numbers: NDArray[np.int64] | None = None,
     ) -> None:
-        """`numbers`: those of the table's pairs that count, in order; all of them unless given.
+        """`numbers`: indices of the table's pairs to use, in order; default: all.
 
-        `mismatched`: give every pair the chosen and the rejected response of a pair with the next prompt (for an
+        `mismatched`: attach to every pair the chosen and the rejected response of a pair with the next prompt (for an
         objective whose `zero_point` is an estimate over them). They are fixed per data set, not drawn per batch, so
         that their reference log-probabilities can be computed once and the estimate works for any batch size. Raises
-        DataError when that is wanted and all prompts are equal.
+        DataError if that is requested and all prompts are equal.
         """
         self.table = pairs if isinstance(pairs, PairTable) else PairTable.temporary(pairs)
         self.numbers = np.arange(len(self.table)) if numbers is None else numbers
@@ -65,7 +65,7 @@ class PairDataset(Dataset[TrainingPair]):
         self._mismatched = self._with_next_prompt() if mismatched else None
 
     def _with_next_prompt(self) -> NDArray[np.int64]:
-        """For each pair one of another prompt: of the next group, the pair of the same rank, from the start again."""
+        """For each pair one of another prompt: of the next group, the pair of the same rank, cyclically."""
         groups = self.groups
         if len(groups) < 2:
             raise DataError(
@@ -81,7 +81,7 @@ class PairDataset(Dataset[TrainingPair]):
 
     @property
     def key(self) -> str | None:
-        """Identity of the pairs, where their table is kept under one."""
+        """Identity of the pairs, if their table is cached under one."""
         if self.table.key is None:
             return None
         chosen = xxhash.xxh3_128_hexdigest(self.numbers.tobytes())
@@ -109,7 +109,7 @@ class PairDataset(Dataset[TrainingPair]):
 
 
 class Groups:
-    """Indices that share a prompt, in the order in which the prompts first appear; they need not be neighbours."""
+    """Indices that share a prompt, in the order in which the prompts first appear; they need not be neighbors."""
 
     def __init__(self, prompts: NDArray[np.uint64]) -> None:
         """`prompts`: hash of each index's prompt."""
@@ -118,7 +118,7 @@ class Groups:
         self.members: NDArray[np.int64] = np.argsort(group, kind="stable")
         """The indices, group by group."""
         self.bounds: NDArray[np.int64] = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=len(first)))])
-        """(groups + 1,) where each group begins among the members."""
+        """(groups + 1,) start of each group among the members."""
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -130,8 +130,8 @@ class Groups:
     def steps(self, order: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         """Members of the groups that `order` lists, in steps of exactly `size` (the last one what is left).
 
-        A group that two steps share is computed in both. So a step begins with the group that has waited longest, takes
-        those that it has room for as a whole, passes over up to `WINDOW` others, and only then cuts one.
+        A group that two steps share is computed in both. So a step starts with the group that has waited longest, adds
+        those that fit as a whole, skips up to `WINDOW` others, and only then splits one.
         """
         upcoming = map(self.__getitem__, order.tolist())
         waiting: deque[NDArray[np.int64]] = deque()
@@ -161,9 +161,9 @@ class Groups:
 class StepSampler(Sampler[list[int]]):
     """Indices of the pairs of each optimizer step for one process.
 
-    A step takes exactly `pairs_per_step * processes` pairs (the last one of an epoch what is left). The order depends
-    on seed, epoch and that number alone: not on how many processes share it, nor on where a resumed run starts. Going
-    on in the middle of an epoch passes over numbers and reads nothing.
+    A step has exactly `pairs_per_step * processes` pairs (the last one of an epoch the remaining ones). The order
+    depends only on seed, epoch and that number: not on how many processes share it, nor on where a resumed run starts.
+    Resuming in the middle of an epoch skips indices and reads nothing.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class StepSampler(Sampler[list[int]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration gives."""
+        """Choose the epoch for the order of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -186,9 +186,9 @@ class StepSampler(Sampler[list[int]]):
         return StepSampler(self.dataset, size, seed=self.seed, grouped=self.grouped)
 
     def read_by(self, first: int, last: int) -> NDArray[np.int64]:
-        """Numbers, ascending, of the pairs that this process reads in steps `first` to `last` - 1 of training.
+        """Indices, ascending, of the pairs that this process reads in steps `first` to `last` - 1 of training.
 
-        Steps count on over the epochs. Changes the epoch.
+        Step numbers continue over the epochs. Changes the epoch.
         """
         read = np.zeros(len(self.dataset), bool)
         for epoch in range(first // len(self), math.ceil(last / len(self))):
@@ -210,7 +210,7 @@ class StepSampler(Sampler[list[int]]):
 
 
 def _balanced(tokens: NDArray[np.int32], parts: int) -> list[int]:
-    """Bounds that cut consecutive pairs into parts of about equally many tokens, for processes wait for each other."""
+    """Bounds that split consecutive pairs into parts with about equally many tokens: processes wait for each other."""
     ends = np.cumsum(tokens, dtype=np.int64)
     inner = np.searchsorted(ends - tokens / 2, ends[-1] * np.arange(1, parts) / parts)
     return [0, *inner.tolist(), len(tokens)]
@@ -230,5 +230,5 @@ class StepLoader(DataLoader[TrainingPair]):
         self._steps = sampler
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer, which looks for it on the loader when nothing is skipped, else on the sampler."""
+        """Called by the Trainer, on the loader if nothing is skipped, else on the sampler."""
         self._steps.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""The log that training writes while it runs, one JSON object a line, and its reader."""
+"""The log that training writes while it runs, one JSON object per line, and its reader."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any, Literal
 from regretless.core.files import write_text
 
 FILE = "training.log"
-"""Its name in the folder that training writes to."""
+"""File name of the log, in training's output folder."""
 TIMED = 10
-"""Latest log lines that the speed is told from."""
+"""Number of latest log lines used to compute the speed."""
 
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """What a training has written so far."""
+    """The log of a training so far."""
 
     start: Mapping[str, Any]
-    """When it began, in which process, with which method, at which step of how many."""
+    """Start time, process, method, first step and number of steps."""
     lines: tuple[Mapping[str, Any], ...]
     """The training's log lines, with `step`, and `time` (seconds since 1970) for those of this process."""
     end: Mapping[str, Any] | None
-    """Set when it ended; `failed` says why where it did not end well."""
+    """Set when training has ended; `failed` has the reason if it failed."""
 
     @property
     def step(self) -> int:
-        """The last step that something was written about."""
+        """The last step with an entry."""
         last = self.end or (self.lines[-1] if self.lines else self.start)
         return int(last["step"])
 
@@ -43,7 +43,7 @@ class TrainingLog:
 
     @property
     def state(self) -> Literal["running", "ended", "failed", "lost"]:
-        """`lost`: its process, on this machine, is gone without a word. On another machine it counts as running."""
+        """`lost`: its process, on this machine, is gone without an entry. On another machine it counts as running."""
         if self.end is not None:
             return "failed" if "failed" in self.end else "ended"
         here = self.start["host"] == platform.node()
@@ -57,7 +57,7 @@ class TrainingLog:
 
 
 def begin(folder: Path, objective: str, step: int, steps: int, history: Iterable[Mapping[str, Any]]) -> None:
-    """Start the log of a training that begins at `step`, with what was logged up to there."""
+    """Start the log of a training that starts at `step`, with the entries up to there."""
     where = {"process": os.getpid(), "host": platform.node(), "time": time.time()}
     first = {"event": "start", "objective": objective, "step": step, "steps": steps, **where}
     past = ({"event": "log", **line} for line in history if "loss" in line and line["step"] <= step)
@@ -65,14 +65,14 @@ def begin(folder: Path, objective: str, step: int, steps: int, history: Iterable
 
 
 def add(folder: Path, event: Literal["log", "end"], values: Mapping[str, Any]) -> None:
-    """Append a line. A kill may leave the last one unfinished: the reader then leaves it out."""
+    """Append a line. An interruption may leave the last one incomplete: the reader then ignores it."""
     line = json.dumps({"event": event, "time": time.time(), **values}, default=float)
     with (folder / FILE).open("a", encoding="utf-8") as handle:
         handle.write(line + "\n")
 
 
 def read(file: Path) -> TrainingLog | None:
-    """The log in a file; None while there is none."""
+    """The log in a file; None if there is none."""
     if not file.is_file():
         return None
     found = [line for text in file.read_bytes().splitlines() if (line := _line(text)) is not None]
@@ -84,13 +84,13 @@ def read(file: Path) -> TrainingLog | None:
 
 
 LARGEST = 1e12
-"""No step, process or time is as large."""
+"""Upper bound on a step, process id or time."""
 NUMBERS = {"start": ("step", "steps", "process", "time"), "log": ("step",), "end": ("step",)}
-"""Numbers that the lines of each event have."""
+"""Numeric fields in the lines of each event."""
 
 
 def _line(text: bytes) -> dict[str, Any] | None:
-    """A line of the log, or None where it is not whole."""
+    """A line of the log, or None if it is incomplete."""
     try:
         line = json.loads(text.decode())
     except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this machine is there."""
+    """True if a process of this machine is alive."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

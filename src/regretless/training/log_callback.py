@@ -1,4 +1,4 @@
-"""Training's side of the log that `regretless watch` reads."""
+"""Writes the log that `regretless watch` reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regretless.training.log import add, begin
 
 
 class LiveLog(TrainerCallback):
-    """Writes the training log of the main process into output_dir, line by line as the Trainer logs."""
+    """Writes the training log on rank 0 into output_dir, line by line as the Trainer logs."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
@@ -22,7 +22,7 @@ class LiveLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin the log, with the lines from before the checkpoint that training goes on from."""
+        """Start the log, with the lines up to the checkpoint that training resumes from."""
         if state.is_world_process_zero:
             self._folder, self._step = Path(args.output_dir), state.global_step
             objective = getattr(args, "objective", "")
@@ -36,14 +36,14 @@ class LiveLog(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add a line of training; evaluations and the final summary have none."""
+        """Add a line of training; evaluations and the final summary are not logged here."""
         self._step = state.global_step
         if self._folder is not None and logs is not None and "loss" in logs:
             add(self._folder, "log", {**logs, "step": state.global_step})
 
     @contextlib.contextmanager
     def until_the_end(self) -> Iterator[None]:
-        """Training happens inside the block: how it ends, by itself or by an error, is the log's last line."""
+        """Run training inside the block: its end, normal or by an error, is the log's last line."""
         try:
             yield
         except BaseException as error:

@@ -1,7 +1,7 @@
-"""What training has summed up since its last log line, kept in checkpoints, so that a resumed run logs the same.
+"""Sums since training's last log line, stored in checkpoints, so that a resumed run logs the same values.
 
-The Trainer's checkpoints hold the log up to their step, and not the sums that its next line and its final loss are made
-of. Those lie beside it here, of all processes in one file.
+The Trainer's checkpoints hold the log up to their step, but not the sums behind its next line and its final loss.
+Those are stored beside it here, for all processes in one file.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from regretless.core.files import read_json, write_text
 from regretless.training.metrics import RunningMeans
 
 FILE = "log_state.json"
-"""Its name in a checkpoint."""
+"""File name in a checkpoint."""
 
 
 class LogState(TrainerCallback):
-    """Writes a trainer's sums into its checkpoints, and reads them back when training goes on from one.
+    """Writes a trainer's sums into its checkpoints, and reads them back when training resumes from one.
 
-    A checkpoint at an epoch's last step is also written after what else the epoch's end logs: a run that goes on from
-    there begins with the next epoch, and would leave those lines out.
+    A checkpoint at an epoch's last step is written after all log entries of the epoch's end: a run that resumes from
+    there starts with the next epoch, and would miss those lines.
     """
 
     def __init__(self, trainer: Trainer, means: RunningMeans) -> None:
         """`means`: the metrics' means since the last log line."""
         self._trainer, self._means = trainer, means
         self.checkpoint: Path | None = None
-        """Where training goes on from."""
+        """The checkpoint that training resumes from."""
         self._first_step = 0
         self._postponed = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Take up the sums of the checkpoint; one without them (of another Trainer) counts from its step."""
+        """Restore the sums of the checkpoint; without them (another Trainer's checkpoint), sums start at its step."""
         file = None if self.checkpoint is None else self.checkpoint / FILE
         self._postponed = False
         if file is None or not file.is_file():
@@ -80,7 +80,7 @@ class LogState(TrainerCallback):
         return float(self._trainer._total_loss_scalar) / max(steps, 0.001)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Put off a checkpoint until the epoch's end has been logged, if it comes next."""
+        """Postpone a checkpoint until the epoch's end has been logged, if that comes next."""
         ends_epoch = control.should_training_stop or control.should_epoch_stop or (state.epoch or 0.5) % 1 == 0
         self._postponed = control.should_save and ends_epoch
         control.should_save = control.should_save and not ends_epoch
@@ -88,6 +88,6 @@ class LogState(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Write the checkpoint that was put off."""
+        """Write the postponed checkpoint."""
         control.should_save = control.should_save or self._postponed
         self._postponed = False

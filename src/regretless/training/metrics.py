@@ -1,4 +1,4 @@
-"""Running means of what training logs, weighted by pairs and equal on every process."""
+"""Running means of the logged training metrics, weighted by pairs and equal on every process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class RunningMeans:
         self._restored: dict[str, list[float]] = {}
 
     def add(self, values: dict[str, Tensor]) -> None:
-        """Count in each name's values (any shape)."""
+        """Add the values of each name (any shape)."""
         for name, tensor in values.items():
-            # Left on the device: reading it would wait for the device at every micro-batch.
+            # Stays on the device: reading it would synchronize with the device at every micro-batch.
             self._sums[name].append(tensor.detach().sum())
             self._counts[name] += tensor.numel()
 
     def state(self) -> dict[str, Any]:
-        """What this process has added since the last `take`: single sums and the count, by name."""
+        """This process's additions since the last `take`: single sums and the count, by name."""
         found = {name: torch.stack(sums).cpu().double().tolist() for name, sums in self._sums.items()}
         return {
             name: {"sums": self._restored.get(name, []) + found.get(name, []), "count": self._counts[name]}
@@ -41,7 +41,7 @@ class RunningMeans:
         }
 
     def restore(self, states: Iterable[Mapping[str, Any]]) -> None:
-        """Begin with these states, in place of what was added since the last `take`."""
+        """Start with these states, in place of the additions since the last `take`."""
         self._clear()
         for name, part in (item for state in states for item in state.items()):
             self._restored[name] = self._restored.get(name, []) + part["sums"]
@@ -65,7 +65,7 @@ class RunningMeans:
 
 
 class Speed:
-    """Tokens that the model reads in a second of training, each distinct one once, on all processes together."""
+    """Tokens that the model processes per second of training, each distinct one once, over all processes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
@@ -83,7 +83,7 @@ class Speed:
         self._tokens += tokens
 
     def take(self, accelerator: Accelerator) -> float:
-        """Tokens a second since the last call, or since the start; whatever else the time went into counts as well.
+        """Tokens per second since the last call, or since the start; time spent on anything else counts as well.
 
         Every process has to call it.
         """
@@ -95,9 +95,9 @@ class Speed:
 
 
 def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: bool) -> dict[str, Tensor]:
-    """What is logged per pair: rewards, accuracies, margins (TRL's names), log-probabilities and log-ratios (nats).
+    """Metrics per pair: rewards, accuracies, margins (TRL's names), log-probabilities and log-ratios (nats).
 
-    A falling `logratios/chosen` is the sign of a method that pushes the chosen responses down as well.
+    A falling `logratios/chosen` shows that a method makes the chosen responses less likely, too.
     """
     sides = {"chosen": pairs[:, 0], "rejected": pairs[:, 1]} if with_rejected else {"chosen": pairs[:, 0]}
     sums = logps.policy.detach().sum(-1)

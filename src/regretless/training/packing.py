@@ -1,4 +1,4 @@
-"""An optimizer step's pairs into as few rows as their lengths allow."""
+"""Packs an optimizer step's pairs into as few rows as their lengths allow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from regretless.modeling.scoring import fill_rows
 def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
     """Split units (the responses of one pair each) into rows of at most `max_tokens` distinct tokens.
 
-    Neighbouring units of one prompt stay together where they fit into a row. The longest go first, each into the first
-    row that has room; what is larger than a row by itself gets a row of its own. Returns the units' indices by row.
+    Neighboring units of one prompt stay together if they fit into a row. The longest are placed first, each in the
+    first row with enough space; a unit larger than a row gets a row of its own. Returns the units' indices by row.
     """
     pieces: list[tuple[int, list[int]]] = []
     for _, run in groupby(range(len(units)), key=lambda index: units[index][0][0]):

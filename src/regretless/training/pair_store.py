@@ -1,4 +1,4 @@
-"""Tokenized pairs on disk: written once in the order of their rows, read by number; a few bytes a pair in memory."""
+"""Tokenized pairs on disk: written once in row order, read by index; a few bytes per pair in memory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from regretless.modeling.layout import Ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
 FORMAT = 3
-"""Of the two files; a table of another format is not read."""
+"""Format version of the two files; a table of another format is not read."""
 
 
 class PairTable:
-    """Tokenized pairs by number. In memory are where each begins, its lengths and its prompt's hash: 28 bytes each."""
+    """Tokenized pairs by index. In memory are each pair's offset, lengths and prompt hash: 28 bytes per pair."""
 
     def __init__(self, records: BinaryIO, index: dict[str, NDArray[Any]], key: str | None = None) -> None:
-        """`records`: open file of the packed pairs; `index`: the arrays beside it; `key`: what it is kept under."""
+        """`records`: open file of the packed pairs; `index`: the arrays beside it; `key`: its cache key."""
         self._records, self.key = records, key
         self._starts: NDArray[np.int64] = index["starts"]
         self.tokens: NDArray[np.int32] = index["tokens"]
@@ -44,7 +44,7 @@ class PairTable:
 
     @classmethod
     def write(cls, pairs: Iterable[TokenizedPair], folder: Path) -> PairTable:
-        """Write pairs, of which one at a time is looked at, to a folder; the index, last, marks it as complete."""
+        """Write pairs, one at a time in memory, to a folder; the index is written last and marks it as complete."""
         with atomic_path(folder / RECORDS) as temporary, temporary.open("wb") as handle:
             index = _pack_all(pairs, handle)
         with atomic_path(folder / INDEX) as temporary, temporary.open("wb") as handle:
@@ -53,7 +53,7 @@ class PairTable:
 
     @classmethod
     def temporary(cls, pairs: Iterable[TokenizedPair]) -> PairTable:
-        """The same in a file without a name, that goes away with the process."""
+        """The same in an unnamed file, which disappears with the process."""
         handle: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
         index = _pack_all(pairs, handle)
         handle.flush()
@@ -61,7 +61,7 @@ class PairTable:
 
     @classmethod
     def open(cls, folder: Path) -> PairTable:
-        """The table that `write` left in a folder. Raises FileNotFoundError when there is none, or not all of one."""
+        """The table that `write` wrote to a folder. Raises FileNotFoundError if there is none, or only part of one."""
         with np.load(folder / INDEX) as stored:
             index = {name: stored[name] for name in stored.files}
         return cls((folder / RECORDS).open("rb"), index, folder.name)
@@ -106,7 +106,7 @@ def _pack_all(pairs: Iterable[TokenizedPair], handle: BinaryIO) -> dict[str, NDA
 
 
 def prompt_hash(prompt: Ids) -> int:
-    """64-bit hash of a prompt's tokens: enough to tell which pairs belong together."""
+    """64-bit hash of a prompt's tokens: enough to group pairs by prompt."""
     return int(xxhash.xxh3_64_intdigest(np.array(prompt, np.int32).tobytes()))
 
 

@@ -1,4 +1,4 @@
-"""The type of the weights that are trained: float32 keeps the small updates that bfloat16 rounds away."""
+"""The type of the trained weights: float32 preserves small updates that bfloat16 rounds away."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KEEPS_SMALL_UPDATES = {
     "adamw_torch_8bit": ("bf16_stochastic_round", False),
     "adamw_torch_4bit": ("bf16_stochastic_round", False),
 }
-"""Optimizers of the Trainer that can keep the updates of bfloat16 weights: their entry in `optim_args`, its default."""
+"""Optimizers of the Trainer that can preserve updates of bfloat16 weights: their entry in `optim_args`, its default."""
 
 
 def fit_trained_weights(model: nn.Module, args: PreferenceConfig, *, as_loaded: bool) -> None:
-    """Cast the trainable weights in place to `args.trained_dtype`, which is float32 unless given.
+    """Cast the trainable weights in place to `args.trained_dtype`, by default float32.
 
-    `as_loaded`: they keep their type unless one is given. Weights that stay in half precision are said on the terminal,
-    with the share of updates that rounding will lose, unless the optimizer keeps them.
+    `as_loaded`: weights keep their type if none is set. Weights that stay in half precision are reported on the
+    terminal, with the share of updates that rounding will lose, unless the optimizer preserves them.
     """
     if args.trained_dtype is not None or not as_loaded:
         changed = set_trained_dtype(model, getattr(torch, args.trained_dtype or "float32"))
@@ -47,9 +47,9 @@ def fit_trained_weights(model: nn.Module, args: PreferenceConfig, *, as_loaded: 
 
 
 def match_reference(reference: nn.Module, policy: nn.Module) -> None:
-    """Cast a reference in half precision to float32, in place, where the policy has become that.
+    """Cast a reference in half precision to float32, in place, if the policy was cast to it.
 
-    Rewards are differences between the two: computed in one type, they hold no rounding of the weights' type.
+    Rewards are differences between the two: computed in one type, they contain no rounding of the weights' type.
     """
     if causal_model(policy).dtype == torch.float32:
         for weight in reference.parameters():
@@ -93,7 +93,7 @@ def share_lost(weights: Iterable[Tensor], update: float) -> float:
 
 
 def keeps_small_updates(args: PreferenceConfig) -> bool:
-    """Whether the optimizer that `optim` and `optim_args` choose makes up for the rounding of its updates."""
+    """True if the optimizer in `optim` and `optim_args` compensates for the rounding of its updates."""
     option, default = KEEPS_SMALL_UPDATES.get(str(getattr(args.optim, "value", args.optim)), ("", False))
     given = dict(entry.split("=", 1) for entry in (args.optim_args or "").replace(" ", "").split(",") if "=" in entry)
     return str(given.get(option, default)).lower() in ("true", "1", "yes")

@@ -1,4 +1,4 @@
-"""What a user hands to the trainer, as a table of tokenized pairs; unusable rows are said, counted and left out."""
+"""Training data as a table of tokenized pairs; unusable rows are reported, counted and left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from regretless.training.arguments import PreferenceConfig
 from regretless.training.pair_store import FORMAT, PairTable
 
 REFUSED = "refused.jsonl"
-"""Beside a table that is complete: the rows that are not in it."""
+"""File beside a complete table: the rows that are not in it."""
 
 
 def pair_table(
@@ -42,10 +42,10 @@ def pair_table(
 ) -> PairTable:
     """Pairs of a file, a hub id, a data set or rows, ready for training with `objective`; never all of them in memory.
 
-    The table of a file or a `datasets.Dataset` is kept in `pairs_cache_dir` under a hash of its content, the tokenizer
-    and the settings, so that a later run reads no row again. Of several processes the first makes it for all.
-    Rows that cannot be used are said on the terminal and written to `refused-<name>.jsonl` in `args.cache_dir`.
-    Raises DataError when no row is left, or when the method needs behaviour log-probabilities that the rows lack.
+    The table of a file or a `datasets.Dataset` is cached in `pairs_cache_dir` under a hash of its content, the
+    tokenizer and the settings, so that a later run reads no row again. Rank 0 writes it for all processes.
+    Rows that cannot be used are printed and written to `refused-<name>.jsonl` in `args.cache_dir`.
+    Raises DataError if no row is left, or if the method needs behavior log-probabilities that the rows lack.
     """
     opened = open_source(rows) if isinstance(rows, str | Path) else _rows(rows, name)
     source = str(rows) if isinstance(rows, str | Path) else name
@@ -69,7 +69,7 @@ def pair_table(
 
 
 def _rows(data: Any, name: str) -> Iterable[Any]:
-    """The rows of what holds them. Raises DataError for what holds something else."""
+    """The rows of a data source. Raises DataError for an unsupported type."""
     if isinstance(data, Mapping):
         if "train" not in data:
             splits = ", ".join(map(str, data)) or "nothing"
@@ -91,7 +91,7 @@ def _rows(data: Any, name: str) -> Iterable[Any]:
 
 
 def _by_number(data: Any, name: str) -> Iterable[Any]:
-    """Rows of a PyTorch data set, which has numbers and a length."""
+    """Rows of a PyTorch data set, which has indices and a length."""
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise DataError(f"{name}: expected a file, a hub id, a data set, a table or rows, got {type(data).__name__}")
     return (data[number] for number in range(len(data)))
@@ -103,7 +103,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 class _Reading:
-    """One pass over rows: what is usable comes out, what is not is written down."""
+    """One pass over rows: usable pairs are yielded, the others are written to a file."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
@@ -114,7 +114,7 @@ class _Reading:
         self.refused = args.cache_dir / f"refused-{name}{mine}.jsonl"
 
     def settings(self) -> list[Any]:
-        """All that the tokens of a pair depend on, beside the rows."""
+        """Everything besides the rows that the tokens of a pair depend on."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         return [
             self.tokenizer.get_vocab() if backend is None else backend.to_str(),
@@ -129,7 +129,7 @@ class _Reading:
     ) -> PairTable:
         """The table that `write` makes of the usable rows; the others are written to `refused`.
 
-        Raises DataError when no row is left, or when they lack what the method needs.
+        Raises DataError if no row is left, or if rows lack inputs of the method.
         """
         problem: DataError | None = None
         with atomic_path(self.refused) as temporary, temporary.open("w", encoding="utf-8") as handle:
@@ -143,7 +143,7 @@ class _Reading:
         raise problem
 
     def report(self) -> None:
-        """Say what was refused, in the process that saves; no empty file is left, and none of another process."""
+        """Report rejected rows, on the process that saves; no empty file remains, and none of another process."""
         with self.refused.open(encoding="utf-8") as lines:
             first = [Refusal(**json.loads(line)) for line in islice(lines, REPORTED)]
             count = len(first) + sum(1 for _ in lines)
@@ -204,7 +204,7 @@ def _remedy(name: str) -> str:
 
 
 def _chunks(rows: Path | Iterable[Any], source: str, need_rejected: bool) -> Iterator[tuple[list[Any], list[Refusal]]]:
-    """Pairs of any form and the rows refused, some hundred at a time."""
+    """Pairs of any form and the rejected rows, several hundred at a time."""
     if isinstance(rows, Path):
         yield from pair_chunks(rows, source=source, need_rejected=need_rejected)
         return

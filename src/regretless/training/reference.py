@@ -1,4 +1,4 @@
-"""The reference model, and its log-probabilities: computed once per distinct response, kept on disk."""
+"""The reference model, and its log-probabilities: computed once per distinct response, cached on disk."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from regretless.modeling.token_logps import ReferenceHead
 Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]
 
 PART = 4096
-"""Responses computed between two writes: what a kill can lose."""
+"""Responses computed between two writes: the most that an interruption can lose."""
 OPEN_PARTS = 64
 PLACE = np.dtype([("high", "u8"), ("low", "u8"), ("start", "i8"), ("length", "i4"), ("part", "i4")])
-"""Hash of an item, and where its values stand."""
+"""Hash of an item, and the location of its values."""
 
 
 class ReferenceModel:
-    """The model that rewards are measured against: a frozen one, the policy with its adapters off, or its start.
+    """The model that rewards are relative to: a frozen one, the policy without its adapters, or the policy's start.
 
     The last, the policy as it is before the first step, needs no second copy of the weights: its log-probabilities are
     computed before training begins. Only a method that needs whole distributions at every step makes a copy.
@@ -50,13 +50,13 @@ class ReferenceModel:
             elif not head_of(causal_model(policy)).is_frozen_linear:
                 raise ConfigError(
                     "the method needs the reference's distribution, and the adapter covers the output layer; pass "
-                    "ref_model, or leave the output layer out of the adapter"
+                    "ref_model, or exclude the output layer from the adapter"
                 )
         self.frozen = None if frozen is None else frozen.requires_grad_(False).eval()
 
     @property
     def is_start_of_training(self) -> bool:
-        """Whether the reference is gone once the policy has taken a step."""
+        """True if the reference is lost once the policy has taken a step."""
         return self.frozen is None and not self.adapters_off
 
     @contextlib.contextmanager
@@ -75,14 +75,14 @@ class ReferenceModel:
         return contextlib.nullcontext() if self.frozen is None else grouped(self.frozen)
 
     def distribution(self, policy: nn.Module, layout: Layout) -> ReferenceHead:
-        """What the reference's next-token distributions at a layout's response tokens are made of."""
+        """Inputs of the reference's next-token distributions at a layout's response tokens."""
         with self.instead_of(policy) as model:
             return reference_head(model, layout)
 
     def key(self, policy: nn.Module, precision: str) -> str:
         """Key of the reference: its weights' bytes and types, the configuration, and the computing precision.
 
-        With adapters off, the trainable parameters are left out: they are the adapter.
+        With adapters off, the trainable parameters are excluded: they are the adapter.
         """
         model = policy if self.frozen is None else self.frozen
         digest = xxhash.xxh3_128()
@@ -103,9 +103,9 @@ VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "_attn_impleme
 class ReferenceLogps:
     """Log-probabilities (nats) of (prompt, response) token pairs under one fixed reference model.
 
-    They lie on disk under the reference's key (weights, configuration, precision) and, inside, under the token ids
-    themselves: other data, another tokenizer or truncation make other ids, so nothing stale can be read. In memory is
-    where each stands: 32 bytes a response.
+    They are on disk under the reference's key (weights, configuration, precision) and, inside, under the token ids
+    themselves: other data, another tokenizer or truncation have other ids, so nothing stale can be read. In memory is
+    the location of each: 32 bytes per response.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -130,9 +130,9 @@ class ReferenceLogps:
     def compute(
         self, items: Iterable[Item], score: Scorer, *, writes: bool = True, wait: Callable[[], None] = lambda: None
     ) -> int:
-        """Compute what is missing, part by part; returns how many items that were.
+        """Compute what is missing, part by part; returns the number of missing items.
 
-        Equal prompts should come together: they share a computation. Of several processes one `writes`, and all `wait`
+        Equal prompts should be adjacent: they share a computation. Of several processes one `writes`, and all `wait`
         for it. Raises DataError when a process does not see what another one wrote.
         """
         found, waiting = [], self.missing(items)
@@ -155,11 +155,11 @@ class ReferenceLogps:
         return sum(map(len, found))
 
     def covers(self, data: str) -> bool:
-        """Whether `mark` said that nothing is missing for these data: then they need not be read."""
+        """True if `mark` recorded that nothing is missing for these data: then they need not be read."""
         return (self.folder / f"{data}.complete").exists()
 
     def mark(self, data: str) -> None:
-        """Write down that nothing is missing for data of this key."""
+        """Record that nothing is missing for data with this key."""
         write_text(self.folder / f"{data}.complete", "")
 
     def _find(self, key: tuple[int, int]) -> Any:
@@ -176,7 +176,7 @@ class ReferenceLogps:
         self._places = places[np.argsort(places["high"], kind="stable")]
 
     def _read(self, part: Path) -> NDArray[Any]:
-        """Where the values of a part stand; the part becomes one that is known."""
+        """Locations of the values of a part; the part is registered."""
         with part.open("rb") as handle:
             keys, lengths = np.load(handle), np.load(handle)
             start = handle.tell()

@@ -1,4 +1,4 @@
-"""The train stage: a pairs file and a model in, a trained model or adapter out; an interrupted training resumes."""
+"""The train stage: a trained model or adapter from a pairs file and a model; an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from regretless.training.trainer import PreferenceTrainer
 
 
 def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
-    """Train `model` with one method on a pairs file; the result lies in `output` as a model or adapter with tokenizer.
+    """Train `model` with one method on a pairs file; writes a model or adapter with tokenizer to `output`.
 
-    Goes on from the last complete checkpoint in `output`. Also written: trainer_state.json (the log), pair_scores.jsonl
+    Resumes from the last complete checkpoint in `output`. Also written: trainer_state.json (the log), pair_scores.jsonl
     with the rewards of the held-out pairs, where there are any, and, beside `output` in `<output>.cache`,
-    refused-pairs.jsonl (rows left out and why).
+    refused-pairs.jsonl (rejected rows with reasons).
 
     Raises ConfigError, DataError or NonFiniteLossError.
     """
@@ -51,7 +51,7 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
     )
     assert train is not None
 
-    torch.manual_seed(args.seed)  # the adapter's initial weights are drawn below
+    torch.manual_seed(args.seed)  # the adapter's initial weights are random, see below
     trainer = PreferenceTrainer(
         load_model(model, for_training=True),
         args,
@@ -93,7 +93,7 @@ def _lora(settings: LoraSettings | None) -> LoraConfig | None:
 
 
 def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of the pairs to train on and of those held out: whole prompts at random until it is `count` pairs."""
+    """Indices of the training pairs and of the held-out pairs: whole prompts at random until `count` pairs."""
     numbers = np.arange(len(table))
     if not count:
         return numbers, numbers[:0]
@@ -144,7 +144,7 @@ def _publish(trainer: PreferenceTrainer, output: Path) -> None:
 
 
 class _ProgressBar(TrainerCallback):
-    """One bar for the whole training, on this package's console."""
+    """One progress bar for the whole training, on this package's console."""
 
     def __init__(self, description: str) -> None:
         self.description = description

@@ -55,7 +55,7 @@ class TrainConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report unknown keys and bad hyperparameters together with what is wrong about the fields above."""
+        """Report unknown keys and bad hyperparameters together with the problems of the fields above."""
         if not isinstance(values, Mapping):
             return handler(values)
         values = _spelled_out(values)
@@ -73,7 +73,7 @@ class TrainConfig(Section):
         return config
 
     def _problems(self) -> list[InitErrorDetails]:
-        """What is wrong about objectives, hyperparameters and training arguments, each under its own key."""
+        """Problems of objectives, hyperparameters and training arguments, each under its own key."""
         found: dict[tuple[str, ...], tuple[str, Any]] = {}
         names = [name for name in self.objectives if isinstance(name, str)]
         if not names:
@@ -84,7 +84,7 @@ class TrainConfig(Section):
                     found[(place, name) if place == "methods" else (place,)] = (_unknown_method(name), name)
         if len(set(names)) < len(names):
             found["objective",] = ("a method is named twice", self.objective)
-        # Of a method that is not chosen, only what stands in its own entry.
+        # For a method that is not chosen, only its own entry counts.
         for name in dict.fromkeys((*names, *self.methods)):
             if name in OBJECTIVES:
                 own = self.methods.get(name, {})
@@ -99,7 +99,7 @@ class TrainConfig(Section):
         return [setting_error(place, message, value) for place, (message, value) in found.items()]
 
     def _problems_of(self, objective: str) -> dict[str, tuple[str, Any]]:
-        """Of one method's settings, by key: what is wrong, and the value."""
+        """Problems of one method's settings, by key, with the value."""
         values = self.values_for(objective)
         hyperparameters, arguments = self.split_for(objective)
         found = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
@@ -120,11 +120,11 @@ class TrainConfig(Section):
         return None if found is None else f"{self.key_of(objective, found[0] or 'objective')}: {found[1]}"
 
     def key_of(self, objective: str, key: str) -> str:
-        """Where a setting of one method stands: with the method, or with what all methods share."""
+        """Key of a setting of one method: in the method's entry, or in the common settings."""
         return f"methods.{objective}.{key}" if key in self.methods.get(objective, {}) else key
 
     def values_for(self, objective: str) -> dict[str, Any]:
-        """Hyperparameters and arguments of one method: its own entry over the common ones."""
+        """Hyperparameters and arguments of one method: its own entry overrides the common ones."""
         common = {
             key: value
             for key, value in (self.__pydantic_extra__ or {}).items()
@@ -143,7 +143,7 @@ STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
 
 
 def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with a strategy `no`, which is false in YAML, as the word that transformers knows."""
+    """The settings, with a strategy `no`, which YAML reads as false, as the word that transformers knows."""
     found = {key: "no" if key in STRATEGIES and value is False else value for key, value in values.items()}
     if isinstance(methods := found.get("methods"), Mapping):
         found["methods"] = {
@@ -166,16 +166,16 @@ def _known_keys(objective: str) -> set[str]:
 
 
 UNUSED = {
-    "objective_kwargs": "hyperparameters stand here by their own names, without it",
-    "model_init_kwargs": "how the model is loaded is said in `model`",
+    "objective_kwargs": "set hyperparameters by their own names, without it",
+    "model_init_kwargs": "`model` defines how the model is loaded",
     "ref_model_init_kwargs": "the reference is `model`, as it is before training",
-    "disable_tqdm": "this package has a bar of its own",
-    "resume_from_checkpoint": "the same command goes on from the last checkpoint by itself",
+    "disable_tqdm": "this package has its own progress bar",
+    "resume_from_checkpoint": "the same command resumes from the last checkpoint automatically",
     "do_train": "training has no such switch here",
     "do_eval": "training has no such switch here; set eval_pairs",
     "do_predict": "training has no such switch here; set eval_pairs",
 }
-"""Arguments of `PreferenceConfig` that the stage sets, or that mean nothing to it."""
+"""Arguments of `PreferenceConfig` that the stage sets itself, or that have no meaning for it."""
 
 
 def _unknown_key(key: str, objective: str) -> str:

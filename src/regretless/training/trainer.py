@@ -50,7 +50,7 @@ Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
 
 
 def _sort_sets(configs: Iterable[PeftConfig]) -> None:
-    """Give settings that peft holds as sets an order, so that equal runs write equal files."""
+    """Sort settings that peft stores as sets, so that equal runs write equal files."""
     for config in configs:
         for name, value in vars(config).items():
             if isinstance(value, set):
@@ -58,18 +58,18 @@ def _sort_sets(configs: Iterable[PeftConfig]) -> None:
 
 
 class PreferenceTrainer(Trainer):
-    """Train a causal language model on preference pairs; used as TRL's DPOTrainer is.
+    """Train a causal language model on preference pairs; used like TRL's DPOTrainer.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
     or a name; the model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter
     included.
     train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
     `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or rows of
-    `regretless.data.records.Pair` with token ids and behaviour log-probabilities. Of a `DatasetDict`, `train` is
+    `regretless.data.records.Pair` with token ids and behavior log-probabilities. Of a `DatasetDict`, `train` is
     trained on and all are evaluated on.
     kwargs: callbacks, optimizers and optimizer_cls_and_kwargs, as transformers' Trainer takes them.
 
-    Raises ConfigError for settings that cannot work, DataError when no row is left, NonFiniteLossError before an
+    Raises ConfigError for settings that cannot work, DataError if no row is left, NonFiniteLossError before an
     optimizer step that would follow a loss or gradient that is not finite.
     """
 
@@ -90,7 +90,7 @@ class PreferenceTrainer(Trainer):
         args = args or PreferenceConfig(output_dir="trainer_output")
         use_one_gpu(args)
         self.objective = build(args.objective, **args.hyperparameters)
-        # For a model by name and without an adapter, a dtype is meant for what will be trained.
+        # For a model by name and without an adapter, a dtype applies to the trained weights.
         chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
         as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
         if isinstance(model, str):
@@ -102,9 +102,7 @@ class PreferenceTrainer(Trainer):
         check_quantized(model, adapter=peft_config is not None)
         if peft_config is not None:
             if isinstance(model, PeftModel):
-                raise ConfigError(
-                    "peft_config: the model has an adapter already; merge it first, or pass no peft_config"
-                )
+                raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
             model = get_peft_model(model, peft_config)
             _sort_sets(model.peft_config.values())
         fit_trained_weights(model, args, as_loaded=as_loaded)
@@ -151,7 +149,7 @@ class PreferenceTrainer(Trainer):
         self._log_state = LogState(self, self._means["train"])
         self.add_callback(self._live_log)
         self.add_callback(self._log_state)
-        # Losses come out as sums over pairs divided by the step's pairs: the Trainer must not divide them again.
+        # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
         self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
         if self.reference.frozen is not None:
@@ -160,10 +158,10 @@ class PreferenceTrainer(Trainer):
     # --- reference ---------------------------------------------------------------------------------------------------
 
     def prepare_reference(self, *datasets: PairDataset) -> None:
-        """Compute the reference log-probabilities that the data sets (none given: all the trainer has) still lack.
+        """Compute the reference log-probabilities that the data sets (default: all of the trainer's) still lack.
 
-        `train` computes those that its steps and evaluations will read by itself.
-        Raises ConfigError when the reference is the start of training and training has begun.
+        `train` computes those that its steps and evaluations will read.
+        Raises ConfigError if the reference is the start of training and training has begun.
         """
         for data in datasets or self._datasets():
             self._prepare_reference(data)
@@ -172,15 +170,15 @@ class PreferenceTrainer(Trainer):
         return tuple(data for data in (self.train_dataset, *self._evaluation_data()) if data is not None)
 
     def _check_model(self, *datasets: PairDataset) -> None:
-        """Check the model where it computes by now (device, precision, sharding), unless it has passed there before."""
+        """Check the model on its current device, precision and sharding, unless it has passed there before."""
         with self.accelerator.autocast():
             longest = max((data.longest for data in datasets or self._datasets()), default=None)
             check_grouped(self.accelerator.unwrap_model(self.model), longest)
 
     def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
-        """Reference log-probabilities of what the steps to come read, and of the evaluation data if they may be read.
+        """Reference log-probabilities for the remaining steps, and for the evaluation data if they may be read.
 
-        A reference that is the start of training is gone afterwards: then evaluation data count in any case.
+        A reference that is the start of training is lost afterwards: then evaluation data are always included.
         """
         if self.train_dataset is not None:
             state = None if checkpoint is None else checkpoint / STATE
@@ -188,7 +186,7 @@ class PreferenceTrainer(Trainer):
             steps = self._sampler(self.train_dataset, self.args.per_device_train_batch_size).of_one_process()
             epochs = self.args.num_train_epochs
             last = self.args.max_steps if self.args.max_steps > 0 else math.ceil(epochs * len(steps))
-            # Without skipping, a resumed run begins with the first step of its epoch.
+            # Without skipping, a resumed run starts with the first step of its epoch.
             first = done - done % len(steps) if self.args.ignore_data_skip else done
             numbers = [steps.read_by(0, last), steps.read_by(first, first + last - done)]
             if self.accelerator.num_processes > 1:
@@ -206,7 +204,7 @@ class PreferenceTrainer(Trainer):
     def _prepare_reference(
         self, data: PairDataset, numbers: NDArray[np.int64] | None = None, known: NDArray[np.int64] | None = None
     ) -> None:
-        """Compute what is missing for the pairs with these numbers (all unless given); `known`: for more than them."""
+        """Compute what is missing for the pairs with these indices (default: all); `known`: for more than them."""
         if "reference" not in self.objective.needs:
             return
         if self._reference_logps is None:
@@ -214,7 +212,7 @@ class PreferenceTrainer(Trainer):
             root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
             self._reference_logps = ReferenceLogps(root / key)
         values = self._reference_logps
-        # What is complete is not read again: a resumed run starts where it was. All processes look before one writes.
+        # Complete data are not read again: a resumed run starts where it was. All processes check before one writes.
         marks = [self._mark(data, each) for each in (numbers, known, None)]
         complete = any(mark is not None and values.covers(mark) for mark in marks)
         self.accelerator.wait_for_everyone()
@@ -223,7 +221,7 @@ class PreferenceTrainer(Trainer):
         gone = self.state.global_step > 0 and self.reference.is_start_of_training
         if gone and next(values.missing(self._reference_items(data, numbers)), None) is not None:
             raise ConfigError(
-                "the reference is the model as it was before training, and these data came after it: give them to the "
+                "the reference is the model as it was before training, and these data came after it: pass them to the "
                 "trainer at construction, and call prepare_reference() before training if it reads more of them later; "
                 "or pass ref_model"
             )
@@ -239,14 +237,14 @@ class PreferenceTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _mark(self, data: PairDataset, numbers: NDArray[np.int64] | None) -> str | None:
-        """Identity of these pairs of the data, where their table is kept under one."""
+        """Identity of these pairs of the data, if their table is cached under one."""
         if data.key is None:
             return None
         part = "" if numbers is None or len(numbers) == len(data) else f"-{xxhash.xxh3_64_hexdigest(numbers.tobytes())}"
         return f"{data.key}{part}{'' if self._needs_rejected else '-chosen'}"
 
     def _reference_items(self, data: PairDataset, numbers: NDArray[np.int64] | None = None) -> Iterator[Item]:
-        # Pairs of a prompt come together, so that they share a computation.
+        # Pairs of a prompt are adjacent, so that they share a computation.
         members = data.groups.members
         for index in (members if numbers is None else members[np.isin(members, numbers)]).tolist():
             pair = data[index]
@@ -254,7 +252,7 @@ class PreferenceTrainer(Trainer):
             yield from pair.mismatched_items()
 
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
-        """Reference log-probabilities of items, shared out among the processes."""
+        """Reference log-probabilities of items, divided among the processes."""
         mine = self._share(len(items))
         policy = self.accelerator.unwrap_model(self.model)
         with self.reference.instead_of(policy) as model, self.accelerator.autocast():
@@ -264,28 +262,28 @@ class PreferenceTrainer(Trainer):
         return self._of_all(values)
 
     def _share(self, count: int) -> range:
-        """This process's part of `count` things to score; all of them where the model is sharded over processes."""
+        """This process's part of `count` items to score; all of them if the model is sharded over processes."""
         # Sharded models need equally many forward passes on every process.
         return split_evenly(count, self._sharers)[self.accelerator.process_index % self._sharers]
 
     def _of_all(self, values: list[Any]) -> list[Any]:
-        """What the processes have each found for their part of something shared out, in order."""
+        """The results of all processes for their parts, in order."""
         return values if self._sharers == 1 else list(gather_object(values))
 
     @property
     def _sharers(self) -> int:
-        """Processes that share out what is to be scored."""
+        """Processes that divide the scoring among them."""
         return 1 if self._is_sharded else self.accelerator.num_processes
 
     @property
     def _is_sharded(self) -> bool:
-        """Whether the weights lie spread over the processes by now; FSDP2 changes the model itself, FSDP1 wraps it."""
+        """True if the weights are sharded over the processes by now; FSDP2 changes the model itself, FSDP1 wraps it."""
         return self.is_fsdp_enabled and (self.model_wrapped is not self.model or isinstance(self.model, FSDPModule))
 
     # --- training ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train; `resume_from_checkpoint=True` goes on from the last complete checkpoint in output_dir."""
+        """Train; `resume_from_checkpoint=True` resumes from the last complete checkpoint in output_dir."""
         last = last_complete_checkpoint(Path(self.args.output_dir)) if resume_from_checkpoint else None
         self._check_model()
         if resume_from_checkpoint is True:
@@ -301,9 +299,9 @@ class PreferenceTrainer(Trainer):
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _clear_checkpoints(self, last: Path) -> None:
-        """Delete what a kill left of checkpoints: half-written ones, and old ones that were being deleted.
+        """Delete remains of interrupted checkpoints: half-written ones, and old ones whose deletion was interrupted.
 
-        The Trainer deletes by the time of a folder's last change, and a deletion that was cut off has made that of an
+        The Trainer deletes by a folder's modification time, and an interrupted deletion has made that of an
         old checkpoint later than that of newer ones: it would be kept in their place.
         """
         if self.args.should_save:
@@ -316,7 +314,7 @@ class PreferenceTrainer(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        """One pass over the data; none when the checkpoint that training goes on from is behind its last step."""
+        """One pass over the data; none if the checkpoint that training resumes from is after its last step."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return
@@ -328,13 +326,13 @@ class PreferenceTrainer(Trainer):
         super()._save_checkpoint(model, trial)
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
-        """Evaluate; not again at the start (`eval_on_start`) of a training that goes on."""
+        """Evaluate; not again at the start (`eval_on_start`) of a resumed training."""
         if skip_scheduler and self._log_state.checkpoint is not None:
             return {}
         return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def get_train_dataloader(self) -> DataLoader[TrainingPair]:
-        """Loader of whole optimizer steps (this process's share); order by `data_seed`, `seed` and epoch alone."""
+        """Loader of whole optimizer steps (this process's share); the order depends on `data_seed`, `seed`, epoch."""
         if self.train_dataset is None:
             raise ConfigError("train_dataset: required to train")
         return StepLoader(self._sampler(self.train_dataset, self.args.per_device_train_batch_size))
@@ -372,9 +370,9 @@ class PreferenceTrainer(Trainer):
     def _weighted_microbatches(self, pairs: Sequence[TrainingPair]) -> list[tuple[PairBatch, float]]:
         """Micro-batches, and the weight of each one's mean loss.
 
-        Gradients are averaged over processes: the weights make that average the mean over all the step's pairs. What
-        processes do together has to match, so one without pairs (an epoch's last step), and under sharding one with
-        fewer micro-batches than another, computes something again with weight 0.
+        Gradients are averaged over processes: the weights make that average the mean over all the step's pairs.
+        Collective operations must match, so a process without pairs (an epoch's last step), and under sharding one with
+        fewer micro-batches than another, repeats a computation with weight 0.
         """
         processes = self.accelerator.num_processes
         batches = self._microbatches(pairs or [self.train_dataset[0]], pack_rows)
@@ -419,9 +417,9 @@ class PreferenceTrainer(Trainer):
         ]
 
     def _zero_point(self, pairs: Sequence[TrainingPair], *, counts: bool) -> Tensor | None:
-        """Mean log-ratio (nats, without gradient) over the responses that the objective's `zero_point` names.
+        """Mean log-ratio (nats, without gradient) over the responses that the objective's `zero_point` selects.
 
-        Over all of the step's pairs on all processes; what a process without pairs gives does not count. None for an
+        Over all of the step's pairs on all processes; a process without pairs does not contribute. None for an
         objective without a zero point.
         """
         if self.objective.zero_point is None:
@@ -456,7 +454,7 @@ class PreferenceTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save model or adapter for `from_pretrained`, and the tokenizer; every process has to call it.
 
-        Checkpoints of sharded models stay sharded where the configuration says so; what a user saves is whole.
+        Checkpoints of sharded models stay sharded if configured so; the model that a user saves is complete.
         """
         plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
         if plugin is None or _internal_call:
@@ -481,7 +479,7 @@ class PreferenceTrainer(Trainer):
             data = PairDataset(table, mismatched=self.objective.zero_point == "mismatched")
         mine = self._share(len(data))
         size = self.args.per_device_eval_batch_size
-        # As many batches on every process, the last ones empty: what processes do together has to match.
+        # Equally many batches on every process, the last ones empty: collective operations must match.
         most = math.ceil(math.ceil(len(data) / self._sharers) / size)
         batches = [list(mine[number * size : (number + 1) * size]) for number in range(most)]
         return DataLoader(data, batch_sampler=batches, collate_fn=list)
@@ -496,7 +494,7 @@ class PreferenceTrainer(Trainer):
     ) -> EvalLoopOutput:
         """Mean loss and metrics over the pairs of all processes.
 
-        `predictions`, in order, are each pair's (chosen, rejected) rewards: those of all processes on every one.
+        `predictions`, in order, are each pair's (chosen, rejected) rewards, of all processes, on every process.
         """
         data = dataloader.dataset
         assert isinstance(data, PairDataset)
@@ -521,7 +519,7 @@ class PreferenceTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of the training metrics since the last training log line.
 
-        The final `train_loss` is the mean of all steps, those before a checkpoint that training went on from included.
+        The final `train_loss` is the mean of all steps, including those before a checkpoint that training resumed from.
         """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
@@ -537,7 +535,7 @@ class PreferenceTrainer(Trainer):
 
 
 def _unusable_names(names: Iterable[Any]) -> list[str]:
-    """Problems of the names of data sets, which become parts of file names."""
+    """Problems of the names of data sets, which become part of file names."""
     problems = []
     for name in names:
         try:

@@ -27,7 +27,7 @@ BETA = 0.7
 
 def _logps(tree: TokenTree, *policies: FloatArray) -> Logps:
     """All responses of a tree under (policy, reference, behavior)."""
-    # A behaviour policy that never writes a token has −inf there; what such responses score is not looked at.
+    # A behavior policy that never writes a token has −inf there; what such responses score is not looked at.
     policy, reference, behavior = (torch.from_numpy(np.maximum(tree.responses.gather(each), -1e3)) for each in policies)
     return Logps(policy, mask=torch.from_numpy(tree.responses.mask), reference=reference, behavior=behavior)
 
@@ -48,7 +48,7 @@ def _problem(rng: np.random.Generator, tree: TokenTree, discount: float) -> tupl
 
 
 def _prompt_means(tree: TokenTree, behavior: FloatArray, values: FloatArray) -> FloatArray:
-    """Mean of `values` (R,) over the responses that the behaviour policy gives to each prompt."""
+    """Mean of `values` (R,) over the responses that the behavior policy gives to each prompt."""
     return np.bincount(tree.responses.prompt, np.exp(tree.responses.log_prob(behavior)) * values)
 
 

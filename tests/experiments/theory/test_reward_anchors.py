@@ -21,7 +21,7 @@ from theory.tree import FloatArray
 
 @pytest.fixture(scope="module")
 def setting() -> tuple[Problem, Problem, FloatArray]:
-    """A problem with an "I don't know" in every context, the same shaped, and a behaviour policy."""
+    """A problem with an "I don't know" in every context, the same shaped, and a behavior policy."""
     rng = np.random.default_rng(0)
     tree = random_tree(rng, prompts=50, stop=0.1, abstain=True)
     problem = random_problem(rng, tree, beta=0.7, discount=0.9)

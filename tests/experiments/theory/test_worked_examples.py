@@ -22,10 +22,10 @@ def test_grid_paths_by_regret_turn_with_the_continuation_and_by_reward_do_not() 
     coin, goal = walks.segment(["left", "up"]), walks.segment(["right", "right"])
     assert problem.reward[coin].sum() == 1.0
     assert problem.reward[goal].sum() == 0.0
-    favourable, pessimistic = walks.favourable(), walks.pessimistic()
-    assert segment_regret(problem, favourable, goal) < segment_regret(problem, favourable, coin)
+    favorable, pessimistic = walks.favorable(), walks.pessimistic()
+    assert segment_regret(problem, favorable, goal) < segment_regret(problem, favorable, coin)
     assert segment_regret(problem, pessimistic, goal) > segment_regret(problem, pessimistic, coin)
-    np.testing.assert_allclose(mixture(favourable, pessimistic, 0.0), favourable, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(mixture(favorable, pessimistic, 0.0), favorable, rtol=0, atol=1e-12)
     # After the coin nothing can be reached any more, so what is imagined there makes no difference.
     after = problem.tree.child[coin[-1]]
     assert solve(problem).v[after] == pytest.approx(0.0, abs=1e-12)

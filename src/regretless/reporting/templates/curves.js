@@ -1,4 +1,4 @@
-// Curves: a chart in focus is a slider over its steps, whose values are read out; boxes of the legend dim a model's lines.
+// Curves: a focused chart is a slider over its steps that announces their values; legend boxes dim a model's lines.
 "use strict";
 (() => {
   for (const chart of document.querySelectorAll("svg:has(.hit)")) {

@@ -7,7 +7,7 @@
   const form = root.querySelector("form");
   const card = document.getElementById("token-card");
   const news = document.getElementById("token-news");
-  const LEVELS = 8; // steps of the colour scale on each side of zero
+  const LEVELS = 8; // steps of the color scale on each side of zero
   const state = {};
   const responses = []; // of all pairs, in the page's order
   let scale = 1;
@@ -25,7 +25,7 @@
 
   // --- values -------------------------------------------------------------------------------------------------------
 
-  /** Numbers of token i (nats): log-probabilities, weight and terms; null where the behaviour policy is unknown. */
+  /** Numbers of token i (nats): log-probabilities, weight and terms; null where the behavior policy is unknown. */
   function termsOf(response, i, policy = state.policy) {
     const pi = logps(response, policy)[i];
     const rho = logps(response, state.against)[i];
@@ -75,14 +75,14 @@
     const unit = values && state.scale === "normalized" ? rootMeanSquare(values) || 1 : 1;
     response.values = values && values.map((value) => value / unit);
     const sum = values && values.reduce((total, value) => total + value, 0);
-    response.sum.textContent = values ? `Σ ${signed(sum)} nats` : "behaviour policy unknown: no such term";
+    response.sum.textContent = values ? `Σ ${signed(sum)} nats` : "behavior policy unknown: no such term";
     if (!response.spans) return;
     for (const [i, span] of response.spans.entries()) {
       span.className = response.kinds[i] + (values ? shadeOf(response.values[i]) : "");
     }
   }
 
-  /** Give a response that comes near the window its tokens as elements; until then it is one plain text. */
+  /** Render a response's tokens as elements when it comes near the window; until then it is one plain text. */
   function fill(response) {
     if (response.spans) return;
     const parts = document.createDocumentFragment();
@@ -177,7 +177,7 @@
     ];
     if (state.against >= 0) rows.push(["", "reference", `${number(response.reference[i])} nats`]);
     rows.push(
-      ["log μ", "behaviour", terms.mu === null ? unknown : `${number(terms.mu)} nats`],
+      ["log μ", "behavior", terms.mu === null ? unknown : `${number(terms.mu)} nats`],
       ["w", "weight", terms.weight.toFixed(3)],
       [`${beta}log π/ρ`, "reward (local term)", nats(terms.reward), "reward"],
       [`${beta}w log π/μ`, "long-horizon term", nats(terms.horizon), "horizon"],
@@ -223,7 +223,7 @@
 
   const hide = () => (card.hidden = true);
 
-  /** The card goes with the token in focus, not with one that the pointer has left by scrolling. */
+  /** The card follows the focused token, not one that the pointer has left by scrolling. */
   function follow() {
     const span = document.activeElement.closest(".t");
     const place = span && span.getBoundingClientRect();

@@ -1,4 +1,4 @@
-// A response of the explorer, as it is shaded on the screen, as a picture in a file.
+// A response of the explorer, shaded as on the screen, as an image file.
 "use strict";
 const saveFigure = (() => {
   const SVG = "http://www.w3.org/2000/svg";
@@ -15,7 +15,7 @@ const saveFigure = (() => {
     return node;
   };
 
-  /** Text of a token line by line, with the place of each part on the screen. */
+  /** Text of a token line by line, with the position of each part on the screen. */
   function* partsOf(span) {
     const range = document.createRange();
     let part = null;
@@ -32,7 +32,7 @@ const saveFigure = (() => {
     if (part) yield part;
   }
 
-  /** Characters of a token's text, or its sign for a line's end, each with its place. */
+  /** Characters of a token's text, or its symbol for a line end, each with its position. */
   function placesOf(node, range) {
     if (node.nodeType !== Node.TEXT_NODE) return [["↵", node.getBoundingClientRect()]];
     let start = 0;
@@ -44,7 +44,7 @@ const saveFigure = (() => {
     });
   }
 
-  /** Offer the response in `box` as the file `name`; `ends` are the texts at the ends of the colour scale. */
+  /** Offer the response in `box` as the file `name`; `ends` are the texts at the ends of the color scale. */
   return (box, title, ends, name) => {
     const frame = box.getBoundingClientRect();
     const [width, height] = [Math.ceil(frame.width), Math.ceil(frame.height)];
