@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tiny_model import save_tiny_model
+
 PROJECT = Path(__file__).resolve().parents[1]
 
 
@@ -23,3 +25,9 @@ def shared() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model, to be read only; some test files have a `model` of their own."""
+    return save_tiny_model(tmp_path_factory.mktemp("model"))

@@ -29,11 +29,8 @@ from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
 from regretless.data.records import COLUMN_TYPES, Refusal, read_responses, read_rows, write_jsonl, write_records
 from regretless.data.schema import PairColumns, ResponseColumns
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.local_judge import serving
-from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.log import FILE
-from regretless.world.tokenizer import build_tokenizer
 
 CASES = int(os.environ.get("REGRETLESS_FUZZ", "0"))
 """Cases of each verb and reader; 0: few, and always the same ones."""
@@ -199,17 +196,6 @@ def counted() -> Iterator[None]:
     yield
     total = ", ".join(f"{name} {count}" for name, count in sorted(COUNTS.items()))
     print(f"\nfuzz: {COUNTS.total()} cases ({total})")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model with random weights and the world's tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    build_tokenizer().save_pretrained(folder)
-    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
-    load_model(config).save_pretrained(folder)
-    load_tokenizer(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,8 @@ from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES
-from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.train import TrainConfig
-from regretless.world.tokenizer import build_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 
@@ -35,16 +32,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
     paths = [str(target), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    build_tokenizer().save_pretrained(folder)
-    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
-    load_model(config).save_pretrained(folder)
-    load_tokenizer(config).save_pretrained(folder)
-    return folder
 
 
 def regretless(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
