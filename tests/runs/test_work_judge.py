@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from judge_helpers import judge_by, last_digit, write_responses
 
+from judge_helpers import judge_by, last_digit, write_responses
 from regretless.cli.app import main
 from regretless.data.records import read_responses, read_rows
 from scripted_server import serving
