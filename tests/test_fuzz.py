@@ -349,7 +349,7 @@ def test_train_and_analyze_when_rows_are_bad_then_good_ones_train(place: Path, m
 PROMPTS = [{"prompt": f"{number} {PROMPT}", "prompt_id": f"good-{number}", "answer": "9"} for number in range(4)]
 
 
-@cases(15)
+@cases(12)
 @given(rows=mixed(PROMPTS, bad_row(PROMPTS[0], ["prompt", "prompt_id", "id", "answer"])))
 def test_sample_when_rows_are_bad_then_good_ones_are_answered(place: Path, model: Path, rows: list[Any]) -> None:
     folder = fresh(place)

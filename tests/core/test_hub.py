@@ -75,6 +75,7 @@ def silent() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_hub_when_it_says_nothing_then_it_is_asked_once_for_everything(tmp_path: Path) -> None:
     with silent() as (endpoint, taken):
         said = python(LOADS, endpoint, tmp_path)
@@ -90,6 +91,7 @@ def test_hub_when_nothing_listens_then_every_load_says_so_without_trying_again(t
     assert all(line.startswith("refused") and f"{endpoint} cannot be reached" in line for line in said), said
 
 
+@pytest.mark.slow
 def test_model_in_the_cache_when_the_hub_does_not_answer_then_it_is_loaded_from_there(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--owner--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)

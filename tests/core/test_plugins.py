@@ -39,6 +39,7 @@ def regretless(environment: dict[str, str], *arguments: object) -> subprocess.Co
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     environment: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     assert wrong.returncode == 2 and "hinge" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_verifier_of_a_plugin_when_named_then_it_decides(environment: dict[str, str], tmp_path: Path) -> None:
     rows = [
         {"prompt": "Is 3 even or odd?", "response": response, "answer": "odd"}

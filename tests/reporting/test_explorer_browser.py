@@ -25,8 +25,6 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from regretless.core.files import write_json
 from regretless.reporting.report import ReportConfig, run
 
-pytestmark = pytest.mark.slow
-
 Browser = webdriver.Chrome
 ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1280,1000"),
