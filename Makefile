@@ -38,7 +38,7 @@ fuzz: $(VENV)/.development
 	REGRETLESS_FUZZ=$(or $(CASES),300) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/test_fuzz.py
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
-	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_vllm.py
+	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_openai_engine_vllm.py
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
 
 # Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tiny_model import save_tiny_model
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -23,3 +30,41 @@ def shared() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model, to be read only; some test files have a `model` of their own."""
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def global_state() -> dict[str, Any]:
+    """What tests of one process share, and a later test may depend on."""
+    # pytest's own; the others are counters and places that libraries set once for the whole process.
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    state = {
+        "os.environ": own,
+        "working directory": str(Path.cwd()),
+        "SIGINT handler": signal.getsignal(signal.SIGINT),
+        "level of logging": logging.getLogger().level,
+    }
+    if (torch := sys.modules.get("torch")) is not None:
+        state |= {"threads of torch": torch.get_num_threads(), "default dtype of torch": torch.get_default_dtype()}
+    if (terminal := sys.modules.get("regretless.core.terminal")) is not None:
+        state["file of the console"] = terminal.console._file
+    return state
+
+
+@pytest.fixture(autouse=True)
+def _no_trace() -> Iterator[None]:
+    """Fail a test that leaves the process changed: the suite gives the same in any order."""
+    before = global_state()
+    yield
+    after = global_state()
+    changed = {name: (value, after[name]) for name, value in before.items() if after[name] != value}
+    if "os.environ" in changed:
+        old, new = changed["os.environ"]
+        changed["os.environ"] = {
+            key: (old.get(key), new.get(key)) for key in old.keys() | new.keys() if old.get(key) != new.get(key)
+        }
+    assert not changed, f"left changed: {changed}"

@@ -143,3 +143,41 @@ def _writes(call: ast.Call, function: ast.Attribute) -> bool:
     modes = [mode.value for mode in call.args[:1] if isinstance(mode, ast.Constant)]
     # The name that `with atomic_path(…) as temporary` gives.
     return function.attr == "open" and modes[:1] in (["w"], ["wb"]) and ast.unparse(function.value) != "temporary"
+
+
+TESTS = Path(__file__).resolve().parent
+OF_NO_MODULE = {
+    "experiments/theory/test_objective_meets_theory.py": "an objective of the package against the theory",
+    "experiments/theory/test_theory_page.py": "docs/theory.md and the scripts that print it",
+    "experiments/theory/test_worked_examples.py": "grid_world.py and two_decisions.py",
+    "objectives/test_objectives_baselines.py": "the published methods together",
+    "objectives/test_objectives_vectors.py": "all objectives, on published values",
+    "test_architecture.py": "all modules",
+    "test_benchmark_scripts.py": "the scripts in benchmarks/",
+    "test_docs.py": "the documentation",
+    "test_file_faults.py": "every command on a full disk",
+    "test_fuzz.py": "every command on bad input",
+    "test_kill_sweep.py": "the program kill_sweep.py",
+    "test_objective_pages.py": "docs/methods",
+    "test_real_data.py": "the path of docs/real_data.md",
+    "test_recipes.py": "the files in recipes/",
+}
+"""Test files that concern no single module, and what they concern."""
+
+
+def test_test_files_when_looked_for_then_they_lie_where_their_module_does() -> None:
+    """`tests/<folder>/test_<module>.py`, with the folder's name before the module's or more behind it where wanted."""
+    wrong = []
+    files = {file.relative_to(TESTS) for file in TESTS.rglob("test_*.py")}
+    for file in sorted(files):
+        folder = file.parent
+        code = TESTS.parent / folder if folder.parts[:1] == ("experiments",) else SOURCE / "regretless" / folder
+        modules_there = {path.stem for path in code.glob("*.py")}
+        stem = file.stem.removeprefix("test_")
+        names = [stem, stem.removeprefix(f"{folder.name}_")]
+        tested = any(name == module or name.startswith(f"{module}_") for name in names for module in modules_there)
+        if tested == (file.as_posix() in OF_NO_MODULE):
+            wrong.append(file.as_posix())
+    assert len(files) > 80
+    assert not wrong, f"no such module, or listed in OF_NO_MODULE for nothing: {', '.join(wrong)}"
+    assert {Path(name) for name in OF_NO_MODULE} <= files

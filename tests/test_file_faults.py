@@ -19,10 +19,9 @@ from flat_pairs import pair_of
 from regretless.cli.app import main
 from regretless.core.errors import DataError, storage_error
 from regretless.core.files import write_jsonl
+from regretless.data.records import read_rows, write_jsonl, write_records
 from regretless.data.rows import read_rows, write_records
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.smoke.tiny_models import smoke_architecture
-from regretless.world.tokenizer import build_tokenizer
+from tiny_model import save_tiny_model
 
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 PAIR = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
@@ -37,12 +36,7 @@ VERBS = ("verify", "pair", "mask", "inspect", "train", "sample", "evaluate", "an
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with a tiny model, pairs and responses."""
     folder = tmp_path_factory.mktemp("inputs")
-    build_tokenizer().save_pretrained(folder / "model")
-    config = ModelConfig(
-        architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder / "model")
-    )
-    load_model(config).save_pretrained(folder / "model")
-    load_tokenizer(config).save_pretrained(folder / "model")
+    save_tiny_model(folder / "model")
     write_jsonl(folder / "pairs.jsonl", [PAIR] * 3)
     write_jsonl(folder / "responses.jsonl", RESPONSES)
     return folder

@@ -32,11 +32,8 @@ from regretless.data.refusals import Refusal
 from regretless.data.responses import read_responses
 from regretless.data.rows import COLUMN_TYPES, read_rows, write_records
 from regretless.data.schema import PairColumns, ResponseColumns
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.smoke.local_judge import serving
-from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.log import FILE
-from regretless.world.tokenizer import build_tokenizer
 
 CASES = int(os.environ.get("REGRETLESS_FUZZ", "0"))
 """Cases of each verb and reader; 0: few, and always the same ones."""
@@ -205,17 +202,6 @@ def counted() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model with random weights and the world's tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    build_tokenizer().save_pretrained(folder)
-    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
-    load_model(config).save_pretrained(folder)
-    load_tokenizer(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz")
 
@@ -366,7 +352,7 @@ def test_train_and_analyze_when_rows_are_bad_then_good_ones_train(place: Path, m
 PROMPTS = [{"prompt": f"{number} {PROMPT}", "prompt_id": f"good-{number}", "answer": "9"} for number in range(4)]
 
 
-@cases(15)
+@cases(12)
 @given(rows=mixed(PROMPTS, bad_row(PROMPTS[0], ["prompt", "prompt_id", "id", "answer"])))
 def test_sample_when_rows_are_bad_then_good_ones_are_answered(place: Path, model: Path, rows: list[Any]) -> None:
     folder = fresh(place)

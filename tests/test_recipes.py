@@ -21,6 +21,8 @@ from regretless.smoke.miniature import smoke_recipe, surroundings
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")
 NAMES = [path.relative_to(PROJECT).as_posix() for path in RECIPES]
+QUICK = {"recipes/math/gemma-2-2b.yaml", "recipes/math-released/qwen3-1.7b.yaml", "recipes/math-released/qwen3-4b.yaml"}
+"""Recipes that run small in less than ten seconds."""
 PAPER_METHODS = ("repo", "repo_det", "dpo", "ipo", "rpo", "kto", "tdpo")
 """The methods whose settings the paper states."""
 
@@ -67,7 +69,10 @@ def test_batch_of_kto_in_the_released_scripts_when_taken_over_then_its_responses
             assert sizes == ([64, 128, 128] if path.stem.startswith("llama") else [32, 64, 128]), path
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=NAMES)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(PROJECT / name, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES],
+)
 def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path, tmp_path: Path) -> None:
     recipe = smoke(path, tmp_path / "run")
     _, asked = run_judged(recipe)
@@ -126,6 +131,7 @@ def test_recipe_with_judges_when_run_small_then_each_is_asked_once_and_a_repeat_
     assert not [name for name, outcome in again.outcomes.items() if outcome.ran]
 
 
+@pytest.mark.slow
 def test_every_method_when_run_small_with_masked_pairs_then_each_trains_and_is_evaluated(tmp_path: Path) -> None:
     path = PROJECT / "recipes" / "math" / "qwen3-1.7b.yaml"
     methods = [name for name in OBJECTIVES if not build(name).token_numbers]  # sampling here records no further numbers

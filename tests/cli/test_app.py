@@ -15,10 +15,8 @@ import pytest
 
 from regretless.cli.app import main
 from regretless.core.files import read_json, write_jsonl
+from regretless.data.records import read_rows, write_jsonl
 from regretless.data.rows import read_rows
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.smoke.tiny_models import smoke_architecture
-from regretless.world.tokenizer import build_tokenizer
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
 VERBS = ("run", *STAGES, "watch", "objectives", "env")
@@ -40,17 +38,6 @@ def regretless(*arguments: object) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a tiny model with random weights and the world's tokenizer."""
-    folder = tmp_path_factory.mktemp("model")
-    build_tokenizer().save_pretrained(folder)
-    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
-    load_model(config).save_pretrained(folder)
-    load_tokenizer(config).save_pretrained(folder)
-    return folder
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -17,20 +17,15 @@ from rich.console import Console
 from regretless.cli.watch import look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_jsonl
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.data.records import write_jsonl
 from regretless.training.log import FILE, TrainingLog, read
-from regretless.world.tokenizer import build_tokenizer
+from tiny_model import save_tiny_model
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A training process, in tmp_path/out, that is on its way: two log lines are written, and most are to come."""
-    build_tokenizer().save_pretrained(tmp_path / "model")
-    architecture = smoke_architecture("qwen3", len(build_tokenizer()))
-    config = ModelConfig(architecture=architecture, tokenizer=str(tmp_path / "model"))
-    load_model(config).save_pretrained(tmp_path / "model")
-    load_tokenizer(config).save_pretrained(tmp_path / "model")
+    save_tiny_model(tmp_path / "model")
     rows = [
         {"prompt": f"Tom has {n} apples.", "chosen": f"{n}+1={n + 1}", "rejected": f"{n}-1={n - 1}"}
         for n in range(1, 9)

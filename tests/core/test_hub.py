@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from regretless.core.hub import may_be_repository
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.smoke.tiny_models import smoke_architecture
-from regretless.world.tokenizer import build_tokenizer
+from tiny_model import save_tiny_model
 
 LOADS = """
 import sys, time
@@ -77,6 +75,7 @@ def silent() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_hub_when_it_says_nothing_then_it_is_asked_once_for_everything(tmp_path: Path) -> None:
     with silent() as (endpoint, taken):
         said = python(LOADS, endpoint, tmp_path)
@@ -92,16 +91,14 @@ def test_hub_when_nothing_listens_then_every_load_says_so_without_trying_again(t
     assert all(line.startswith("refused") and f"{endpoint} cannot be reached" in line for line in said), said
 
 
+@pytest.mark.slow
 def test_model_in_the_cache_when_the_hub_does_not_answer_then_it_is_loaded_from_there(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--owner--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     reference = snapshot.parents[1] / "refs" / "main"
     reference.parent.mkdir()
     reference.write_text("abc")
-    build_tokenizer().save_pretrained(snapshot)
-    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(snapshot))
-    load_model(config).save_pretrained(snapshot)
-    load_tokenizer(config).save_pretrained(snapshot)
+    save_tiny_model(snapshot)
     with silent() as (endpoint, taken):
         said = python(LOADS, endpoint, tmp_path)
         assert said[:2] == ["loaded Qwen2Tokenizer", "loaded Qwen3ForCausalLM"] or said[1] == "loaded Qwen3ForCausalLM"

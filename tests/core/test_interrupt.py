@@ -79,6 +79,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_run_when_interrupted_at_many_moments_then_each_press_ends_it_with_one_line_and_the_last_run_is_whole(
     tmp_path: Path,
 ) -> None:
@@ -113,6 +114,7 @@ def begun(run: Path) -> set[str]:
     return {file.parent.relative_to(run).as_posix() for name in MARKS for file in run.rglob(name)}
 
 
+@pytest.mark.slow
 def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     build_tokenizer().save_pretrained(tmp_path / "tokenizer")
     row = {"chosen": "7+2=9", "rejected": "7-2=5"}

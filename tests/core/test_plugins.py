@@ -14,25 +14,14 @@ from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.training.train import TrainConfig
 from regretless.training.train_config import TrainConfig
-from regretless.world.tokenizer import build_tokenizer
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    build_tokenizer().save_pretrained(folder)
-    config = ModelConfig(architecture=smoke_architecture("qwen3", len(build_tokenizer())), tokenizer=str(folder))
-    load_model(config).save_pretrained(folder)
-    load_tokenizer(config).save_pretrained(folder)
-    return folder
-
-
+@pytest.mark.slow
 def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     regretless: Command, model: Path, tmp_path: Path
 ) -> None:
@@ -53,6 +42,7 @@ def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     assert wrong.returncode == 2 and "hinge" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_verifier_of_a_plugin_when_named_then_it_decides(regretless: Command, tmp_path: Path) -> None:
     rows = [
         {"prompt": "Is 3 even or odd?", "response": response, "answer": "odd"}

@@ -24,9 +24,7 @@ UNPARSED = {
 """Gold answers that math-verify cannot parse: a response matches them by its text, else it is unknown."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "math" else name for name in ROWS]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_benchmark_when_local_then_all_gold_answers_are_accepted_and_the_unparsed_are_known(
     shared: Path, name: str
 ) -> None:

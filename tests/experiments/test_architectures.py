@@ -65,10 +65,7 @@ def assert_right(model: PreTrainedModel) -> None:
         assert float(difference.norm()) <= 1e-5 * largest, name
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [name if name in COMMON else pytest.param(name, marks=pytest.mark.slow) for name in architectures.MODEL_TYPES],
-)
+@pytest.mark.parametrize("model_type", architectures.MODEL_TYPES)
 def test_architecture_when_accepted_then_it_is_right_and_else_the_page_says_why(model_type: str) -> None:
     model, reason = architectures.verdict(model_type)
     if f"transformers {transformers.__version__}" in PAGE:

@@ -57,6 +57,7 @@ def responses_file(path: Path, texts: list[str], answer: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_run_when_workers_hang_die_and_raise_then_only_those_rows_are_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

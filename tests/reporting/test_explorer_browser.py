@@ -26,8 +26,6 @@ from regretless.core.files import write_json
 from regretless.reporting.report import ReportConfig, run
 from regretless.reporting.token_figures import FiguresConfig, full_shade
 
-pytestmark = pytest.mark.slow
-
 Browser = webdriver.Chrome
 ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--window-size=1280,1000"),

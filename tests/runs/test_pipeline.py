@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json, write_jsonl
@@ -54,6 +55,13 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 def test_run_when_repeated_in_a_moved_folder_then_nothing_runs(folder: Path) -> None:
     assert run(small(folder)) == set()
+
+
+def test_threads_of_a_recipe_when_it_has_run_then_the_process_has_its_own_number_again(tmp_path: Path) -> None:
+    values = {"name": "x", "output_dir": str(tmp_path / "run"), "threads": torch.get_num_threads() + 1}
+    world = {"prompts": 3, "test": 2, "policies": {"a": {"demonstrations": 2}}}
+    run_recipe(parse_recipe({**values, "world": world}, "x"))
+    assert torch.get_num_threads() == values["threads"] - 1
 
 
 def test_setting_of_one_method_when_changed_then_the_other_method_stays(folder: Path) -> None:
@@ -153,6 +161,7 @@ def attempt(folder: str) -> None:
     run_recipe(small(Path(folder)))
 
 
+@pytest.mark.slow
 def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_same_result(
     finished: Path, tmp_path: Path
 ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 
 import torch
 import yaml
@@ -33,13 +34,11 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE "
             "per_device_train_batch_size=B`, where B is the number of pairs per step divided by N"
         )
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
     # With several processes this is skipped: they share a folder and start training together.
     if processes() == 1:
         reject("recipe", recipe_problems(recipe, only or None))
     folder = RunFolder(recipe.run_dir)
-    with folder.locked():
+    with _threads(recipe.threads), folder.locked():
         if is_first_process():
             values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir"})
             write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
@@ -50,6 +49,20 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             if section not in (None, {}) and (not only or name in only):
                 do_stage(name, Job(recipe, folder))
     return folder
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """A block that computes with so many threads; None leaves their number as it is."""
+    if count is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def between(recipe: Recipe, first: str | None, last: str | None) -> list[str]:

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from chat_helpers import PART
 
+from chat_helpers import PART
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json

@@ -10,7 +10,7 @@ import pytest
 
 from regretless.objectives import OBJECTIVES
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "methods"
+PAGES = Path(__file__).resolve().parents[1] / "docs" / "methods"
 METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins", "logps/chosen")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from judge_helpers import judge_by, last_digit, write_responses
 
+from judge_helpers import judge_by, last_digit, write_responses
 from regretless.cli.app import main
 from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows

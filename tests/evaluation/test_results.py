@@ -1,0 +1,90 @@
+"""Results of verified responses: one pass, several seeds, several models."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from regretless.core.errors import DataError
+from regretless.core.estimates import paired_difference, wilson
+from regretless.core.files import write_json
+from regretless.data.records import Response, Verdict, write_records
+from regretless.evaluation.results import collect, results_table, summarize
+
+C, W, U = Verdict.CORRECT, Verdict.WRONG, Verdict.UNKNOWN
+
+
+def write_pass(folder: Path, verdicts: list[Verdict | None], ids: list[str] | None = None) -> Path:
+    """Verified responses of one pass and their result.json; unknown ones were cut."""
+    rows = [
+        Response(
+            prompt_id=prompt_id,
+            response_id=f"{prompt_id}-0",
+            prompt="p",
+            response="r",
+            finish_reason="length" if verdict == U else "stop",
+            verdict=verdict,
+            verdict_reason="truncated" if verdict == U else None,
+        )
+        for prompt_id, verdict in zip(ids or map(str, range(len(verdicts))), verdicts, strict=True)
+    ]
+    write_records(folder / "responses.parquet", rows)
+    write_json(folder / "result.json", summarize(folder / "responses.parquet"))
+    return folder / "responses.parquet"
+
+
+def test_summarize_when_some_have_no_verdict_then_they_are_not_correct_but_counted(tmp_path: Path) -> None:
+    found = summarize(write_pass(tmp_path, [C, C, W, U, None]))
+    assert (found["n"], found["correct"], found["cut"]) == (5, 2, 1)
+    assert found["pass_at_1"] == pytest.approx(0.4)
+    assert found["interval"] == pytest.approx(list(wilson(2, 5)))
+    assert found["unknown"] == {"truncated": 1, "not verified": 1}
+    assert found["verdicts"] == {"0": True, "1": True, "2": False, "3": False, "4": False}
+
+
+def test_summarize_when_a_problem_has_several_responses_then_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="one response per problem"):
+        write_pass(tmp_path, [C, W], ids=["same", "same"])
+
+
+def test_collect_when_there_are_models_and_seeds_then_gains_are_paired_and_spreads_are_known(tmp_path: Path) -> None:
+    base, trained = [C, W, W, W, C, W, W, U], [C, C, C, W, W, W, C, C]
+    write_pass(tmp_path / "base" / "gsm8k", base)
+    write_pass(tmp_path / "repo" / "gsm8k", trained)
+    for seed, verdicts in ((41, [C] * 6 + [W] * 2), (42, [C] * 4 + [W] * 4)):
+        write_pass(tmp_path / "repo" / "gsm8k" / f"seed-{seed}", verdicts)
+    write_pass(tmp_path / "base" / "gsm8k" / "seed-41", base)
+    results = collect(tmp_path)
+    first, second = results["rows"]
+    assert (first["label"], first["value"], first["gain"], first["cut"], first["unknown"]) == ("base", 0.25, None, 1, 1)
+    assert (second["label"], second["value"], second["gain"]) == ("repo", 0.625, pytest.approx(0.375))
+    expected = paired_difference([v == C for v in base], [v == C for v in trained]).interval
+    assert (second["gain_low"], second["gain_high"]) == pytest.approx(tuple(expected))
+    one, two = results["seeds"]
+    assert (one["seeds"], one["mean"], one["sd"], one["low"]) == (1, 0.25, None, None)
+    assert (two["seeds"], two["mean"]) == (2, pytest.approx(0.625))
+    assert two["sd"] == pytest.approx(0.1767767)
+    assert two["high"] - two["mean"] == pytest.approx(12.7062 * 0.1767767 / 2**0.5, rel=1e-4)
+    write_json(tmp_path / "results.json", results)  # fails on NaN
+    console = Console(file=io.StringIO(), width=120)
+    console.print(results_table(results))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "62.5 [30.6, 86.3]" in text
+    assert "+37.5" in text
+    assert "repo, 2 seeds" in text
+
+
+def test_collect_when_problems_differ_then_error_names_the_models(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no result\.json"):
+        collect(tmp_path)
+    write_pass(tmp_path / "base" / "gsm8k", [C, W])
+    write_pass(tmp_path / "repo" / "gsm8k", [C, W, W])
+    with pytest.raises(DataError, match="repo and base answered different problems"):
+        collect(tmp_path)
+    write_pass(tmp_path / "repo" / "gsm8k", [C, W])
+    write_pass(tmp_path / "repo" / "gsm8k" / "seed-41", [C])
+    with pytest.raises(DataError, match="seeds of repo answered different problems"):
+        collect(tmp_path)
