@@ -110,6 +110,7 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in read_json(folder / "trainer_state.json")["log_history"] if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_entropies_when_sampled_then_they_are_those_of_the_model_and_every_stage_keeps_them(run: Path) -> None:
     responses, refused = read_responses(run / "sample" / "responses.parquet")
     assert len(responses) == 16 * 12 and not refused
@@ -137,6 +138,7 @@ def test_entropies_when_sampled_then_they_are_those_of_the_model_and_every_stage
         assert left == whole[: len(row["rejected_token_ids"])] and len(whole) - len(left) in (2, 3)
 
 
+@pytest.mark.slow
 def test_entropies_when_trained_on_then_the_objective_reads_those_of_the_file(
     run: Path, regretless: Command, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ def table_of(data: Path, run: Path, objective: Objective, folder: Path, **settin
     return PairDataset(pair_table(data, tokenizer, args, objective, "pairs"), mismatched=False)
 
 
+@pytest.mark.slow
 def test_batch_when_built_then_it_has_the_entropies_of_each_response_cut_as_its_tokens_are(
     run: Path, forking_dpo: type[Objective], tmp_path: Path
 ) -> None:
@@ -191,6 +194,7 @@ def test_batch_when_built_then_it_has_the_entropies_of_each_response_cut_as_its_
     assert cut, "some responses are longer than max_length leaves room for"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [".jsonl", ".parquet"])
 def test_numbers_that_the_data_lacks_when_trained_on_then_the_list_and_its_column_are_named(
     form: str, run: Path, forking_dpo: type[Objective], tmp_path: Path
@@ -250,6 +254,7 @@ def write(file: Path, found: list[dict[str, Any]]) -> Path:
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", BROKEN)
 def test_numbers_that_are_broken_when_read_then_the_row_is_rejected_with_the_place(
     fault: str, run: Path, forking_dpo: type[Objective], tmp_path: Path
@@ -268,6 +273,7 @@ def test_numbers_that_are_broken_when_read_then_the_row_is_rejected_with_the_pla
     assert BROKEN[fault][1] in json.loads(refused)["reason"]
 
 
+@pytest.mark.slow
 def test_numbers_that_only_some_rows_have_when_verified_then_the_others_have_none(run: Path, tmp_path: Path) -> None:
     responses = rows(run / "sample" / "responses.parquet")[:4]
     entropy = responses[0]["token_numbers"]
