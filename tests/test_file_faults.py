@@ -19,7 +19,6 @@ from flat_pairs import pair_of
 from regretless.cli.app import main
 from regretless.core.errors import DataError, storage_error
 from regretless.core.files import write_jsonl
-from regretless.data.records import read_rows, write_jsonl, write_records
 from regretless.data.rows import read_rows, write_records
 from tiny_model import save_tiny_model
 

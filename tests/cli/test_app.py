@@ -15,7 +15,6 @@ import pytest
 
 from regretless.cli.app import main
 from regretless.core.files import read_json, write_jsonl
-from regretless.data.records import read_rows, write_jsonl
 from regretless.data.rows import read_rows
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")

@@ -17,7 +17,6 @@ from rich.console import Console
 from regretless.cli.watch import look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_jsonl
-from regretless.data.records import write_jsonl
 from regretless.training.log import FILE, TrainingLog, read
 from tiny_model import save_tiny_model
 

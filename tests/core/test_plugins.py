@@ -15,7 +15,6 @@ from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.objectives import OBJECTIVES
-from regretless.training.train import TrainConfig
 from regretless.training.train_config import TrainConfig
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -10,6 +10,7 @@
   const LEVELS = 8; // steps of the color scale on each side of zero
   const state = {};
   const responses = []; // of all pairs, in the page's order
+  const scales = new Map(); // values of the full shade, by measure and reference
   let scale = 1;
 
   const make = (tag, className, text) => {
@@ -25,22 +26,35 @@
 
   // --- values -------------------------------------------------------------------------------------------------------
 
+  /** What tokens are shaded by, from log-probabilities of policy, reference and behavior policy, and the weight. */
+  const measures = {
+    reward: (pi, rho) => data.beta * (pi - rho),
+    horizon: (pi, rho, mu, weight) => data.beta * weight * (pi - mu),
+    regret: (pi, rho, mu, weight) => data.beta * (pi - rho) + data.beta * weight * (pi - mu),
+    det: (pi, rho, mu, weight) => data.beta * (pi - rho) + data.beta * weight * pi,
+  };
+  const isKnown = (response, measure) => response.behavior !== null || (measure !== "horizon" && measure !== "regret");
+
   /** Numbers of token i (nats): log-probabilities, weight and terms; null where the behavior policy is unknown. */
-  function termsOf(response, i, policy = state.policy) {
-    const pi = logps(response, policy)[i];
+  function termsOf(response, i) {
+    const pi = logps(response, state.policy)[i];
     const rho = logps(response, state.against)[i];
     const mu = response.behavior && response.behavior[i];
     const weight = response.weights[i];
-    const reward = data.beta * (pi - rho);
-    const horizon = mu === null ? null : data.beta * weight * (pi - mu);
-    const regret = horizon === null ? null : reward + horizon;
-    return { pi, rho, mu, weight, reward, horizon, regret, det: reward + data.beta * weight * pi };
+    const term = (measure) => (isKnown(response, measure) ? measures[measure](pi, rho, mu, weight) : null);
+    const terms = Object.fromEntries(Object.keys(measures).map((measure) => [measure, term(measure)]));
+    return { pi, rho, mu, weight, ...terms };
   }
 
   /** Values of all tokens under the chosen objective, or null where they are unknown. */
   function valuesOf(response, policy = state.policy) {
-    const values = response.tokens.map((_, i) => termsOf(response, i, policy)[state.measure]);
-    return values.includes(null) ? null : values;
+    if (!isKnown(response, state.measure)) return null;
+    const [pi, rho] = [logps(response, policy), logps(response, state.against)];
+    const mu = response.behavior || pi; // not read where it is unknown
+    const value = measures[state.measure];
+    const values = new Float64Array(pi.length);
+    for (let i = 0; i < pi.length; i++) values[i] = value(pi[i], rho[i], mu[i], response.weights[i]);
+    return values;
   }
 
   const rootMeanSquare = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / values.length);
@@ -48,15 +62,21 @@
   /** Value of the full shade, the rule of token_figures.full_shade: 2 × RMS when normalized, else in nats. */
   function fullShade() {
     if (state.scale === "normalized") return 2;
-    const total = responses.reduce((sum, response) => sum + response.tokens.length, 0) * data.models.length;
-    const every = new Float64Array(total);
-    let count = 0;
-    for (const response of responses) {
-      for (const policy of data.models.keys()) {
-        for (const value of valuesOf(response, policy) || []) every[count++] = Math.abs(value);
-      }
+    const key = `${state.measure} ${state.against}`;
+    if (!scales.has(key)) scales.set(key, quantileOfSizes());
+    return scales.get(key);
+  }
+
+  function quantileOfSizes() {
+    const models = [...data.models.keys()];
+    const known = responses.flatMap((response) => models.map((policy) => valuesOf(response, policy))).filter(Boolean);
+    const sizes = new Float64Array(known.reduce((sum, values) => sum + values.length, 0));
+    let start = 0;
+    for (const values of known) {
+      sizes.set(values.map(Math.abs), start);
+      start += values.length;
     }
-    const sizes = every.subarray(0, count).sort();
+    sizes.sort();
     const place = data.shade_quantile * (sizes.length - 1);
     const [below, above] = [sizes[Math.floor(place)], sizes[Math.ceil(place)]];
     return below + (place % 1) * (above - below) || 1;
