@@ -306,7 +306,7 @@ def test_ids_when_the_named_tokenizer_lacks_one_are_refused(tmp_path: Path) -> N
         engine = OpenAIEngine(
             ModelConfig(name_or_path="colors", tokenizer=str(tmp_path)), SamplingParams.parse(params, "s")
         )
-        with pytest.raises(ServerError, match=r"token id beyond the vocabulary \(\d, and the tokenizer .* has 2; name"):
+        with pytest.raises(ServerError, match=r"token id beyond the vocabulary \(\d, and the tokenizer .* has 2; set"):
             engine.generate([engine.encode("one")], 0)
         assert len(server.requests) == 2
 
