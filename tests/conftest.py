@@ -40,8 +40,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def global_state() -> dict[str, Any]:
     """What tests of one process share, and a later test may depend on."""
-    # pytest's own; the others are counters and places that libraries set once for the whole process.
-    own = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # pytest's own name of the test, and what scikit-learn sets once, when it is first imported.
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_"))}
     state = {
         "os.environ": own,
         "working directory": str(Path.cwd()),
