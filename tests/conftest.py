@@ -17,6 +17,12 @@ from tiny_model import save_tiny_model
 PROJECT = Path(__file__).resolve().parents[1]
 
 
+def pytest_configure() -> None:
+    """Let tests press Ctrl-C: a suite that a shell starts in the background would pass on that it is ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Folder of real data that is not part of the project: $REGRETLESS_SHARED, else `shared` beside the project.
