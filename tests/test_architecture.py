@@ -150,6 +150,7 @@ OF_NO_MODULE = {
     "experiments/theory/test_objective_meets_theory.py": "an objective of the package against the theory",
     "experiments/theory/test_theory_page.py": "docs/theory.md and the scripts that print it",
     "experiments/theory/test_worked_examples.py": "grid_world.py and two_decisions.py",
+    "core/test_token_numbers.py": "further numbers per token, from sampling to the loss",
     "objectives/test_objectives_baselines.py": "the published methods together",
     "objectives/test_objectives_vectors.py": "all objectives, on published values",
     "test_architecture.py": "all modules",
@@ -159,6 +160,7 @@ OF_NO_MODULE = {
     "test_fuzz.py": "every command on bad input",
     "test_kill_sweep.py": "the program kill_sweep.py",
     "test_objective_pages.py": "docs/methods",
+    "test_python_page.py": "docs/python.md",
     "test_real_data.py": "the path of docs/real_data.md",
     "test_recipes.py": "the files in recipes/",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -34,9 +35,8 @@ from regretless.core.errors import ConfigError
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
-from regretless.sampling import vllm_engine
 from regretless.sampling.base import Completion, SamplingParams, VllmOptions
-from regretless.sampling.vllm_engine import VllmEngine
+from regretless.sampling.vllm_engine import VllmEngine, check_vllm
 
 WORDS = ["<pad>", "<end>", "<stop>", *(f"w{number}" for number in range(21))]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [3, 3, 4], [20, 5, 6, 20, 21]]
@@ -49,7 +49,18 @@ OPTIONS = {"max_model_len": 128, "engine_args": {"enforce_eager": True}}
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="needs vLLM in this environment: make test-engines"
 )
-os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settings() -> Iterator[None]:
+    """vLLM reads them once, when it is imported; it and its settings stay in the process."""
+    if importlib.util.find_spec("vllm") is None:
+        yield
+        return
+    os.environ |= SETTINGS
+    importlib.import_module("vllm")
+    yield
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +291,7 @@ def test_engine_when_vllm_is_missing_or_of_another_release_says_what_to_install(
 
     versions({})
     with pytest.raises(ConfigError, match=r"vllm is not installed; install regretless\[vllm\]"):
-        vllm_engine._import_vllm()
+        check_vllm()
     versions({"vllm": "0.11.2"})
     with pytest.raises(ConfigError, match=r"vllm 0\.11\.2 is installed, and 0\.32 is supported"):
-        vllm_engine._import_vllm()
+        check_vllm()

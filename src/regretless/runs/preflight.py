@@ -28,6 +28,7 @@ from regretless.modeling.load import ModelConfig, check_architecture
 from regretless.pairing.mask import MaskConfig
 from regretless.reporting.token_figures import FiguresConfig
 from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
+from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.train_config import TrainConfig
 from regretless.world.world import output_names
@@ -255,6 +256,7 @@ def _analyze(findings: Findings, here: Surroundings, key: str, config: AnalyzeCo
 
 
 def _sample(findings: Findings, here: Surroundings, key: str, config: SampleConfig) -> None:
+    findings.under(_join(key, "engine"), ENGINES.find(config.engine).check)
     if config.server is None:
         return
     findings.under(key, config.server.api_key)

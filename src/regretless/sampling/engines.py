@@ -13,7 +13,7 @@ from regretless.modeling.load import ModelConfig, load_tokenizer
 from regretless.sampling.base import Engine, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine, local_tokenizer
 from regretless.sampling.transformers_engine import TransformersEngine
-from regretless.sampling.vllm_engine import VllmEngine
+from regretless.sampling.vllm_engine import VllmEngine, check_vllm
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class EngineKind:
     """The tokenizer that counts a prompt's tokens before sampling; None if only a server has it."""
     takes_server: bool = False
     """True if it uses the server in the setting `server`, which is then required."""
+    check: Callable[[], None] = lambda: None
+    """Raises ConfigError if the engine cannot run on this machine: asked before a recipe's first stage."""
     takes_vllm: bool = False
     """True if it follows the settings of vLLM in `vllm`."""
 
@@ -34,7 +36,7 @@ ENGINES: Registry[EngineKind] = Registry(
     "engines",
     {
         "transformers": EngineKind(TransformersEngine),
-        "vllm": EngineKind(VllmEngine, takes_vllm=True),
+        "vllm": EngineKind(VllmEngine, check=check_vllm, takes_vllm=True),
         "openai": EngineKind(OpenAIEngine, tokenizer=local_tokenizer, takes_server=True),
     },
     lambda _, part: None if isinstance(part, EngineKind) else f"expected an EngineKind, got {part!r}",

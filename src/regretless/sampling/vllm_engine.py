@@ -163,23 +163,27 @@ class VllmEngine:
         )
 
 
-def _import_vllm() -> Any:
-    """The module `vllm`. Raises ConfigError when it is missing, or of a release that was not tested."""
+def check_vllm() -> None:
+    """Raise ConfigError if vLLM is missing, or of a release that was not tested; without the import, which is slow."""
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             version = metadata.version(package)
             break
     else:
         raise ConfigError(
-            "engine: vllm is not installed; install regretless[vllm], or serve the model elsewhere and choose the "
-            "engine openai"
+            "vllm is not installed; install regretless[vllm], or serve the model elsewhere and choose the engine openai"
         )
     wanted = ".".join(map(str, SUPPORTED))
     if tuple(map(int, version.split(".")[:2])) != SUPPORTED:
         raise ConfigError(
-            f"engine: vllm {version} is installed, and {wanted} is supported; install regretless[vllm], or serve the "
+            f"vllm {version} is installed, and {wanted} is supported; install regretless[vllm], or serve the "
             "model with `vllm serve` and choose the engine openai"
         )
+
+
+def _import_vllm() -> Any:
+    """The module `vllm`. Raises ConfigError as `check_vllm` does."""
+    check_vllm()
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     return importlib.import_module("vllm")
