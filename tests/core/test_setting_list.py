@@ -18,7 +18,7 @@ from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
 from regretless.core.stages import STAGES
 from regretless.runs.recipe import Recipe
-from regretless.training.train import UNUSED
+from regretless.training.train_config import UNUSED
 
 
 class Inner(Section):

@@ -11,7 +11,8 @@ from rich.console import Console
 from regretless.core.errors import DataError
 from regretless.core.estimates import paired_difference, wilson
 from regretless.core.files import write_json
-from regretless.data.records import Response, Verdict, write_records
+from regretless.data.records import Response, Verdict
+from regretless.data.rows import write_records
 from regretless.evaluation.results import collect, results_table, summarize
 
 C, W, U = Verdict.CORRECT, Verdict.WRONG, Verdict.UNKNOWN
