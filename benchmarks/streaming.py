@@ -38,7 +38,7 @@ from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import build_batch
 from regretless.training.data import PairDataset, StepLoader, StepSampler
 from regretless.training.packing import pack_rows
-from regretless.training.reading import pair_table
+from regretless.training.pair_reading import pair_table
 from regretless.training.reference import ReferenceLogps
 
 WORDS = 1000

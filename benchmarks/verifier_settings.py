@@ -16,7 +16,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from regretless.data.records import Verdict
-from regretless.labeling.check import Verifier
+from regretless.labeling.base import Verifier
 from regretless.labeling.verifiers import VERIFIERS
 
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")

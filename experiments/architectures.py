@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from regretless.core.errors import ConfigError
-from regretless.modeling.check import check_grouped
+from regretless.modeling.model_check import check_grouped
 
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 """Model types with a causal language model in transformers."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from trials import BASE, World, arguments, markdown, mean_and_interval, spread
 
-from regretless.core.estimates import over_seeds
 from regretless.core.files import read_json
+from regretless.core.intervals import over_seeds
 from regretless.core.stage_folder import MANIFEST
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regretless.core.estimates import over_seeds
 from regretless.core.files import fingerprint, read_json, write_jsonl, write_text
+from regretless.core.intervals import over_seeds
 from regretless.core.run_folder import BASE, RunFolder
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.terminal import never_fail_to_print

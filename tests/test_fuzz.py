@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from regretless.cli.app import main
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import write_jsonl
-from regretless.core.text_gate import one_line
+from regretless.core.text_cleaning import one_line
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
-from regretless.data.refusals import Refusal
+from regretless.data.rejected_rows import Refusal
 from regretless.data.responses import read_responses
 from regretless.data.rows import COLUMN_TYPES, read_rows, write_records
 from regretless.data.schema import PairColumns, ResponseColumns

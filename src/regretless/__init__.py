@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regretless.data.preferences import parse_pairs, read_pairs
     from regretless.data.prompts import PromptSource
     from regretless.data.records import Pair, Response, Side, Verdict
-    from regretless.data.refusals import Refusal
+    from regretless.data.rejected_rows import Refusal
     from regretless.data.responses import read_responses
     from regretless.data.rows import write_records
     from regretless.modeling.load import ModelConfig
@@ -73,7 +73,7 @@ _HOMES = {
     "data.preferences": ("parse_pairs", "read_pairs"),
     "data.prompts": ("PromptSource",),
     "data.records": ("Pair", "Response", "Side", "Verdict"),
-    "data.refusals": ("Refusal",),
+    "data.rejected_rows": ("Refusal",),
     "data.responses": ("read_responses",),
     "data.rows": ("write_records",),
     "modeling.load": ("ModelConfig",),

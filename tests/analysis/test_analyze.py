@@ -18,13 +18,13 @@ from regretless.analysis.calibration import calibration
 from regretless.analysis.drift import evenly, logged
 from regretless.analysis.gradients import gradient_places, tenths
 from regretless.analysis.lengths import response_lengths
-from regretless.core.estimates import mean_by_prompt
 from regretless.core.files import read_json, write_json, write_jsonl
+from regretless.core.intervals import mean_by_prompt
 from regretless.data.records import Response
 from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.modeling.trained import Trained
+from regretless.modeling.training_folder import Trained
 from regretless.objectives import build
 from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from regretless.core.terminal import bar, terminal
-from regretless.data.refusals import Refusal
+from regretless.data.rejected_rows import Refusal
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 NASTY = "\x1b]0;title\x07\x1b[2J\x9b31m\r[red]x[/red][/nothing]\u202e\udcff"

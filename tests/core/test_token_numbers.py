@@ -29,8 +29,8 @@ from regretless.objectives import OBJECTIVES, Logps, Objective, build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import build_batch
 from regretless.training.data import PairDataset
+from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
-from regretless.training.reading import pair_table
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 TEMPERATURE = 0.9

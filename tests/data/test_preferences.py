@@ -13,7 +13,7 @@ from flat_pairs import pair_of
 from regretless.core.errors import DataError
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.records import Pair
-from regretless.data.refusals import check_some_left
+from regretless.data.rejected_rows import check_some_left
 from regretless.data.rows import write_records
 
 QUESTION = [{"role": "user", "content": "2+2?"}]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_helpers import aspect_of, blocks, judge_by, last_digit, settings, texts_of, write_responses
 
+from judge_helpers import aspect_of, blocks, judge_by, last_digit, settings, texts_of, write_responses
 from regretless.core.errors import BudgetError, ConfigError, DataError, ServerError
 from regretless.data.prompts import TEMPLATES
 from regretless.data.records import Response, Verdict

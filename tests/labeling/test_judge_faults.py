@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from judge_helpers import TEXT, judge_by, last_digit, settings, texts_of, write_responses
 
+from judge_helpers import TEXT, judge_by, last_digit, settings, texts_of, write_responses
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.data.responses import read_responses
 from regretless.labeling.judge import JudgeConfig, run

@@ -12,7 +12,7 @@ import pytest
 
 from regretless.data.records import Verdict
 from regretless.labeling import math_verifier as math
-from regretless.labeling.check import processor_limit
+from regretless.labeling.base import processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response
 from regretless.labeling.math_verifier import check, check_by_algebra, quick_check
 

@@ -19,10 +19,10 @@ from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling import verify as stage
-from regretless.labeling.check import Check, Verifier
-from regretless.labeling.pool import Pool
+from regretless.labeling.base import Check, Verifier
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.verify import VerifyConfig, run
+from regretless.labeling.worker_pool import Pool
 
 
 def fragile(response: str, answer: str) -> Check:

@@ -64,7 +64,7 @@ def test_block_mask_when_rows_are_random_then_it_is_the_rule(segments: list[Segm
         assert torch.equal(listed == 1, blocks.any((2, 3)) & ~blocks.all(3).all(2))
 
 
-def test_flex_attention_when_it_would_be_silently_wrong_then_it_refuses() -> None:
+def test_flex_when_it_would_be_silently_wrong_then_it_refuses() -> None:
     states = torch.zeros(1, 1, BLOCK, 16)
     with pytest.raises(ValueError, match="without `row_mask`"):
         flex_grouped_attention(torch.nn.Identity(), states, states, states, None)

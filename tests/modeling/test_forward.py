@@ -12,9 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from regretless.core.errors import ConfigError
 from regretless.modeling import token_logps
 from regretless.modeling.attention import grouped_attention
-from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import grouped, reference_head, response_scores
 from regretless.modeling.layout import Placement, Segment, lay_out, token_count
+from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.token_logps import Head, ReferenceHead, token_scores
 
@@ -112,7 +112,7 @@ def test_grouped_pass_when_compared_with_plain_calls_then_values_and_gradients_a
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("model_type", EXTRAS)
-def test_flex_attention_when_compared_with_plain_calls_then_values_agree(model_type: str) -> None:
+def test_flex_when_compared_with_plain_calls_then_values_agree(model_type: str) -> None:
     # On a CPU, FlexAttention has no backward pass; benchmarks/gpu.py compares gradients on a GPU.
     model = tiny(model_type).float()
     layout, places = lay_out(ITEMS)

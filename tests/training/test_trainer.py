@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
-from regretless.modeling.trained import last_complete_checkpoint
+from regretless.modeling.training_folder import last_complete_checkpoint
 from regretless.objectives import OBJECTIVES, Logps, build
 from regretless.training.data import PairDataset
 from regretless.training.trainer import PreferenceTrainer

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
-from regretless.modeling import check
+from regretless.modeling import model_check
 
 
 def trainer_of(model: PreTrainedModel, tokenizer: Any, pairs: Any, folder: Path, **more: Any) -> PreferenceTrainer:
@@ -54,9 +54,9 @@ def test_training_when_it_begins_then_the_model_has_passed_once_in_the_precision
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[bool] = []
-    run = check._Check.run
+    run = model_check._Check.run
     monkeypatch.setattr(
-        check._Check, "run", lambda self: (runs.append(torch.is_autocast_enabled(self.device.type)), run(self))[1]
+        model_check._Check, "run", lambda self: (runs.append(torch.is_autocast_enabled(self.device.type)), run(self))[1]
     )
     model = make_model()
     trainer = trainer_of(model, tokenizer, pairs, tmp_path, objective="kto", bf16=bf16, use_cpu=True, max_steps=2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regretless.data.records import Verdict
-from regretless.labeling.check import Check, Verifier
+from regretless.labeling.base import Check, Verifier
 from regretless.objectives import Logps, Objective, Output
 from regretless.objectives.base import Positive, margins
 

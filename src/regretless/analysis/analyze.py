@@ -23,11 +23,11 @@ from regretless.core.terminal import console
 from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair
-from regretless.data.refusals import check_some_left
+from regretless.data.rejected_rows import check_some_left
 from regretless.data.rows import read_rows
 from regretless.data.tokenization import tokenize_pairs
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
-from regretless.modeling.trained import PAIR_SCORES, Trained, complete_checkpoints, trained_model
+from regretless.modeling.training_folder import PAIR_SCORES, Trained, complete_checkpoints, trained_model
 from regretless.objectives import build
 
 Responses = Mapping[str, Mapping[str, Path]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from regretless.core.estimates import mean_by_prompt, wilson
+from regretless.core.intervals import mean_by_prompt, wilson
 
 BINS = 10
 OBSERVED = (

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from regretless.analysis.first_step import PAIRS_AT_ONCE, Reference, at_reference, usable
-from regretless.core.estimates import mean_by_prompt
+from regretless.core.intervals import mean_by_prompt
 from regretless.data.records import SIDES
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids

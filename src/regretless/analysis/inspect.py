@@ -20,7 +20,7 @@ from regretless.core.terminal import console
 from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair
-from regretless.data.refusals import Refusal, check_some_left, report_refusals
+from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from regretless.core.estimates import mean_by_prompt
+from regretless.core.intervals import mean_by_prompt
 from regretless.core.run_folder import BASE
 
 

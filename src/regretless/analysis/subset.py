@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regretless.core.estimates import mean_by_prompt
+from regretless.core.intervals import mean_by_prompt
 from regretless.data.records import SIDES, SideName
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Item

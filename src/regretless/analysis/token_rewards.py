@@ -19,7 +19,7 @@ from regretless.core.settings import Section
 from regretless.data.codec import Tokenizer
 from regretless.data.preferences import read_pairs
 from regretless.data.records import SIDES, Pair
-from regretless.data.refusals import Refusal, check_some_left
+from regretless.data.rejected_rows import Refusal, check_some_left
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer

@@ -15,7 +15,7 @@ from regretless.core import interrupt
 from regretless.core.errors import RegretlessError, storage_error
 from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
-from regretless.core.text_gate import printable
+from regretless.core.text_cleaning import printable
 
 app = typer.Typer(
     help="Regret-based preference optimization (RePO) for language models: from prompts to a better model.",

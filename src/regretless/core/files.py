@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from regretless.core.errors import DataError
-from regretless.core.text_gate import clean_text, json_value
+from regretless.core.text_cleaning import clean_text, json_value
 
 
 @contextlib.contextmanager

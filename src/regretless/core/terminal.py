@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.text import Text
 
-from regretless.core.text_gate import printable
+from regretless.core.text_cleaning import printable
 
 
 class _Terminal(Console):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regretless.core.text_gate import clean_text
+from regretless.core.text_cleaning import clean_text
 from regretless.data.records import PER_TOKEN, SIDES, Message, Side, SideName, Text
 from regretless.data.schema import (
     Columns,

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from regretless.core.text_gate import clean_row
+from regretless.core.text_cleaning import clean_row
 from regretless.data.preference_columns import (
     EQUAL,
     Keys,
@@ -18,7 +18,7 @@ from regretless.data.preference_columns import (
     read_texts,
 )
 from regretless.data.records import Pair, Side, SideName, Text, text_key
-from regretless.data.refusals import Refusal, of_one_kind, other_kind
+from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PAIR, Unusable
 from regretless.data.sources import open_source

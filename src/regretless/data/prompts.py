@@ -15,7 +15,7 @@ from regretless.core.errors import DataError
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section
 from regretless.data.records import Message, Text, text_key
-from regretless.data.refusals import Refusal, of_one_kind, other_kind
+from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PROMPT, Unusable, message_text, read_gold
 from regretless.data.sources import open_source

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regretless.data.records import Response, Text, Verdict, text_key
-from regretless.data.refusals import Refusal, of_one_kind, other_kind
+from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import (
     RESPONSE,

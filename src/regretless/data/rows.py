@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
 from regretless.core.files import atomic_path, write_jsonl
-from regretless.core.text_gate import MAX_DEPTH, MOST_DIGITS, clean_value, is_too_deep
+from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_value, is_too_deep
 from regretless.data.records import SIDES, Pair, Response, Side
-from regretless.data.refusals import Refusal
+from regretless.data.rejected_rows import Refusal
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from regretless.core.text_gate import json_value
+from regretless.core.text_cleaning import json_value
 
 POSITIVE_TOLERANCE = 1e-3
 """Engines that compute in half precision report log-probabilities slightly above 0 for certain tokens."""

@@ -10,7 +10,7 @@ from typing import Literal
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Tokenizer, codec_of
 from regretless.data.records import Pair, Side, SideName, Text
-from regretless.data.refusals import Refusal
+from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
 from regretless.modeling.layout import Ids

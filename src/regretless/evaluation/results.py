@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 from rich.table import Table
 
 from regretless.core.errors import DataError
-from regretless.core.estimates import known, over_seeds, paired_difference, wilson
 from regretless.core.files import read_json
+from regretless.core.intervals import known, over_seeds, paired_difference, wilson
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section
 from regretless.core.yaml_settings import merge

@@ -116,7 +116,7 @@ class Template:
     def __init__(self, name: str, path: str | None) -> None:
         self.where = path or f"{name}.jinja"
         try:
-            packaged = resources.files("regretless.labeling").joinpath(f"templates/{name}.jinja")
+            packaged = resources.files("regretless.labeling").joinpath(f"rubrics/{name}.jinja")
             source = packaged.read_text("utf-8") if path is None else Path(path).expanduser().read_text("utf-8")
             # Sandboxed, because a template may come with somebody else's recipe. Nothing is escaped: this is not HTML.
             environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)

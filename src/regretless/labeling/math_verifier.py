@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from regretless.data.records import Verdict
-from regretless.labeling.check import Check, processor_limit
+from regretless.labeling.base import Check, processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response, answers_in_response, is_prose
 from regretless.labeling.forms import TEXT_COMMAND, read_choice, read_group, stated_values
 from regretless.labeling.numerals import APPROXIMATION, clean, equal_numbers, read_number, without_unit
@@ -46,7 +46,7 @@ def check(response: str, answer: str) -> Check:
 
     Unknown: the gold answer is empty or cannot be parsed, or the comparison failed or took longer than
     `ALGEBRA_SECONDS`. That limit applies between two operations of Python: one power of huge integers is not limited
-    here. The verify stage runs checks in processes that can be killed (`regretless.labeling.pool.Pool`).
+    here. The verify stage runs checks in processes that can be killed (`regretless.labeling.worker_pool.Pool`).
     """
     return quick_check(response, answer) or check_by_algebra(response, answer)
 

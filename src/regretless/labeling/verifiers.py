@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regretless.core.plugins import Registry
 from regretless.labeling import math_verifier
-from regretless.labeling.check import Verifier
+from regretless.labeling.base import Verifier
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifiers",

@@ -17,15 +17,15 @@ from regretless.core.errors import DataError
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.settings import Section
 from regretless.core.terminal import bar
-from regretless.core.text_gate import without_nan
+from regretless.core.text_cleaning import without_nan
 from regretless.data.records import Response, Verdict
-from regretless.data.refusals import Refusal, check_some_left, report_refusals
+from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
 from regretless.data.schema import Unusable, found, given_numbers
-from regretless.labeling.check import Check, Verifier
-from regretless.labeling.pool import Pool
+from regretless.labeling.base import Check, Verifier
 from regretless.labeling.verifiers import VERIFIERS
+from regretless.labeling.worker_pool import Pool
 
 NAMES = ("answer", "prompt_id", "response_id")
 RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))

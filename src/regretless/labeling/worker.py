@@ -1,4 +1,4 @@
-"""Process that runs one verifier for `regretless.labeling.pool`: JSON rows in, JSON outcomes out, one line each.
+"""Process that runs one verifier for `regretless.labeling.worker_pool`: JSON rows in, JSON outcomes out, one line each.
 
 `python -m regretless.labeling.worker MODULE FUNCTION SECONDS` imports the function, calls `warm_up()` of its module if
 it exists, reports that it is ready, and answers until its input ends. It is a separate module, without fork or pickle:

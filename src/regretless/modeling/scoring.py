@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regretless.core.terminal import bar
-from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import Ids, Item, lay_out, token_count
+from regretless.modeling.model_check import check_grouped
 
 
 def score_responses(

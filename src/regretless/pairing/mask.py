@@ -22,7 +22,7 @@ from regretless.data.codec import Codec, codec_of
 from regretless.data.preference_columns import response_text
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.records import Pair, Text
-from regretless.data.refusals import check_some_left, report_refusals
+from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig, load_tokenizer
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from regretless.core.errors import DataError
 from regretless.core.settings import Section
 from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict
-from regretless.data.refusals import Refusal, check_some_left, report_refusals
+from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem

@@ -14,11 +14,11 @@ from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, reso
 from regretless.core.stage_folder import MANIFEST
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
-from regretless.data.refusals import check_some_left, report_refusals
+from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
 from regretless.labeling import judge, verify
 from regretless.modeling.load import ModelConfig
-from regretless.modeling.trained import PAIR_SCORES, Trained, read_trained, trained_model
+from regretless.modeling.training_folder import PAIR_SCORES, Trained, read_trained, trained_model
 from regretless.pairing import mask, pair
 from regretless.reporting import report
 from regretless.runs.evaluate import evaluate_models

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.prompts import PromptRow, PromptSource, read_prompts
-from regretless.data.refusals import Refusal, check_some_left, report_refusals
+from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams

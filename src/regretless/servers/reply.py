@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticUseDefault
 
-from regretless.core.text_gate import clean_text, one_line
+from regretless.core.text_cleaning import clean_text, one_line
 from regretless.data.schema import POSITIVE_TOLERANCE, Id, Logp, logps_problem
 
 Endpoint = Literal["chat", "completions"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import tenacity
 
 from regretless.core.errors import ServerError
-from regretless.core.text_gate import one_line
+from regretless.core.text_cleaning import one_line
 from regretless.servers.limits import Budget, Pace, Spending
 from regretless.servers.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
 from regretless.servers.server_settings import HIDDEN, ServerConfig

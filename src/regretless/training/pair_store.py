@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from regretless.core.files import atomic_path
-from regretless.core.text_gate import clean_text
+from regretless.core.text_cleaning import clean_text
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids
 

@@ -15,12 +15,12 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from regretless.core.files import write_jsonl
 from regretless.core.terminal import bar
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.modeling.trained import last_complete_checkpoint
+from regretless.modeling.training_folder import last_complete_checkpoint
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
+from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
-from regretless.training.reading import pair_table
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 

@@ -27,11 +27,11 @@ from regretless.core.files import read_json
 from regretless.core.hub import one_attempt
 from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
-from regretless.modeling.check import check_grouped
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import Item, token_count
+from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import fill_rows, score_responses
-from regretless.modeling.trained import STATE, complete_checkpoints, last_complete_checkpoint
+from regretless.modeling.training_folder import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
@@ -41,8 +41,8 @@ from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
+from regretless.training.pair_reading import pair_table
 from regretless.training.precision import fit_trained_weights, match_reference
-from regretless.training.reading import pair_table
 from regretless.training.reference import ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_helpers import parts_of, respond, server
 
+from chat_helpers import parts_of, respond, server
 from regretless.core.errors import ConfigError, DataError, ServerError
 from regretless.core.files import read_json
 from regretless.data.prompts import PromptRow

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_helpers import code_of, parts_of, respond, server
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
+from chat_helpers import code_of, parts_of, respond, server
 from regretless.core.errors import BudgetError, ConfigError, DataError
 from regretless.core.files import read_json
 from regretless.data.prompts import PromptRow

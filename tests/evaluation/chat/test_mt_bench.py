@@ -11,10 +11,10 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from chat_helpers import code_of, parts_of, respond, server
 from pydantic import TypeAdapter
 from rich.console import Console
 
+from chat_helpers import code_of, parts_of, respond, server
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json
 from regretless.data.prompts import PromptRow

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.estimates import Sums, ratio
+from regretless.core.intervals import Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import text_key
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from regretless.core.errors import DataError
-from regretless.core.estimates import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
+from regretless.core.intervals import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from regretless.core.errors import DataError
-from regretless.core.estimates import difference
 from regretless.core.files import read_json, write_json, write_jsonl
+from regretless.core.intervals import difference
 from regretless.core.run_folder import BASE
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench

@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 from regretless.core.errors import DataError
-from regretless.core.estimates import Array, Estimate, from_samples, known, resamples
+from regretless.core.intervals import Array, Estimate, from_samples, known, resamples
 
 GAMED_WEIGHT = 0.1
 """Weight of a row of the gamed baselines: lambda = 0.2, shared by both."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.estimates import Sums, ratio
+from regretless.core.intervals import Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig

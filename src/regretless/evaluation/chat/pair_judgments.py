@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regretless.core.estimates import ratio
+from regretless.core.intervals import ratio
 from regretless.evaluation.chat.files import read_table
 from regretless.evaluation.chat.judging import counted
 from regretless.evaluation.chat.verdicts import THREE_WAY, parse_label

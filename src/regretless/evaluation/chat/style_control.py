@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from regretless.core.estimates import Array, Estimate, from_samples, resamples
+from regretless.core.intervals import Array, Estimate, from_samples, resamples
 
 CODE = re.compile(r"```([^`]*)```")
 """Counts as code: text between two fences, without a backtick inside."""

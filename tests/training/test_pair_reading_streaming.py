@@ -23,7 +23,7 @@ from regretless.data.rows import read_rows, write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows
-from regretless.training import reading
+from regretless.training import pair_reading
 from regretless.training.data import Groups, PairDataset, StepSampler
 from regretless.training.packing import pack_rows
 from regretless.training.pair_store import PairTable
@@ -86,7 +86,7 @@ def test_file_when_resumed_in_mid_epoch_then_weights_are_those_of_rows_in_memory
         return original(self, number)
 
     monkeypatch.setattr(PairTable, "__getitem__", counting)
-    monkeypatch.setattr(reading, "tokenize_pairs", None)
+    monkeypatch.setattr(pair_reading, "tokenize_pairs", None)
     resumed = make_trainer(**options)
     weights = trained(resumed, resume_from_checkpoint=True)
     sampler = StepSampler(resumed.train_dataset, 5, seed=resumed.args.seed, grouped=True)
@@ -129,13 +129,13 @@ def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again
     file: Path, make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    original = reading.tokenize_pairs
+    original = pair_reading.tokenize_pairs
 
     def counting(*args: Any, **options: Any) -> Any:
         made.append("chunk")
         return original(*args, **options)
 
-    monkeypatch.setattr(reading, "tokenize_pairs", counting)
+    monkeypatch.setattr(pair_reading, "tokenize_pairs", counting)
 
     def makes(**options: Any) -> bool:
         made.clear()

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from regretless.core.errors import DataError
 from regretless.core.files import write_jsonl
 from regretless.core.terminal import console
-from regretless.core.text_gate import one_line
+from regretless.core.text_cleaning import one_line
 from regretless.data.records import Text
 
 T = TypeVar("T")

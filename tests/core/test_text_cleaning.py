@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regretless.core.text_gate import MAX_DEPTH, clean_text, is_too_deep, json_value, one_line, printable
+from regretless.core.text_cleaning import MAX_DEPTH, clean_text, is_too_deep, json_value, one_line, printable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()) | st.sampled_from("\ud800\udfff\ud83d\ude00\x00\x1b\u202e"))
 ANY_VALUE: st.SearchStrategy[Any] = st.recursive(

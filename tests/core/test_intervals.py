@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from regretless.core.estimates import PairedDifference, over_seeds, paired_difference, t_interval, wilson
+from regretless.core.intervals import PairedDifference, over_seeds, paired_difference, t_interval, wilson
 
 
 def test_t_interval_when_given_the_papers_gsm8k_row_then_it_is_the_papers() -> None:

@@ -18,7 +18,7 @@ from typing import IO, Self
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.data.records import Verdict
-from regretless.labeling.check import Check
+from regretless.labeling.base import Check
 from regretless.labeling.worker import WAITING
 
 CheckFunction = Callable[[str, str], Check]

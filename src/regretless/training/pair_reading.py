@@ -20,7 +20,7 @@ from regretless.core.terminal import bar
 from regretless.core.versions import versions
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.records import Pair
-from regretless.data.refusals import REPORTED, Refusal, check_some_left, say_refusals
+from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import open_source
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import attention, check, flex
-from regretless.modeling.check import check_grouped
+from regretless.modeling import attention, flex, model_check
 from regretless.modeling.forward import grouped
+from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import score_responses
 
 SIZES = {
@@ -221,7 +221,7 @@ def test_check_when_the_row_is_padded_as_on_a_gpu_then_it_passes_and_a_leak_is_r
         return attend(query, key, value, sees, scale=options["scale"], enable_gqa=options["enable_gqa"])
 
     monkeypatch.setattr(flex, "_flex", lambda device: dense)
-    monkeypatch.setattr(check, "grouped", functools.partial(grouped, flex_attention=True))
+    monkeypatch.setattr(model_check, "grouped", functools.partial(grouped, flex_attention=True))
     leaks = False
     check_grouped(tiny("mistral", sliding_window=window))
     leaks = True
@@ -233,6 +233,6 @@ def test_check_when_memory_runs_out_then_the_model_is_not_blamed(monkeypatch: py
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr(check, "response_scores", full)
+    monkeypatch.setattr(model_check, "response_scores", full)
     with pytest.raises(torch.OutOfMemoryError):
         check_grouped(tiny("qwen3"))
