@@ -245,28 +245,32 @@ def test_stage_when_killed_and_taken_up_again_keeps_the_responses_that_exist(che
         **{"n": 8, "batch_size": 8, "max_new_tokens": 60},
     }
     code = (
-        "import json, sys, pathlib\n"
+        "import itertools, json, os, pathlib, signal, sys\n"
+        "from regretless.sampling import job\n"
         "from regretless.sampling.sample import SampleConfig, run\n"
+        "written, write, last = itertools.count(1), job.write_records, int(sys.argv[3])\n"
+        "def write_and_die(*arguments):\n"
+        "    write(*arguments)\n"
+        "    if next(written) == last:\n"
+        "        os.killpg(0, signal.SIGKILL)\n"  # vLLM's own processes too
         "if __name__ == '__main__':\n"
+        "    job.write_records = write_and_die\n"
         "    run(SampleConfig.parse(json.loads(sys.argv[1]), 'sample'), pathlib.Path(sys.argv[2]))\n"
     )
     (tmp_path / "stage.py").write_text(code)
 
-    def start(output: Path) -> subprocess.Popen[bytes]:
+    def start(output: Path, last: int = 0) -> subprocess.Popen[bytes]:
+        """The stage in a process of its own, which is killed after its `last` part (0: never)."""
         output.mkdir(exist_ok=True)
-        command = [sys.executable, str(tmp_path / "stage.py"), json.dumps(settings), str(output)]
+        command = [sys.executable, str(tmp_path / "stage.py"), json.dumps(settings), str(output), str(last)]
         return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
 
     whole = tmp_path / "whole"
     assert start(whole).wait() == 0
     output = tmp_path / "killed"
-    process = start(output)
-    while not list(output.rglob("*.parquet")) and process.poll() is None:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    assert start(output, last=5).wait() == -signal.SIGKILL
     parts = {file.name: file.read_bytes() for file in output.rglob("responses.parts/*.parquet")}
-    assert 0 < len(parts) < 12
+    assert len(parts) == 5
     process = start(output)
     while process.poll() is None:
         for name, content in parts.items():
