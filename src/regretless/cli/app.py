@@ -92,6 +92,10 @@ def run(
         ),
     ] = False,
     output_dir: Annotated[Path | None, typer.Option(help="Run folder; overrides the recipe's.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
+    ] = None,
     first: Annotated[
         str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones do not run.")
     ] = None,
@@ -100,7 +104,7 @@ def run(
     """Run all stages of a recipe. Finished, unchanged stages are skipped; an interrupted run resumes."""
     from regretless.cli import verbs
 
-    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, first=first, last=last)
+    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, cluster=cluster, first=first, last=last)
 
 
 def _add_stage(stage: Stage) -> None:

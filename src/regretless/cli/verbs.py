@@ -38,10 +38,13 @@ def run(
     *,
     smoke: bool,
     output_dir: Path | None,
+    cluster: str | None = None,
     first: str | None = None,
     last: str | None = None,
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
+    if cluster is not None:
+        overrides = [*overrides, f"cluster.address={cluster}"]
     recipe = load_recipe(path, overrides, None if smoke else recipe_problems)
     if smoke:
         recipe = smoke_recipe(recipe)

@@ -10,7 +10,7 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -176,6 +176,21 @@ class Outcome:
     ran: bool
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A unit of work: the name of its folder, and what its result depends on."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """JSON values, with `{run}` for the run folder; files that they name count by their content, like `inputs`."""
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    label: str = ""
+    """Its name in messages; by default that of its folder."""
+
+    def __str__(self) -> str:
+        return self.label or self.name
+
+
 @dataclass
 class RunFolder:
     """A folder of units. Use it inside `locked()`: two concurrent runs would damage each other's work."""
@@ -204,26 +219,47 @@ class RunFolder:
         inputs: Mapping[str, Path] | None = None,
         label: str | None = None,
     ) -> Outcome:
-        """Run `work` on the folder `name` unless it is finished with the same settings and inputs.
+        """Run `work` on the folder `name` unless it is finished with the same settings and inputs (`Unit`).
 
-        settings: JSON values, with `{run}` for this folder; files that they name count by their content, like `inputs`.
-        label: name of the work in messages; default: its folder's name.
         Raises what `work` raises, and DataError if an input is missing.
         """
-        label = label or name
-        paths = {**named_paths(settings, self.path), **(inputs or {})}
+        unit = Unit(name, settings, inputs or {}, label or "")
+        return self.do_together([unit], lambda todo: [work(path) for path in todo.values()])[0]
+
+    def do_together(
+        self, units: Sequence[Unit], work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]
+    ) -> list[Outcome]:
+        """Run `work` once on all units that are not finished, as {name: folder}; it returns their summaries.
+
+        A manifest's seconds are an equal share of the work's. Otherwise like `do`.
+        """
+        folders = {unit.name: StageFolder(self.path / unit.name, self._key(unit)) for unit in units}
+        todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
+        for name in todo:
+            _prepare(folders[name])
+        started = time.monotonic()
+        try:
+            summaries = work({name: folders[name].path for name in todo}) if todo else []
+        except RegretlessError as error:
+            raise type(error)(f"{', '.join(map(str, todo.values()))}: {error}") from error
+        seconds = (time.monotonic() - started) / max(1, len(todo))
+        for unit, summary in zip(todo.values(), summaries, strict=True):
+            if is_first_process():
+                folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
+            self.outcomes[unit.name] = Outcome(folders[unit.name].path, summary, seconds, ran=True)
+        for unit in units:
+            if unit.name not in todo:
+                self.outcomes[unit.name] = _known_outcome(folders[unit.name])
+            _say(unit, self.outcomes[unit.name])
+        return [self.outcomes[unit.name] for unit in units]
+
+    def _key(self, unit: Unit) -> str:
+        paths = {**named_paths(unit.settings, self.path), **unit.inputs}
         missing = [str(path) for path in paths.values() if not path.exists()]
         if missing:
-            raise DataError(f"{label}: {', '.join(missing)} not found; the stage that makes it has not run")
+            raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
-        key = StageFolder.key_of(label, {"settings": settings, "content": hashes}, {})
-        folder = StageFolder(self.path / name, key)
-        outcome = _known_outcome(folder) if folder.is_done() else _work(folder, label, settings, work)
-        self.outcomes[name] = outcome
-        if is_first_process():
-            text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
-            console.print(f"{label}: {text}", markup=False, soft_wrap=True)
-        return outcome
+        return StageFolder.key_of(str(unit), {"settings": unit.settings, "content": hashes}, {})
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
@@ -259,23 +295,18 @@ def _known_outcome(folder: StageFolder) -> Outcome:
     return Outcome(folder.path, manifest["summary"], manifest["seconds"], ran=False)
 
 
-def _work(
-    folder: StageFolder, label: str, settings: Mapping[str, Any], work: Callable[[Path], dict[str, Any]]
-) -> Outcome:
+def _prepare(folder: StageFolder) -> None:
     if is_first_process():
         _refuse_foreign(folder.path)
         folder.begin()
     else:
         _await(folder)
-    started = time.monotonic()
-    try:
-        summary = work(folder.path)
-    except RegretlessError as error:
-        raise type(error)(f"{label}: {error}") from error
-    seconds = time.monotonic() - started
+
+
+def _say(unit: Unit, outcome: Outcome) -> None:
     if is_first_process():
-        folder.finish(label, dict(settings), summary, seconds)
-    return Outcome(folder.path, summary, seconds, ran=True)
+        text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
+        console.print(f"{unit}: {text}", markup=False, soft_wrap=True)
 
 
 def processes() -> int:

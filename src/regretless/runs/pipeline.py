@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterator
 import torch
 import yaml
 
-from regretless.core.errors import ConfigError, lookup, reject
+from regretless.core.cluster import ClusterConfig, check_ray, connected
+from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
 from regretless.core.run_folder import BASE, RunFolder, is_first_process, processes
 from regretless.core.stages import STAGES
-from regretless.core.terminal import terminal
+from regretless.core.terminal import console, terminal
 from regretless.evaluation.results import results_table
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
@@ -38,9 +39,9 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     if processes() == 1:
         reject("recipe", recipe_problems(recipe, only or None))
     folder = RunFolder(recipe.run_dir)
-    with _threads(recipe.threads), folder.locked():
+    with _threads(recipe.threads), folder.locked(), connected(_cluster(recipe), folder.path):
         if is_first_process():
-            values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir"})
+            values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster"})
             write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
         if not only:
             _set_aside(recipe, folder)
@@ -49,6 +50,17 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             if section not in (None, {}) and (not only or name in only):
                 do_stage(name, Job(recipe, folder))
     return folder
+
+
+def _cluster(recipe: Recipe) -> ClusterConfig | None:
+    """The cluster of the run: the recipe's, or one on this machine if it has several GPUs."""
+    count = torch.cuda.device_count()
+    if recipe.cluster is not None or count < 2 or processes() > 1:
+        return recipe.cluster
+    if problem := problems_of(check_ray):
+        console.print(f"one of {count} GPUs is used, except for training: {problem[0]}", style="yellow", markup=False)
+        return None
+    return ClusterConfig()
 
 
 @contextlib.contextmanager
