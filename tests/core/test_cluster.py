@@ -86,7 +86,8 @@ class TwoNodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Workers find the classes of this file.
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     found = TwoNodes()
     yield found
     found.cluster.shutdown()

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import platform
+import re
 import socket
 import traceback
 from collections import Counter
@@ -99,6 +100,9 @@ def _import_ray() -> Any:
 
 def _connect(ray: Any, config: ClusterConfig) -> None:
     try:
+        if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", config.address):
+            # Ray itself would try for minutes, and then end the process.
+            socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=10).close()
         ray.init(
             address=config.address,
             runtime_env=config.runtime_env or None,
@@ -254,23 +258,24 @@ _Outcome = tuple[Literal["done"], int] | tuple[Literal["failed"], Exception, str
 
 
 class _Actor:
-    """One worker; its errors come back as values, with node and unit."""
+    """One worker, made at its first unit; its errors come back as values, with node and unit."""
 
     def __init__(self, make: bytes, tries: Any, cpus: int, threads: int | None) -> None:
         workers.limit_cpus(cpus)
         self.tries = tries
-        self.make: Callable[[], Worker[Any]] = pickle.loads(make)
+        self.make = make
         self.threads = threads
         self.worker: Worker[Any] | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         asked = zip(batch["number"], batch["unit"], strict=True)
-        return {"outcome": [pickle.dumps(self._outcome(int(number), pickle.loads(unit))) for number, unit in asked]}
+        return {"outcome": [pickle.dumps(self._outcome(int(number), unit)) for number, unit in asked]}
 
-    def _outcome(self, number: int, unit: Any) -> _Outcome:
+    def _outcome(self, number: int, pickled: bytes) -> _Outcome:
         import ray
 
         counts: list[int] = []
+        unit = pickle.loads(pickled)
         where = f"worker on node {socket.gethostname()}, process {os.getpid()}, unit {_shown(unit)}"
         try:
             if ray.get(self.tries.begin.remote(number)) > TRIES:
@@ -283,7 +288,7 @@ class _Actor:
                     import torch
 
                     torch.set_num_threads(self.threads)
-                self.worker = self.make()
+                self.worker = pickle.loads(self.make)()
                 if isinstance(self.worker, contextlib.AbstractContextManager):
                     self.worker.__enter__()
             self.worker(unit, counts.append)
