@@ -20,6 +20,7 @@ from pydantic import Field
 
 from regretless.core import workers
 from regretless.core.errors import ConfigError, RegretlessError
+from regretless.core.files import write_text
 from regretless.core.settings import Section
 from regretless.core.terminal import console
 from regretless.core.workers import Advance, Need, Worker
@@ -130,7 +131,7 @@ def check_shared(ray: Any, folder: Path) -> None:
     place.mkdir(exist_ok=True)
     try:
         token = os.urandom(8).hex()
-        (place / "driver").write_text(token, encoding="utf-8")
+        write_text(place / "driver", token)
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
         echo = ray.remote(num_cpus=0, max_retries=3)(_echo)
         asked = {
@@ -165,7 +166,7 @@ def _echo(place: str, node: str) -> str:
     if not file.is_file():
         return ""
     token = file.read_text(encoding="utf-8")
-    (Path(place) / node).write_text(token, encoding="utf-8")
+    write_text(Path(place) / node, token)
     return token
 
 
