@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-
-from transformers.utils.logging import disable_progress_bar
 
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, reject
@@ -20,6 +17,7 @@ from regretless.core.terminal import console, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
+from regretless.modeling.load import quiet_libraries
 from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline
@@ -28,8 +26,7 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 
-disable_progress_bar()  # transformers' bars for loading and saving; the stages have their own
-warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # peft calls it on transformers
+quiet_libraries()
 
 
 def run(

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import find_adapter_config_file
+from transformers.utils.logging import disable_progress_bar
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import fingerprint
@@ -32,6 +33,12 @@ from regretless.core.settings import Section
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, turn_end_ids
 
 T = TypeVar("T")
+
+
+def quiet_libraries() -> None:
+    """Turn off what the libraries print in a program that says everything itself."""
+    disable_progress_bar()  # transformers' bars for loading and saving; the stages have their own
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # peft calls it on transformers
 
 
 class ModelConfig(Section):

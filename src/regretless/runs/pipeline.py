@@ -31,9 +31,9 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             raise ConfigError(f"{name}: this recipe has no such section")
     if processes() > 1 and set(only) != {"train"}:
         raise ConfigError(
-            "several processes were launched, and only training can use them: run the other stages in one process, "
-            "and this one as `torchrun --nproc-per-node N -m regretless train --config RECIPE "
-            "per_device_train_batch_size=B`, where B is the number of pairs per step divided by N"
+            "several processes were launched, and only training can use them: start the recipe in one process, which "
+            "starts those of training itself (train.processes), or launch training alone: "
+            "`torchrun --nproc-per-node N -m regretless train --config RECIPE`"
         )
     # With several processes this is skipped: they share a folder and start training together.
     if processes() == 1:

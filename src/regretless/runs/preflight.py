@@ -16,7 +16,7 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
-from regretless.core.run_folder import BASE, RUN, processes
+from regretless.core.run_folder import BASE, RUN
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST
 from regretless.data.prompts import PromptSource
@@ -279,10 +279,8 @@ def _pretrain(findings: Findings, here: Surroundings, key: str, config: Pretrain
 
 
 def _train(findings: Findings, here: Surroundings, key: str, config: TrainConfig) -> None:
-    # With several processes this is skipped: training is their first stage, so it reports the problem itself.
-    for objective in config.objectives if processes() == 1 else ():
-        if (problem := config.problem_here(objective)) is not None:
-            findings.problems.append(_join(key, problem))
+    for objective in config.objectives:
+        findings.problems += [_join(key, problem) for problem in config.problems_here(objective)]
 
 
 def _judge(findings: Findings, here: Surroundings, key: str, config: JudgeConfig) -> None:

@@ -234,10 +234,10 @@ def _train_one(
     model: ModelConfig,
     data: Path | str,
 ) -> None:
-    # Only settings of this method: a change of another method does not affect it.
+    # Only settings of this method: a change of another method does not affect it. Neither does the number of processes.
     seen = {
         "objective": objective,
-        "values": config.values_for(objective),
+        "values": config.result_settings(objective, config.process_count(objective)),
         "lora": config.lora and dump(config.lora),
         "eval_pairs": config.eval_pairs,
         "model": dump(model),
