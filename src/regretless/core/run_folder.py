@@ -233,7 +233,7 @@ class RunFolder:
 
         A manifest's seconds are an equal share of the work's. Otherwise like `do`.
         """
-        folders = {unit.name: StageFolder(self.path / unit.name, self._key(unit)) for unit in units}
+        folders = {unit.name: self.stage_folder(unit) for unit in units}
         todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
         for name in todo:
             _prepare(folders[name])
@@ -253,13 +253,27 @@ class RunFolder:
             _say(unit, self.outcomes[unit.name])
         return [self.outcomes[unit.name] for unit in units]
 
-    def _key(self, unit: Unit) -> str:
+    def stage_folder(self, unit: Unit) -> StageFolder:
+        """The folder of a unit, with the key of this request. Raises DataError if an input is missing."""
         paths = {**named_paths(unit.settings, self.path), **unit.inputs}
         missing = [str(path) for path in paths.values() if not path.exists()]
         if missing:
             raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
-        return StageFolder.key_of(str(unit), {"settings": unit.settings, "content": hashes}, {})
+        key = StageFolder.key_of(str(unit), {"settings": unit.settings, "content": hashes}, {})
+        return StageFolder(self.path / unit.name, key)
+
+    def has(self, path: Path) -> bool:
+        """True if a file exists by now. (In a plan: if it will exist by the time that a run arrives here.)"""
+        return path.is_file()
+
+    def manifests(self) -> list[Path]:
+        """Manifests of all finished units."""
+        return list(self.path.rglob(MANIFEST))
+
+    def awaits(self, name: str) -> bool:
+        """True if results below the folder `name` are still missing: never in a run, which makes them first."""
+        return False
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.

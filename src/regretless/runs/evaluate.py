@@ -31,7 +31,7 @@ def evaluate_models(
 
     <label>/<benchmark>/ holds the greedy answers with verdicts and result.json, and seed-<n>/ in it the same for each
     sampling run; for a chat benchmark it holds the judgments and chat_result.json. samples/ holds the answers before
-    verification; results.json combines all results and is returned.
+    verification; results.json combines all results and is returned (in a plan, once all of them are there).
 
     Responses are verified with the settings of `grading`. All benchmarks are answered with the model loaded once.
     """
@@ -61,6 +61,8 @@ def evaluate_models(
                 place_of = root / "samples" / label / kind
                 answers[kind] = _converse(folder, place_of, model, chat_config, engine_settings(config))
             _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
+    if folder.awaits(subfolder):
+        return {}
     collected = results.collect(folder.path / subfolder)
     write_json(folder.path / subfolder / "results.json", collected)
     return collected
@@ -149,6 +151,8 @@ def _converse(
     common |= {"max_new_tokens": here.max_new_tokens, **engine}
     responses: list[Path] = []
     for turn in itertools.count(1):
+        if folder.awaits(subfolder.as_posix()):
+            break  # a later turn's prompts contain the answers to the earlier one
         groups = chat_results.next_prompts(here, responses)
         if not groups:
             break

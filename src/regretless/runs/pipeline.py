@@ -39,15 +39,10 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     if processes() == 1:
         reject("recipe", recipe_problems(recipe, only or None))
     folder = RunFolder(recipe.run_dir)
-    with _threads(recipe.threads), folder.locked(), connected(_cluster(recipe), folder.path):
-        if is_first_process():
-            values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster"})
-            write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-        if not only:
-            _set_aside(recipe, folder)
-        for name in STAGES:
-            section = getattr(recipe, name)
-            if section not in (None, {}) and (not only or name in only):
+    with threads(recipe.threads), folder.locked(), connected(_cluster(recipe), folder.path):
+        prepare(recipe, folder, only)
+        for name in stages_of(recipe):
+            if not only or name in only:
                 do_stage(name, Job(recipe, folder))
     return folder
 
@@ -63,8 +58,22 @@ def _cluster(recipe: Recipe) -> ClusterConfig | None:
     return ClusterConfig()
 
 
+def stages_of(recipe: Recipe) -> list[str]:
+    """The stages that a recipe has a section for, in the order in which they run."""
+    return [name for name in STAGES if getattr(recipe, name) not in (None, {})]
+
+
+def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> None:
+    """Write the recipe into its run folder; if all of its stages run, move an earlier recipe's results aside."""
+    if is_first_process():
+        values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster"})
+        write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    if not only:
+        _set_aside(recipe, folder)
+
+
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def threads(count: int | None) -> Iterator[None]:
     """A block that computes with so many threads; None leaves their number as it is."""
     if count is None:
         yield
@@ -79,7 +88,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def between(recipe: Recipe, first: str | None, last: str | None) -> list[str]:
     """The recipe's stages from `first` to `last`, inclusive. Raises ConfigError for a name that is not one of them."""
-    present = [name for name in STAGES if getattr(recipe, name) not in (None, {})]
+    present = stages_of(recipe)
     ends = {"--from": first, "--until": last}
     reject(
         "recipe",
