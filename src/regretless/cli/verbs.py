@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,6 +19,9 @@ from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
+from regretless.planning.counts import Assumed
+from regretless.planning.plan import make_plan
+from regretless.planning.show import show_plan
 from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline
@@ -53,6 +57,32 @@ def run(
     pipeline.show(folder)
     if smoke:
         console.print(NOTE)
+
+
+def plan(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    output_dir: Path | None,
+    measure: bool,
+    gpus: int | None,
+    assume: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Print what a recipe would do. Raises ConfigError for settings that cannot be parsed, and for nothing else."""
+    recipe = load_recipe(path, overrides)
+    if output_dir is not None:
+        recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
+    values = {key: value for key, _, value in (text.partition("=") for text in assume)}
+    assumed = Assumed.parse(values, "--assume")
+    messages = terminal(stderr=True)
+    made = make_plan(
+        recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
+    )
+    if as_json:
+        print(json.dumps(made.as_json(), indent=2, ensure_ascii=False))
+    else:
+        show_plan(made, terminal())
 
 
 def stage(request: Request) -> None:

@@ -49,13 +49,21 @@ def run(config: SampleConfig, output: Path) -> dict[str, Any]:
     and the result is the same as that of a run in one go.
     Raises DataError if no prompt is usable, ConfigError if a model is not.
     """
-    prompts, refused = read_prompts(config.prompts, "prompts.")
-    prompts, unwritable = _writable(config, prompts)
-    refused += unwritable
+    prompts, refused = usable_prompts(config)
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(prompts, refused, config.prompts.dataset)
     summary = sample_models(config.models, prompts, _params(config), output / "responses.parquet")
     return {**summary, "refused": len(refused)}
+
+
+def usable_prompts(config: SampleConfig) -> tuple[list[PromptRow], list[Refusal]]:
+    """The prompts that every model can answer, and the rows that are left out, with reasons.
+
+    Raises DataError if the prompts cannot be read, ConfigError for a tokenizer that cannot be loaded.
+    """
+    prompts, refused = read_prompts(config.prompts, "prompts.")
+    prompts, unwritable = _writable(config, prompts)
+    return prompts, refused + unwritable
 
 
 def sample_prompts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,7 +89,7 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         train_dataset=train,
         eval_dataset=held_out,
         processing_class=tokenizer,
-        peft_config=_lora(config.lora),
+        peft_config=lora_config(config.lora),
     )
     checkpoint = _checkpoint(output, trainer)
     if checkpoint is None and trainer.is_world_process_zero():
@@ -126,9 +126,15 @@ def _checkpoint(output: Path, trainer: PreferenceTrainer) -> str | None:
     return checkpoint
 
 
-def arguments_of(config: TrainConfig, objective: str, output: Path, count: int) -> PreferenceConfig:
-    """The trainer's arguments for one method on `count` processes. Raises ConfigError for ones that cannot work."""
-    hyperparameters, arguments = config.split_for(objective)
+def arguments_of(
+    config: TrainConfig, objective: str, output: Path, count: int, without: Collection[str] = ()
+) -> PreferenceConfig:
+    """The trainer's arguments for one method on `count` processes, `without` some.
+
+    Raises ConfigError for ones that cannot work.
+    """
+    hyperparameters, given = config.split_for(objective)
+    arguments = {name: value for name, value in given.items() if name not in without}
     return PreferenceConfig(
         output_dir=str(output),
         objective=objective,
@@ -152,7 +158,8 @@ def read_data(
     return train, held_out
 
 
-def _lora(settings: LoraSettings | None) -> LoraConfig | None:
+def lora_config(settings: LoraSettings | None) -> LoraConfig | None:
+    """The adapter to train, for peft; None for settings that train all weights."""
     if settings is None:
         return None
     return LoraConfig(
