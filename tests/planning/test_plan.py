@@ -33,7 +33,7 @@ LATER = {
     "train.max_steps": -1,
     "train.num_train_epochs": 2,
     "train.save_steps": 1,
-    "train.per_device_train_batch_size": 8,
+    "train.pairs_per_step": 8,
 }
 
 

@@ -436,7 +436,7 @@ class Counting:
         config, objective, _ = self.trainings.config(estimate.unit.name)
         values = config.values_for(objective)
         count = pairs.counts["pairs"] - min(config.eval_pairs, pairs.counts["pairs"] // 2)
-        a_step = values.get("per_device_train_batch_size", 8) * values.get("gradient_accumulation_steps", 1)
+        a_step = config.step_pairs(objective, config.process_count(objective))
         epoch = math.ceil(count / a_step)
         steps = values.get("max_steps", -1)
         steps = steps if steps > 0 else math.ceil(values.get("num_train_epochs", 3) * epoch)

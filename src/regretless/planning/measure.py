@@ -211,7 +211,8 @@ class Calibration:
             shutil.rmtree(folder, ignore_errors=True)
         entry = {**config.methods.get(objective, {}), "max_steps": count, "logging_steps": max(1, count // 4)}
         entry |= dict.fromkeys(without, "no")
-        limited = config.model_copy(update={"methods": {**config.methods, objective: entry}})
+        # Here, so that it can be divided by any number of GPUs.
+        limited = config.model_copy(update={"methods": {**config.methods, objective: entry}, "processes": 1})
         began = time.monotonic()
         train.run(limited, objective, model, pairs, output)
         total = time.monotonic() - began

@@ -134,7 +134,8 @@ class Trainings:
         source = here.data if isinstance(here, PretrainConfig) else pairs
         if source is None or (isinstance(source, Path) and not source.is_file()):
             raise ConfigError(f"{name}: the pairs are not there yet")
-        args = arguments_of(here, objective, self.recipe.run_dir.parent / "read" / name, HARDWARE)
+        args = arguments_of(here, objective, self.recipe.run_dir.parent / "read" / name, 1, HARDWARE)
+        args.per_device_train_batch_size = here.step_pairs(objective, here.process_count(objective))
         # Methods that read the same of the pairs share them.
         args.pairs_cache_dir = str(self.recipe.run_dir.parent / "read" / "pairs")
         return Data(*read_data(here, args, self.tokenizer(model), source), args)
