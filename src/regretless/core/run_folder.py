@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import platform
-import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,7 +20,8 @@ import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.files import fingerprint, path_fingerprint, read_json
+from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
+from regretless.core.mirror import LOCK, Mirror
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST, PENDING, StageFolder
 from regretless.core.terminal import console
@@ -31,11 +31,9 @@ RUN = "{run}"
 """Placeholder for the run folder in the strings of a recipe, so that settings do not depend on its location."""
 BASE = "base"
 """Label of the model before preference training."""
-LOCK, UNUSED = ".lock", "unused"
+UNUSED = "unused"
 CACHE = ".cache"
 """Suffix of the folder beside a unit's folder for files that the unit could compute again."""
-LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
-"""What an interrupted process was about to delete, or to move (`files.atomic_path`, `StageFolder.begin`)."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -182,10 +180,15 @@ class RunFolder:
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    mirror: Mirror | None = None
+    """Set if `path` is the working copy of a run folder in an object store."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the block. Raises ConfigError if another process uses it."""
+        """Lock the folder for the block; a working copy is brought up to date first, and its changes are uploaded.
+
+        Raises ConfigError if another process uses the folder, or its store cannot be used.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         if not is_first_process():
             yield
@@ -194,7 +197,14 @@ class RunFolder:
             for leftover in self.path.rglob(".*"):
                 if LEFTOVER.match(leftover.name):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            yield
+            with contextlib.nullcontext() if self.mirror is None else self.mirror.connected():
+                yield
+
+    def shown(self, path: Path) -> str:
+        """A path in the folder as users know it: in an object store, its URL."""
+        if self.mirror is None:
+            return str(path)
+        return f"{self.mirror.url}/{path.relative_to(self.path).as_posix()}"
 
     def do(
         self,
@@ -218,12 +228,44 @@ class RunFolder:
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(label, {"settings": settings, "content": hashes}, {})
         folder = StageFolder(self.path / name, key)
-        outcome = _known_outcome(folder) if folder.is_done() else _work(folder, label, settings, work)
+        outcome = _known_outcome(folder) if folder.is_done() else self._work(folder, label, settings, work)
         self.outcomes[name] = outcome
         if is_first_process():
             text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
             console.print(f"{label}: {text}", markup=False, soft_wrap=True)
         return outcome
+
+    def _work(
+        self,
+        folder: StageFolder,
+        label: str,
+        settings: Mapping[str, Any],
+        work: Callable[[Path], dict[str, Any]],
+    ) -> Outcome:
+        if is_first_process():
+            with self._still():
+                # Of a working copy nobody else makes files.
+                if self.mirror is None:
+                    _refuse_foreign(folder.path)
+                folder.begin()
+        else:
+            _await(folder)
+        started = time.monotonic()
+        try:
+            summary = work(folder.path)
+        except RegretlessError as error:
+            raise type(error)(f"{label}: {error}") from error
+        seconds = time.monotonic() - started
+        if is_first_process():
+            with self._still():
+                folder.finish(label, dict(settings), summary, seconds)
+            if self.mirror is not None:
+                self.mirror.push()
+        return Outcome(folder.path, summary, seconds, ran=True)
+
+    def _still(self) -> contextlib.AbstractContextManager[Any]:
+        """A block that moves or empties folders: no upload sees them halfway."""
+        return contextlib.nullcontext() if self.mirror is None else self.mirror.still
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
@@ -239,6 +281,10 @@ class RunFolder:
 
         Others (of `among`, if set) are moved to the folder `unused`; wanted ones are moved back from there.
         """
+        with self._still():
+            self._select(parent, wanted, among)
+
+    def _select(self, parent: str, wanted: Collection[str], among: Collection[str] | None) -> None:
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
             if (aside / name).is_dir() and not (home / name).exists():
@@ -257,25 +303,6 @@ class RunFolder:
 def _known_outcome(folder: StageFolder) -> Outcome:
     manifest = folder.manifest()
     return Outcome(folder.path, manifest["summary"], manifest["seconds"], ran=False)
-
-
-def _work(
-    folder: StageFolder, label: str, settings: Mapping[str, Any], work: Callable[[Path], dict[str, Any]]
-) -> Outcome:
-    if is_first_process():
-        _refuse_foreign(folder.path)
-        folder.begin()
-    else:
-        _await(folder)
-    started = time.monotonic()
-    try:
-        summary = work(folder.path)
-    except RegretlessError as error:
-        raise type(error)(f"{label}: {error}") from error
-    seconds = time.monotonic() - started
-    if is_first_process():
-        folder.finish(label, dict(settings), summary, seconds)
-    return Outcome(folder.path, summary, seconds, ran=True)
 
 
 def processes() -> int:
