@@ -243,6 +243,64 @@ def test_work_that_the_store_did_not_get_when_the_same_machine_goes_on_then_it_i
     assert b'"seed": 2' in stored(url)["unit/first/manifest.json"]
 
 
+def test_unfinished_upload_when_another_machine_has_finished_the_unit_then_its_work_counts(
+    machine: Callable[[str], Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_lock, "STALE", -1.0)
+    one, two = machine("one"), machine("two")
+    one.run(1)
+    with monkeypatch.context() as patch, pytest.raises(Dead):
+        # The lock is there, the old unit is gone from the store, the new one is not there yet.
+        Death(patch, 12)
+        one.run(2)
+    assert "unit/first/manifest.json" not in stored(url)
+    two.run(2)
+    before = stored(url)
+    assert one.run(2) == set()
+    assert stored(url) == before == local(one.copy)
+
+
+def test_work_kept_from_the_store_when_another_machine_does_other_work_then_both_are_kept(
+    machine: Callable[[str], Machine], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = machine("one"), machine("two")
+    one.run(1)
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(Mirror, "push", lambda self: (_ for _ in ()).throw(StorageError("unreachable")))
+        one.run(2)
+    two.run(1)
+    write_text(Path(url.removeprefix("file://"), "notes.txt"), "by hand")
+    assert one.run(2) == set()
+    assert b'"seed": 2' in stored(url)["unit/first/manifest.json"]
+    assert stored(url)["notes.txt"] == b"by hand"
+
+
+def test_working_copy_when_files_of_it_are_deleted_then_the_store_keeps_them_and_gives_them_back(
+    machine: Callable[[str], Machine], url: str
+) -> None:
+    one = machine("one")
+    one.run(1)
+    before = stored(url)
+    for name in ("unit/first/b.txt", "unit/second", "recipe.yaml", ""):
+        path = one.copy / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert one.run(1) == set(), name
+        assert stored(url) == before == local(one.copy), name
+
+
+def test_unit_that_is_set_aside_when_uploaded_then_it_is_aside_in_the_store_too(
+    machine: Callable[[str], Machine], url: str
+) -> None:
+    one = machine("one")
+    one.run(1)
+    folder = RunFolder(one.copy, mirror=Mirror(url))
+    with folder.locked():
+        folder.select("unit", ["second"])
+    assert {"unused/unit/first/manifest.json", "unit/second/manifest.json"} <= stored(url).keys()
+    assert stored(url) == local(one.copy)
+    assert machine("two").run(1) == {"unit/first"}
+
+
 def test_unfinished_work_when_uploaded_then_another_machine_goes_on_from_its_whole_parts(
     machine: Callable[[str], Machine], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

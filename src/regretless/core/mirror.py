@@ -6,10 +6,10 @@ a unit of work go first and its manifest last; where a unit is replaced, a mark 
 first, then its manifest is deleted, then its files. A checkpoint of training is ordered the same way around its
 `trainer_state.json`.
 
-At the start, the newer side wins. If the store is as this copy left it, apart from what it was uploading, the copy is
-newer: work that an interruption kept from the store is uploaded now. Otherwise another machine went on, or somebody
-changed the store, and the copy is made equal to the store. Both are told by what the store says of its objects (hashes,
-where it has them), never by times of different machines.
+At the start, the newer side wins, unit by unit. If a unit is in the store as this copy left it, the copy is newer: work
+that an interruption kept from the store is uploaded now. Otherwise another machine went on with it, or somebody changed
+it, and the copy of it is made equal to the store. Both are told by what the store says of its objects (hashes, where it
+has them), never by times of different machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from regretless.core.errors import ConfigError, RegretlessError, StorageError
+from regretless.core.errors import ConfigError, RegretlessError, StorageError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, read_json, write_json
 from regretless.core.object_store import PROBE, ObjectStore, failure
 from regretless.core.stage_folder import MANIFEST, PENDING
@@ -92,8 +92,8 @@ class Record:
     """Keys of the units of work, by folder; None where unknown."""
     uncertain: list[str] = field(default_factory=list)
     """Objects that were about to be written or deleted."""
-    is_pulling: bool = False
-    """True while the copy is made equal to the store."""
+    lock: int = 0
+    """Number of the lock under which this copy was last at work."""
 
     @classmethod
     def load(cls, path: Path) -> Record:
@@ -106,7 +106,7 @@ class Record:
     def save(self, url: str) -> None:
         """Write the record to its file."""
         files = {name: vars(entry) for name, entry in self.files.items()}
-        rest = {"keys": self.keys, "uncertain": self.uncertain, "is_pulling": self.is_pulling}
+        rest = {"keys": self.keys, "uncertain": self.uncertain, "lock": self.lock}
         write_json(self.path, {"url": url, "files": files, **rest})
 
 
@@ -131,15 +131,17 @@ class Mirror:
         self._store.check()
         self._lock = StoreLock(self._store)
         console.print(f"{self.url}: working copy in {self.copy}", markup=False, soft_wrap=True)
-        with self._reported():
-            self._refuse_foreign()
-        with self._lock.held():
+        with contextlib.ExitStack() as stack:
             with self._reported():
+                self._refuse_foreign()
+                stack.enter_context(self._lock.held())
                 self._start()
             self.push()
             try:
                 with self._uploading():
                     yield
+            except StorageError:
+                raise  # an upload that failed, or a full disk: another attempt would not help
             except BaseException:
                 with contextlib.suppress(RegretlessError):
                     self.push()
@@ -167,7 +169,9 @@ class Mirror:
         except RegretlessError:
             raise
         except Exception as error:  # every store's client has errors of its own
-            raise failure(self.url, error, self.copy) from error
+            is_here = isinstance(error, OSError) and str(error.filename).startswith(str(self.copy))
+            known = storage_error(error) if is_here else None
+            raise known or failure(self.url, error, self.copy) from error
 
     # --- at the start ------------------------------------------------------------------------------------------------
 
@@ -182,12 +186,22 @@ class Mirror:
 
     def _start(self) -> None:
         self.copy.mkdir(parents=True, exist_ok=True)
-        self._record = Record.load(self._record.path)
+        self._record = record = Record.load(self._record.path)
         found = self._list()
-        if self._is_as_left(found):
-            self._settle(found)
-        else:
-            self._pull(found)
+        # What this copy was writing when it was cut off is its own only if nobody has written since.
+        own = set(record.uncertain) if self._lock.number == record.lock + 1 else set()
+        left = {name: entry.tag for name, entry in record.files.items()}
+        names = found.keys() | left.keys() | set(record.uncertain)
+        differs = {name for name in names - own if name in record.uncertain or found.get(name) != left.get(name)}
+        self._settle(found)
+        here = scan(self.copy, everything=True)
+        units = _units(found) | _units(left) | _units(here)
+        replaced = {_unit_of(name, units) or name for name in differs}
+        theirs = {name for name in names | here.keys() if (_unit_of(name, units) or name) in replaced}
+        self._take(theirs, found, here)
+        self._restore(found, {name for name in left.keys() - theirs - own if name not in here})
+        record.lock = self._lock.number
+        record.save(self.url)
 
     def _list(self) -> dict[str, str]:
         """Objects of the run and their tags, without the locks."""
@@ -197,12 +211,6 @@ class Mirror:
                 raise StorageError(f"{self.url}: the object {name!r} would lie outside of the run folder; delete it")
         return {name: tag for name, tag in found.items() if not name.startswith((f"{LOCKS}/", PROBE))}
 
-    def _is_as_left(self, found: Mapping[str, str]) -> bool:
-        """Whether the store is as this copy left it, apart from what it was writing."""
-        left = {name: entry.tag for name, entry in self._record.files.items()}
-        names = (found.keys() | left.keys()) - set(self._record.uncertain)
-        return not self._record.is_pulling and all(found.get(name) == left.get(name) for name in names)
-
     def _settle(self, found: Mapping[str, str]) -> None:
         """Find out what an interrupted upload has left, so that the next one does the rest."""
         for name in self._record.uncertain:
@@ -210,40 +218,60 @@ class Mirror:
                 self._record.files[name] = Entry(found[name], None)
             else:
                 self._record.files.pop(name, None)
-            folder, _, last = name.rpartition("/")
-            if last in (MANIFEST, PENDING):
-                self._record.keys[folder] = None
+            if _last(name) in (MANIFEST, PENDING):
+                self._record.keys[_folder(name)] = None
         self._record.uncertain = []
 
-    def _pull(self, found: Mapping[str, str]) -> None:
-        """Make the copy equal to the store: its units of work, and every file that the store has."""
-        record = self._record
-        record.is_pulling = True
-        record.save(self.url)
+    def _take(self, names: Collection[str], found: Mapping[str, str], here: Mapping[str, list[int]]) -> None:
+        """Make the copy's files of these names equal to the store."""
         # A manifest counts more than the mark of unfinished work that an upload was about to delete beside it.
-        beside = {name for name in found if _last(name) == PENDING and _sibling(name, MANIFEST) in found}
-        wanted = {name: tag for name, tag in found.items() if name not in beside}
-        here = scan(self.copy)
-        units = _units(here)
-        for name in here.keys() - wanted.keys():
-            if _unit_of(name, units) is not None:
+        beside = {name for name in names if _last(name) == PENDING and _sibling(name, MANIFEST) in found}
+        units = _units(found) | _units(here)
+        for name in names:
+            is_gone = (name not in found and _unit_of(name, units) is not None) or name in beside
+            if name in here and is_gone:
                 (self.copy / name).unlink()
         _remove_empty(self.copy)
-        same = {
-            name
-            for name, tag in wanted.items()
-            if name in here and (entry := record.files.get(name)) and (entry.tag, entry.status) == (tag, here[name])
-        }
-        missing = sorted(wanted.keys() - same)
-        if missing:
-            console.print(f"{self.url}: downloading {len(missing)} files", markup=False, soft_wrap=True)
-        self._store.in_parallel(lambda name: self._store.get(name, self.copy / name), missing)
-        here = scan(self.copy, everything=True)
-        record.files = {name: Entry(tag, here.get(name)) for name, tag in wanted.items()}
-        record.files |= {name: Entry(found[name], None) for name in beside}
-        record.keys = {unit: _key(self.copy / unit) for unit in _units(here)}
-        record.uncertain, record.is_pulling = [], False
-        record.save(self.url)
+        files = self._record.files
+        wanted = {name for name in names if name in found and name not in beside}
+        same = {name for name in wanted & here.keys() & files.keys() if files[name] == Entry(found[name], here[name])}
+        self._download(wanted - same)
+        for name in names:
+            if name in wanted:
+                files[name] = Entry(found[name], _status(self.copy / name))
+            elif name in found:
+                files[name] = Entry(found[name], None)
+            else:
+                files.pop(name, None)
+        for unit in _units(names):
+            self._record.keys[unit] = _key(self.copy / unit)
+
+    def _restore(self, found: Mapping[str, str], missing: Collection[str]) -> None:
+        """Download files that somebody deleted from the copy; what the run itself deleted is left deleted.
+
+        A unit that goes on with other work keeps its mark, and an unfinished one deletes files of its own accord.
+        """
+        files, here = self._record.files, scan(self.copy)
+        units = _units(files) | _units(here)
+        lost = []
+        for name in missing:
+            unit = _unit_of(name, units)
+            end, mark = f"{unit}/{MANIFEST}", f"{unit}/{PENDING}"
+            is_marked = end in here or mark in here
+            is_same = end in here and end in files and files[end].status == here[end]
+            if name == mark and end in here:
+                continue
+            if name in found and (unit is None or not is_marked or is_same):
+                lost.append(name)
+        self._download(lost)
+        for name in lost:
+            files[name] = Entry(found[name], _status(self.copy / name))
+
+    def _download(self, names: Iterable[str]) -> None:
+        some = sorted(names)
+        if some:
+            console.print(f"{self.url}: downloading {len(some)} files", markup=False, soft_wrap=True)
+        self._store.in_parallel(lambda name: self._store.get(name, self.copy / name), some)
 
     # --- uploading ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ BROKEN_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(?=[^/])")
 """A URL that was taken for a path, which merges its slashes."""
 WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
 """Stores in which an object is there whole or not at all. Elsewhere it gets another name first, and is then renamed."""
+ONE_ROOT = {"file", "local", "memory"}
+"""Protocols without buckets."""
 PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Protocols for which this package has an extra of that name."""
 TAGS = ("ETag", "etag", "md5Hash", "content_md5")
@@ -47,12 +49,14 @@ def url_of(path: Path | str) -> str | None:
 
 def check_location(text: str) -> str:
     """An output folder, unchanged. Raises ValueError for a URL that cannot hold a run folder."""
+    if "::" in text and "://" in text:
+        raise ValueError("expected a single URL, such as s3://bucket/runs/name; a chain of them cannot be written to")
     if not is_url(text):
         if (url := url_of(text)) is not None:
             raise ValueError(f"a URL has two slashes; expected {url}")
         return text
     protocol, _, rest = text.partition("://")
-    if "::" in text or not rest.strip("/"):
+    if not rest.strip("/") or (protocol not in ONE_ROOT and "/" not in rest.strip("/")):
         raise ValueError("expected a bucket and a folder in it, such as s3://bucket/runs/name")
     if protocol in ("http", "https"):
         raise ValueError("a web server cannot be written to; expected an object store such as s3://bucket/runs/name")
