@@ -25,6 +25,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
@@ -156,7 +157,7 @@ class Mirror:
         attempts = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_exponential(multiplier=2, max=30),
-            retry=retry_if_exception(lambda error: not isinstance(error, RegretlessError)),
+            retry=retry_if_exception(_may_pass),
             reraise=True,
         )
         with self.still, self._reported():
@@ -192,7 +193,7 @@ class Mirror:
         own = set(record.uncertain) if self._lock.number == record.lock + 1 else set()
         left = {name: entry.tag for name, entry in record.files.items()}
         names = found.keys() | left.keys() | set(record.uncertain)
-        differs = {name for name in names - own if name in record.uncertain or found.get(name) != left.get(name)}
+        differs = {name for name in names - own if found.get(name) != left.get(name)}
         self._settle(found)
         here = scan(self.copy, everything=True)
         units = _units(found) | _units(left) | _units(here)
@@ -316,6 +317,10 @@ class Mirror:
             or _unit_of(name, before | units) in started_over
         }
         gone = record.files.keys() - here.keys()
+        # A checkpoint that is just being deleted: its last file goes with the first one.
+        ends = {f"{_folder(name)}/{CHECKPOINT_END}" for name in gone}
+        gone |= {name for name in ends & record.files.keys() if _ends_checkpoint(name)}
+        changed -= gone
         if not changed and not gone:
             return
         keys = {unit: _key(self.copy / unit) for unit in units}
@@ -324,7 +329,7 @@ class Mirror:
         record.save(self.url)
         for unit in sorted(started_over):
             self._start_over(unit, before | units, is_gone=unit not in units)
-        uploaded = self._upload(changed, gone, keys)
+        uploaded = self._upload(changed, gone & record.files.keys(), keys)
         found = self._list()
         for name in uploaded:
             record.files[name] = Entry(found[name], here[name])
@@ -381,9 +386,10 @@ class Mirror:
     def _delete(self, names: Iterable[str]) -> None:
         """Delete objects; a checkpoint's last file goes first, so that what is left of it does not look complete."""
         some = sorted(names)
-        checkpoints = {_folder(name) for name in some if CHECKPOINT.fullmatch(_last(_folder(name)))}
-        self._store.delete(f"{folder}/{CHECKPOINT_END}" for folder in sorted(checkpoints))
-        self._store.in_parallel(lambda name: self._store.delete([name]), some)
+        self._store.delete(name for name in some if _ends_checkpoint(name))
+        self._store.in_parallel(
+            lambda name: self._store.delete([name]), [name for name in some if not _ends_checkpoint(name)]
+        )
 
     def _put(self, names: Iterable[str]) -> set[str]:
         """Upload files; returns those that still existed."""
@@ -395,7 +401,7 @@ class Mirror:
                     self._put_database(source, name)
                 else:
                     self._store.put(source, name)
-            except FileNotFoundError:
+            except (FileNotFoundError, sqlite3.OperationalError):
                 if source.exists():
                     raise
                 return False  # finished work has just deleted it
@@ -406,9 +412,13 @@ class Mirror:
 
     def _put_database(self, source: Path, name: str) -> None:
         """Upload a database as it is between two transactions, while another thread may write to it."""
+        existing = f"file:{quote(str(source))}?mode=rw"
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / source.name
-            with contextlib.closing(sqlite3.connect(source)) as one, contextlib.closing(sqlite3.connect(target)) as two:
+            with (
+                contextlib.closing(sqlite3.connect(existing, uri=True)) as one,
+                contextlib.closing(sqlite3.connect(target)) as two,
+            ):
                 one.backup(two)
             self._store.put(target, name)
 
@@ -517,6 +527,11 @@ def _is_end(name: str) -> bool:
 
 def _ends_checkpoint(name: str) -> bool:
     return _last(name) == CHECKPOINT_END and CHECKPOINT.fullmatch(_last(_folder(name))) is not None
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another attempt makes sense."""
+    return isinstance(error, Exception) and not isinstance(error, RegretlessError)
 
 
 def _folder(name: str) -> str:
