@@ -39,6 +39,7 @@ class StoreLock:
 
     store: ObjectStore
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+    machine: str | None = field(default_factory=lambda: machine())
     number: int = 0
     """Number of the lock that this process holds; 0 for none."""
     taken_by: str | None = None
@@ -149,7 +150,7 @@ class StoreLock:
             self.store.delete([now])
 
     def _content(self, *, released: bool) -> bytes:
-        who = {"owner": self.owner, "process": os.getpid(), "host": platform.node(), "machine": machine()}
+        who = {"owner": self.owner, "process": os.getpid(), "host": platform.node(), "machine": self.machine}
         text = json.dumps({**who, "released": released, "written": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
         return text.encode()
 
