@@ -68,12 +68,10 @@ def test_lock_of_a_process_of_this_machine_when_it_has_ended_then_it_is_taken_ov
 
 
 def test_lock_of_another_machine_when_silent_then_it_is_taken_over_after_the_stated_time_only(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore,
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(store_lock, "machine", lambda: "another")
-        elsewhere = StoreLock(store)
-        elsewhere.acquire()
+    elsewhere = StoreLock(store, machine="another")
+    elsewhere.acquire()
     with pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* takes over in 1[12]\d s"):
         StoreLock(store).acquire()
     lock = Path(store.url.removeprefix("file://")) / ".locks" / "000001.json"

@@ -22,13 +22,13 @@ from regretless.cli.app import app
 from regretless.core.errors import ConfigError
 from regretless.core.mirror import CACHE_VARIABLE, working_copy
 from regretless.core.object_store import ObjectStore
+from regretless.core.yaml_settings import read_yaml
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import load_recipe, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
 from run_contents import contents, differences
 
 RECIPE = Path(__file__).resolve().parents[1] / "kill_sweep.yaml"
-WITHOUT_JUDGES = ("judge=null", "pair.rule=correct_vs_wrong", "evaluate.chat={}")
 START = (
     "import sys; from regretless.core import mirror; mirror.INTERVAL = 0.05; mirror.SHARE = 0\n"
     "from regretless.cli.app import main; main(sys.argv[1:])"
@@ -60,7 +60,8 @@ def bucket(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def world(url: str, **rest: Any) -> dict[str, Any]:
-    return {"name": "x", "output_dir": url, "world": {"prompts": 3, "test": 2, "policies": {}}, **rest}
+    small = {"prompts": 3, "test": 2, "policies": {"p": {"demonstrations": 2}}}
+    return {"name": "x", "output_dir": url, "world": small, **rest}
 
 
 def download(url: str, folder: Path) -> Path:
@@ -81,8 +82,8 @@ def test_lock_when_two_create_it_then_the_store_grants_it_once(bucket: str) -> N
 @pytest.mark.parametrize(
     ("url", "setting", "message"),
     [
-        ("s3://no-such-bucket-here/x", {}, "no run folder can be here.*check the name of the bucket"),
-        ("{bucket}/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "no run folder can be here.*the network"),
+        ("s3://no-such-bucket-here/x", {}, "cannot be used as a run folder: .*check the name of the bucket"),
+        ("{bucket}/x", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "cannot be used as a run folder: .*the network"),
         ("nonsense://bucket/x", {}, "cannot be used: ValueError: Protocol not known: nonsense"),
     ],
     ids=["bucket", "endpoint", "protocol"],
@@ -162,8 +163,11 @@ def test_run_when_killed_in_training_then_another_machine_goes_on_from_its_check
 ) -> None:
     url = f"{bucket}/runs/x"
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.read_text(encoding="utf-8").replace("{chat}", str(tmp_path)), encoding="utf-8")
-    command = [sys.executable, "-c", START, "run", str(recipe), "--output-dir", url, *WITHOUT_JUDGES]
+    values = read_yaml(RECIPE)
+    del values["judge"], values["pair"]["rule"], values["evaluate"]["chat"]
+    values["train"] |= {"num_train_epochs": 20, "per_device_train_batch_size": 2, "eval_pairs": 0, "eval_strategy": "no"}
+    recipe.write_text(json.dumps(values), encoding="utf-8")
+    command = [sys.executable, "-c", START, "run", str(recipe), "--output-dir", url]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     subprocess.run(command, env=environment, check=True)

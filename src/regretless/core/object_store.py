@@ -164,10 +164,10 @@ class ObjectStore:
         found: datetime = self._system.modified(self._path(name))
         return found
 
-    def in_parallel(self, work: Callable[[str], T], names: Iterable[str]) -> list[T]:
+    def in_parallel(self, work: Callable[[str], T], names: Iterable[str]) -> tuple[T, ...]:
         """Results of `work` for each name, computed for several at the same time."""
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            return list(pool.map(work, names))
+            return tuple(pool.map(work, names))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

@@ -33,13 +33,22 @@ _held_here: set[str] = set()
 """Owners in this process."""
 
 
+def machine() -> str | None:
+    """Where process numbers of this process mean the same: machine, its start, and container; None if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return None
+
+
 @dataclass
 class StoreLock:
     """The lock on a run folder in a store, for one process."""
 
     store: ObjectStore
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
-    machine: str | None = field(default_factory=lambda: machine())
+    machine: str | None = field(default_factory=machine)
     number: int = 0
     """Number of the lock that this process holds; 0 for none."""
     taken_by: str | None = None
@@ -161,15 +170,6 @@ def _name(number: int) -> str:
 
 def _described(holder: dict[str, Any]) -> str:
     return f"process {holder.get('process', 'unknown')} on {holder.get('host', 'unknown')}"
-
-
-def machine() -> str | None:
-    """Where process numbers of this process mean the same: machine, its start, and container; None if unknown."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').stat().st_ino}"
-    except OSError:
-        return None
 
 
 def _has_ended(holder: dict[str, Any]) -> bool:
