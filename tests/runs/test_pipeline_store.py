@@ -165,7 +165,12 @@ def test_run_when_killed_in_training_then_another_machine_goes_on_from_its_check
     recipe = tmp_path / "recipe.yaml"
     values = read_yaml(RECIPE)
     del values["judge"], values["pair"]["rule"], values["evaluate"]["chat"]
-    values["train"] |= {"num_train_epochs": 20, "per_device_train_batch_size": 2, "eval_pairs": 0, "eval_strategy": "no"}
+    values["train"] |= {
+        "num_train_epochs": 20,
+        "per_device_train_batch_size": 2,
+        "eval_pairs": 0,
+        "eval_strategy": "no",
+    }
     recipe.write_text(json.dumps(values), encoding="utf-8")
     command = [sys.executable, "-c", START, "run", str(recipe), "--output-dir", url]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -29,6 +29,8 @@ TAGS = ("ETag", "etag", "md5Hash", "content_md5")
 """What stores call the hash of an object's content in a listing."""
 PROBE = ".probe-"
 """First characters of an object that tests whether objects can be written."""
+LISTINGS = 20
+"""Attempts at a listing while objects are being deleted."""
 CONNECTIONS = 8
 """Objects that are transferred at the same time."""
 
@@ -101,13 +103,20 @@ class ObjectStore:
 
     def list(self, under: str = "") -> dict[str, str]:
         """Every object below the folder `under`, with the tag that changes with its content."""
-        self._system.invalidate_cache()
-        try:
-            found: Mapping[str, Any] = self._system.find(self._path(under), detail=True)
-        except FileNotFoundError:
-            return {}
+        found = self._find(self._path(under))
         start = len(self._root) + 1
         return {path[start:]: _tag(info) for path, info in found.items() if path[start:] and not path.endswith("/")}
+
+    def _find(self, path: str) -> Mapping[str, Any]:
+        for _ in range(LISTINGS):
+            self._system.invalidate_cache()
+            try:
+                return dict(self._system.find(path, detail=True))
+            except FileNotFoundError:
+                # The folder, or, where a listing is not one request, an object that was deleted meanwhile.
+                if not self._system.exists(path):
+                    return {}
+        raise StorageError(f"{self.url}: cannot be listed, because objects keep disappearing; end other runs there")
 
     def read(self, name: str) -> bytes | None:
         """Content of an object; None if there is none."""
@@ -125,10 +134,15 @@ class ObjectStore:
 
     def create(self, name: str, content: bytes) -> bool:
         """Write an object unless it exists, decided by the store itself; whether it was written."""
-        if not self._is_whole:
-            self._system.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+        path = self._path(name)
         try:
-            self._system.pipe_file(self._path(name), content, mode="create")
+            if self._is_whole:
+                self._system.pipe_file(path, content, mode="create")
+            else:
+                # fsspec's own `create` for these looks first and writes then.
+                self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+                with self._system.open(path, "xb") as handle:
+                    handle.write(content)
         except FileExistsError:
             return False
         except Exception as error:

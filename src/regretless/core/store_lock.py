@@ -77,9 +77,10 @@ class StoreLock:
             if holder is not None and not holder.get("released"):
                 self._check_stale(number, holder)
             if self.store.create(_name(number + 1), self._content(released=False)):
-                self.number = number + 1
-                self.store.delete(_name(lower) for lower in self._numbers() if lower < self.number)
-                return
+                self.number, numbers = number + 1, self._numbers()
+                if numbers[-1:] == [self.number]:
+                    self.store.delete(_name(lower) for lower in numbers[:-1])
+                    return
         raise ConfigError(f"{self.store.url}: other runs take it at this very moment; wait for them")
 
     def beat(self) -> None:

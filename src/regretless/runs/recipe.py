@@ -81,8 +81,7 @@ class Recipe(Section):
     name: FolderName
     """Name of the run, and of its folder unless `output_dir` is given."""
     output_dir: str = ""
-    """Run folder: a path, or a URL in an object store such as `s3://bucket/runs/name`. Left empty, it is `runs/<name>`.
-    """
+    """Run folder: a path, or a URL such as `s3://bucket/runs/name`. Left empty, it is `runs/<name>`."""
     seed: int = Field(default=0, ge=0)
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
