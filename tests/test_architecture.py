@@ -9,12 +9,14 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "evaluation", "reporting", "world"}
+STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "reporting", "world"}
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"smoke"},
+    {"planning"},
     {"runs"},
+    {"evaluation"},
     STAGES,
     {"servers"},
     {"data"},

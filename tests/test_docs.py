@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -105,6 +106,7 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
 
     monkeypatch.chdir(PROJECT)
     monkeypatch.setattr(verbs, "run", check_run)
+    monkeypatch.setattr(verbs, "plan", check_run)
     monkeypatch.setattr(verbs, "stage", check_stage)
     monkeypatch.setattr("regretless.cli.watch.watch_training", lambda *_, **__: None)
 
@@ -150,22 +152,16 @@ def test_commands_when_collected_then_none_is_overlooked(problem: Callable[[list
     assert problem(["regretless", "run", "recipes/quickstart.yaml", "train.learning_rate=1"]) is None
 
 
-def test_several_processes_when_a_page_starts_them_on_a_recipe_then_a_step_has_as_many_pairs_as_the_recipe_says() -> (
-    None
-):
-    checked = 0
-    for words in [words for page in PAGES for words in commands(page) if "--nproc-per-node" in words]:
-        if "--config" not in words:
-            continue
-        processes, recipe = (words[words.index(flag) + 1] for flag in ("--nproc-per-node", "--config"))
-        typed = [f"train.{word}" for word in words if "=" in word]
-        one, several = load_recipe(PROJECT / recipe).train, load_recipe(PROJECT / recipe, typed).train
-        assert one is not None and several is not None
-        for method in several.objectives:
-            sizes = [train.values_for(method)["per_device_train_batch_size"] for train in (one, several)]
-            assert sizes[1] * int(processes) == sizes[0], f"{shlex.join(words)}: {method}"
-            checked += 1
-    assert checked >= 3
+def test_step_of_every_recipe_when_divided_by_the_gpus_of_a_usual_node_then_each_gets_whole_pairs() -> None:
+    recipes = [path for path in RECIPES if path.parent.name != "base" and path.name != "quickstart.yaml"]
+    assert len(recipes) > 10
+    for path in recipes:
+        train = load_recipe(path).train
+        assert train is not None
+        for method, gpus in itertools.product({*train.objectives, *train.methods}, (1, 2, 4, 8, 16, 32)):
+            arguments = train.batch_arguments(method, gpus)
+            pairs = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * gpus
+            assert pairs == train.step_pairs(method, gpus) >= 32, (path, method, gpus)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -18,10 +18,9 @@ EXAMPLES = PROJECT / "examples"
 SLURM = EXAMPLES / "slurm" / "regretless.sbatch"
 KUBERAY = EXAMPLES / "kuberay" / "rayjob.yaml"
 SKYPILOT = EXAMPLES / "skypilot" / "regretless.yaml"
-CLUSTER = ("--cluster", "auto")
-"""What the commands for several nodes have, and those for one have not."""
-NEEDS_CLUSTER = True
-"""Whether to leave that out when a command is run here: there is no Ray cluster."""
+CLUSTER = "--cluster"
+"""What the commands for several nodes have, and those for one have not. A command is run without it here: whether a
+cluster gives the same results is tested in tests/core/test_cluster.py."""
 TOOLS = {
     "regretless": 'printf "%s\\n" "$*" >> "$CALLS"',
     "srun": 'exec "$@"',
@@ -130,11 +129,10 @@ def test_skypilot_example_when_launched_then_one_node_needs_no_cluster_and_of_se
 def test_inner_commands_when_run_small_then_they_go_from_prompts_to_a_report(tmp_path: Path) -> None:
     commands = inner_commands(tmp_path)
     for name, words in commands.items():
-        assert ("--cluster" in words) == ("4 nodes" in name or name == "kuberay"), name
+        assert (CLUSTER in words) == ("4 nodes" in name or name == "kuberay"), name
         assert words[:2] == ["run", "recipes/math/qwen3-1.7b.yaml"] and "--output-dir" in words, name
-    flags = ("--output-dir", *(CLUSTER[:1] if NEEDS_CLUSTER else ()))
     # Several files have the same command.
-    distinct = {tuple(without(words, *flags)) for words in commands.values()}
+    distinct = {tuple(without(words, "--output-dir", CLUSTER)) for words in commands.values()}
     for number, words in enumerate(sorted(distinct)):
         folder = tmp_path / f"run-{number}"
         subprocess.run(

@@ -120,7 +120,7 @@ def test_example_when_run_on_real_solutions_trains_two_adapters(
             f"--questions={QUESTIONS}",
             "train.max_steps=3",
             # All pairs in every step, so that the losses of two steps are of the same pairs.
-            "train.per_device_train_batch_size=64",
+            "train.pairs_per_step=64",
         ]
     )
     pairs = _expected_pairs(solutions, example.MODELS, QUESTIONS)

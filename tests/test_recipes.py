@@ -65,7 +65,7 @@ def test_batch_of_kto_in_the_released_scripts_when_taken_over_then_its_responses
         if path.parent.name.endswith("-released"):
             train = load_recipe(path).train
             assert train is not None
-            sizes = [train.values_for(name)["per_device_train_batch_size"] for name in ("kto", "tdpo", "dpo")]
+            sizes = [train.step_pairs(name, 1) for name in ("kto", "tdpo", "dpo")]
             assert sizes == ([64, 128, 128] if path.stem.startswith("llama") else [32, 64, 128]), path
 
 

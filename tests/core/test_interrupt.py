@@ -125,7 +125,7 @@ def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path:
     command = [
         *("train", "--pairs", str(tmp_path / "pairs.jsonl"), "--output", str(tmp_path / "out"), "objective=dpo"),
         *(f"model.architecture={architecture}", f"model.tokenizer={tmp_path / 'tokenizer'}", "lora=null"),
-        *("max_steps=100", "save_steps=5", "save_total_limit=2", "per_device_train_batch_size=4"),
+        *("max_steps=100", "save_steps=5", "save_total_limit=2", "pairs_per_step=4"),
     ]
     process = start(*command)
     while process.poll() is None and not list((tmp_path / "out").glob("checkpoint-*/trainer_state.json")):

@@ -30,7 +30,7 @@ def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
         for n in range(1, 5)
     ]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    settings = ["objective=hinge", "beta=0.5", "max_steps=1", "per_device_train_batch_size=4", "lora=null"]
+    settings = ["objective=hinge", "beta=0.5", "max_steps=1", "pairs_per_step=4", "lora=null"]
     done = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "trained", *settings)
     assert done.returncode == 0, done.stderr
     manifest = read_json(tmp_path / "trained" / "manifest.json")

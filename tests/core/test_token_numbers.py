@@ -53,7 +53,7 @@ RECIPE = {
             "model": {"architecture": ARCHITECTURE, "tokenizer": "{run}/world/tokenizer"},
             "data": "{run}/world/demonstrations-behavior.jsonl",
             "max_steps": 100,
-            "per_device_train_batch_size": 16,
+            "pairs_per_step": 16,
         }
     },
     "model": {"name_or_path": "{run}/pretrain/behavior"},
@@ -73,7 +73,7 @@ RECIPE = {
         "objective": ["forking_dpo", "dpo"],
         "methods": {"forking_dpo": {"threshold": 0.0}},
         "max_steps": 4,
-        "per_device_train_batch_size": 4,
+        "pairs_per_step": 4,
         "logging_steps": 1,
     },
     "analyze": {"pairs": 4},
@@ -153,7 +153,7 @@ def test_entropies_when_trained_on_then_the_objective_reads_those_of_the_file(
     assert inspected["objectives"]["forking_dpo β=0.1"]["loss"] == pytest.approx(math.log(2))
     pairs, model = run / "mask" / "pairs.parquet", run / "pretrain" / "behavior"
     settings = ["objective=forking_dpo", "threshold=99", "lora=null", "max_steps=3", "learning_rate=0.01"]
-    more = ["logging_steps=1", "per_device_train_batch_size=4"]
+    more = ["logging_steps=1", "pairs_per_step=4"]
     done = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "none", *settings, *more)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "none") == pytest.approx([math.log(2)] * 3, abs=1e-6)

@@ -105,16 +105,16 @@ def test_typed_value_when_it_replaces_what_trained_methods_bring_along_then_each
         load_recipe(recipe, overrides)
         return capsys.readouterr().err.splitlines()
 
-    (line,) = said(several, "train.per_device_train_batch_size=16")
-    assert line.startswith("train.per_device_train_batch_size=16 replaces the recipe's values for single methods: ")
-    assert "kto 32, tdpo 64. " in line and "train.methods.NAME.per_device_train_batch_size=" in line
+    (line,) = said(several, "train.pairs_per_step=16")
+    assert line.startswith("train.pairs_per_step=16 replaces the recipe's values for single methods: ")
+    assert "kto 32, tdpo 64. " in line and "train.methods.NAME.pairs_per_step=" in line
     (line,) = said(several, "train.learning_rate=1e-6")
     assert "train.learning_rate=1e-06 replaces" in line and ": repo 5e-07, tdpo 5e-06. " in line
-    assert len(said("train.objective=kto", "train.per_device_train_batch_size=16", "train.beta=0.3")) == 2
+    assert len(said("train.objective=kto", "train.pairs_per_step=16", "train.beta=0.3")) == 2
     # Nothing of what is trained is lost.
-    assert said("train.objective=dpo", "train.per_device_train_batch_size=16", "train.learning_rate=1e-6") == []
-    assert said(several, "train.methods.kto.per_device_train_batch_size=8", "train.num_train_epochs=1") == []
-    assert said("train.objective=kto", "train.per_device_train_batch_size=32") == []
+    assert said("train.objective=dpo", "train.pairs_per_step=16", "train.learning_rate=1e-6") == []
+    assert said(several, "train.methods.kto.pairs_per_step=8", "train.num_train_epochs=1") == []
+    assert said("train.objective=kto", "train.pairs_per_step=32") == []
 
 
 def test_value_typed_for_one_method_when_also_typed_for_all_then_order_does_not_matter(tmp_path: Path) -> None:

@@ -7,27 +7,13 @@ import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType
 from peft import LoraConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from regretless import PreferenceConfig, PreferenceTrainer
-
-
-def let_cpus_shard() -> None:
-    """Take CPU processes for GPUs where accelerate asks which may shard: it knows FSDP for accelerators only."""
-    original = PartialState.__init__
-
-    def init(self: PartialState, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if self.distributed_type == DistributedType.MULTI_CPU:
-            self.distributed_type = DistributedType.MULTI_GPU
-
-    PartialState.__init__ = init  # type: ignore[method-assign]
+from regretless.training.sharding import let_cpus_shard
 
 
 def main() -> None:

@@ -37,8 +37,8 @@ BY_STEPS = {
     "save_total_limit": 2,
 }
 BY_EPOCHS = {"num_train_epochs": 2, "logging_strategy": "epoch", "eval_strategy": "epoch", "save_steps": 1}
-BY_EPOCHS |= {"per_device_train_batch_size": 10}
-COMMON = {"per_device_train_batch_size": 6, "learning_rate": 1e-2, "eval_pairs": 9, "max_tokens_per_microbatch": 60}
+BY_EPOCHS |= {"pairs_per_step": 10}
+COMMON = {"pairs_per_step": 6, "learning_rate": 1e-2, "eval_pairs": 9, "max_tokens_per_microbatch": 60}
 
 
 def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | None = None) -> None:

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from regretless.data.tokenization import TokenizedPair
+from regretless.training.sharding import FSDP2
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGURATIONS = PROJECT / "examples" / "accelerate"
@@ -191,7 +192,7 @@ def test_train_verb_when_two_processes_hold_out_pairs_then_scores_and_adapter_ar
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def run(name: str, launcher: list[str], batch: int) -> Path:
+    def run(name: str, launcher: list[str]) -> Path:
         command = [
             "-m",
             "regretless",
@@ -201,11 +202,11 @@ def test_train_verb_when_two_processes_hold_out_pairs_then_scores_and_adapter_ar
             "--output",
             str(tmp_path / name),
         ]
-        settings = ["objective=dpo", "eval_pairs=9", f"per_device_train_batch_size={batch}", "optim=sgd", "max_steps=2"]
+        settings = ["objective=dpo", "eval_pairs=9", "pairs_per_step=8", "optim=sgd", "max_steps=2"]
         launch([*launcher, *command, "--model", str(tmp_path / "model"), *settings, "lora.dropout=0", "lora.r=4"])
         return tmp_path / name
 
-    one, two = run("one", ALONE, 8), run("two", TORCHRUN, 4)
+    one, two = run("one", ALONE), run("two", TORCHRUN)
     scores = [[json.loads(line) for line in (run / "pair_scores.jsonl").open()] for run in (one, two)]
     assert len(scores[0]) in (9, 10)  # whole prompts
     assert [row["pair_id"] for row in scores[0]] == [row["pair_id"] for row in scores[1]]
@@ -229,3 +230,4 @@ def test_accelerate_configuration_when_parsed_then_it_launches_what_its_name_say
         assert environment["ACCELERATE_USE_FSDP"] == "true"
         assert environment["FSDP_VERSION"] == "2"
         assert environment["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
+        assert environment.items() >= FSDP2.items(), "what a recipe's strategy sets up"

@@ -94,6 +94,10 @@ def run(
     output_dir: Annotated[
         str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
+    ] = None,
     first: Annotated[
         str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones do not run.")
     ] = None,
@@ -102,7 +106,42 @@ def run(
     """Run all stages of a recipe. Finished, unchanged stages are skipped; an interrupted run resumes."""
     from regretless.cli import verbs
 
-    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, first=first, last=last)
+    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, cluster=cluster, first=first, last=last)
+
+
+@app.command()
+def plan(
+    recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/quickstart.yaml.")],
+    overrides: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Predict times: run a few batches of each stage in a temporary folder.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Number of GPUs to predict times for; by default all that are visible.")
+    ] = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="What no data show yet: response_tokens, paired (share of prompts with a correct and a wrong "
+            "response), reply_tokens (of a judge); repeat for several.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    output_dir: Annotated[str | None, typer.Option(help="Run folder, or its URL; overrides the recipe's.")] = None,
+) -> None:
+    """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
+    from regretless.cli import verbs
+
+    verbs.plan(
+        recipe,
+        overrides or [],
+        output_dir=output_dir,
+        measure=measure,
+        gpus=gpus,
+        assume=assume or [],
+        as_json=as_json,
+    )
 
 
 def _add_stage(stage: Stage) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from transformers.utils.logging import disable_progress_bar
 
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
@@ -24,6 +21,10 @@ from regretless.core.terminal import console, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
+from regretless.modeling.load import quiet_libraries
+from regretless.planning.counts import Assumed
+from regretless.planning.plan import make_plan
+from regretless.planning.show import show_plan
 from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline
@@ -32,8 +33,7 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 
-disable_progress_bar()  # transformers' bars for loading and saving; the stages have their own
-warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # peft calls it on transformers
+quiet_libraries()
 
 
 def run(
@@ -42,11 +42,14 @@ def run(
     *,
     smoke: bool,
     output_dir: str | Path | None,
+    cluster: str | None = None,
     first: str | None = None,
     last: str | None = None,
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
     _refuse_urls({"RECIPE": path})
+    if cluster is not None:
+        overrides = [*overrides, f"cluster.address={cluster}"]
     folder = [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir))}"]
     recipe = load_recipe(path, [*overrides, *folder], None if smoke else _problems)
     if smoke:
@@ -79,6 +82,35 @@ def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
             for name, url in found.items()
         ],
     )
+
+
+def plan(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    output_dir: str | Path | None,
+    measure: bool,
+    gpus: int | None,
+    assume: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Print what a recipe would do. Raises ConfigError for settings that cannot be parsed, and for nothing else."""
+    _refuse_urls({"RECIPE": path})
+    recipe = load_recipe(path, overrides)
+    if output_dir is not None:
+        recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
+    values = {key: value for key, _, value in (text.partition("=") for text in assume)}
+    assumed = Assumed.parse(values, "--assume")
+    messages = terminal(stderr=True)
+    if is_url(recipe.output_dir):
+        messages.print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
+    made = make_plan(
+        recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
+    )
+    if as_json:
+        print(json.dumps(made.as_json(), indent=2, ensure_ascii=False))
+    else:
+        show_plan(made, terminal())
 
 
 def stage(request: Request) -> None:

@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.utils import find_adapter_config_file
+from transformers.utils.logging import disable_progress_bar
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import fingerprint
@@ -32,6 +33,12 @@ from regretless.core.settings import Section
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, turn_end_ids
 
 T = TypeVar("T")
+
+
+def quiet_libraries() -> None:
+    """Turn off what the libraries print in a program that says everything itself."""
+    disable_progress_bar()  # transformers' bars for loading and saving; the stages have their own
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")  # peft calls it on transformers
 
 
 class ModelConfig(Section):
@@ -202,6 +209,28 @@ def check_architecture(config: ModelConfig) -> None:
     model_type, values = _architecture(config.architecture)
     with torch.random.fork_rng(), torch.device("meta"):
         _build(model_type, values, torch.float32)
+
+
+def empty_model(config: ModelConfig) -> PreTrainedModel:
+    """The base model of a config without its weights (on the device `meta`): to count them.
+
+    Raises ConfigError if its configuration cannot be found.
+    """
+    with torch.random.fork_rng(), torch.device("meta"):
+        if config.architecture is not None:
+            model_type, values = _architecture(config.architecture)
+            if config.tokenizer is not None:
+                _fit_to_tokenizer(values, load_tokenizer(config))
+            return _build(model_type, values, torch.float32)
+        base = weights_of(config)
+        known = _load(
+            "model",
+            base.base,
+            lambda: AutoConfig.from_pretrained(
+                base.base, revision=base.revision, trust_remote_code=config.trust_remote_code
+            ),
+        )
+        return AutoModelForCausalLM.from_config(known, trust_remote_code=config.trust_remote_code)
 
 
 def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTrainedModel:

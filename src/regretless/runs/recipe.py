@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
+from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, reject
 from regretless.core.mirror import working_copy
 from regretless.core.object_store import check_location, is_url
@@ -23,7 +24,6 @@ from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
-from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ModelConfig
 from regretless.pairing.mask import MaskConfig
@@ -86,6 +86,8 @@ class Recipe(Section):
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads to compute with; one per core by default. Very small models are faster with a single thread."""
+    cluster: ClusterConfig | None = None
+    """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None
     """Generate the embedded world: problems, tokenizer and demonstrations."""
     pretrain: dict[FolderName, PretrainConfig] = Field(default_factory=dict)
@@ -184,12 +186,6 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in present]
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
-    evaluate = values.get("evaluate")
-    if isinstance(evaluate, Mapping) and isinstance(verifier := evaluate.get("verifier"), str):
-        try:
-            VERIFIERS.check(verifier)
-        except ValueError as problem:
-            yield "evaluate.verifier", f"{problem} (got {verifier!r})"
     report = values.get("report")
     if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in present:
         yield "report.figures", "no token rewards to draw; add `analyze`"

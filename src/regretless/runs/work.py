@@ -234,10 +234,10 @@ def _train_one(
     model: ModelConfig,
     data: Path | str,
 ) -> None:
-    # Only settings of this method: a change of another method does not affect it.
+    # Only settings of this method: a change of another method does not affect it. Neither does the number of processes.
     seen = {
         "objective": objective,
-        "values": config.values_for(objective),
+        "values": config.result_settings(objective, config.process_count(objective)),
         "lora": config.lora and dump(config.lora),
         "eval_pairs": config.eval_pairs,
         "model": dump(model),
@@ -265,12 +265,12 @@ def do_analyze(section: analyze.AnalyzeConfig, job: Job) -> None:
     responses: dict[str, dict[str, Path]] = {}
     # Not every recipe evaluates or has held-out pairs.
     inputs = _input("pairs", source) | {
-        f"train/{name}": path for name, one in trained.items() if (path := one.folder / PAIR_SCORES).is_file()
+        f"train/{name}": path for name, one in trained.items() if job.folder.has(path := one.folder / PAIR_SCORES)
     }
     for benchmark in job.recipe.evaluate.benchmarks if job.recipe.evaluate else ():
         for label in (BASE, *trained):
             name = f"evaluate/{label}/{benchmark}"
-            if (path := job.path(name, "responses.parquet")).is_file():
+            if job.folder.has(path := job.path(name, "responses.parquet")):
                 responses.setdefault(benchmark, {})[label] = inputs[name] = path
     settings = {
         **dump(section),
@@ -296,8 +296,8 @@ def do_report(section: report.ReportConfig, job: Job) -> None:
     """The HTML page of the run."""
     # A manifest changes exactly when its stage ran again.
     run = job.folder.path
-    files = [*run.rglob(MANIFEST), run / "evaluate" / "results.json", run / "recipe.yaml"]
-    inputs = {path.relative_to(run).as_posix(): path for path in files if path.is_file()}
+    files = [*job.folder.manifests(), run / "evaluate" / "results.json", run / "recipe.yaml"]
+    inputs = {path.relative_to(run).as_posix(): path for path in files if job.folder.has(path)}
     inputs.pop(f"report/{MANIFEST}", None)
     job.do("report", dump(section), lambda output: report.run(section, run, output), inputs)
 

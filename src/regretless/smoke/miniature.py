@@ -40,8 +40,12 @@ SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_pen
 LENGTH = {"max_new_tokens": 16, "batch_size": 256}
 PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "torch_compile": False, "num_train_epochs": 1}
 """Training arguments that need special hardware, or that are meaningless for a few steps."""
-PRETRAIN = {**PLAIN, "max_steps": STEPS, "per_device_train_batch_size": BATCH, "learning_rate": 0.01, "warmup_steps": 5}
-TRAIN = {**PLAIN, "max_steps": 2, "per_device_train_batch_size": 4, "warmup_steps": 0, "logging_steps": 1}
+HERE = {"processes": 1, "strategy": "ddp", "gradient_accumulation_steps": 1}
+"""These models are too small to be trained faster by several processes."""
+PRETRAIN = {**PLAIN, **HERE, "max_steps": STEPS, "pairs_per_step": BATCH, "learning_rate": 0.01, "warmup_steps": 5}
+TRAIN = {**PLAIN, **HERE, "max_steps": 2, "pairs_per_step": 4, "warmup_steps": 0, "logging_steps": 1}
+STEP_SIZE = "per_device_train_batch_size"
+"""A setting that `pairs_per_step` replaces."""
 EVAL_PAIRS = 8
 """Pairs from more than one prompt: KTO needs answers to another prompt."""
 SERVER = {"api_key_env": local_judge.KEY_VARIABLE, "concurrency": 8}
@@ -144,7 +148,7 @@ def _pretrained(model: ModelConfig) -> dict[str, Any]:
 
 def _pretrain(entry: Mapping[str, Any]) -> dict[str, Any]:
     model = ModelConfig(**entry["model"])
-    return {**entry, **PRETRAIN, "model": _tiny(model), "methods": {}}
+    return {**_without_step_size(entry), **PRETRAIN, "model": _tiny(model), "methods": {}}
 
 
 def _trained_name(model: ModelConfig) -> str:
@@ -184,10 +188,15 @@ def _inspect(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _train(section: Mapping[str, Any]) -> dict[str, Any]:
     methods = {
-        name: {key: value for key, value in entry.items() if key not in TRAIN}
+        name: {key: value for key, value in _without_step_size(entry).items() if key not in TRAIN}
         for name, entry in section.get("methods", {}).items()
     }
-    return {**section, **TRAIN, "methods": methods, "eval_pairs": min(section.get("eval_pairs", 0), EVAL_PAIRS)}
+    held_out = min(section.get("eval_pairs", 0), EVAL_PAIRS)
+    return {**_without_step_size(section), **TRAIN, "methods": methods, "eval_pairs": held_out}
+
+
+def _without_step_size(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key != STEP_SIZE}
 
 
 def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:

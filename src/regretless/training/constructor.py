@@ -77,7 +77,8 @@ def use_one_gpu(args: TrainingArguments) -> None:
         if is_first_process():
             console.print(
                 f"note: {args.n_gpu} GPUs are visible, and one process trains on one: {args.device} is used. To train "
-                f"on all: torchrun --nproc-per-node {args.n_gpu}, or accelerate launch (docs/several_processes.md)",
+                f"on all: train.processes in a recipe; a script with torchrun --nproc-per-node {args.n_gpu}, or "
+                "accelerate launch (docs/several_processes.md)",
                 style="yellow",
                 markup=False,
                 soft_wrap=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,9 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from regretless.core.errors import ConfigError, reject
 from regretless.core.files import write_jsonl
+from regretless.core.run_folder import CACHE, processes
 from regretless.core.terminal import bar
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.training_folder import last_complete_checkpoint
@@ -21,6 +31,8 @@ from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
 from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
+from regretless.training.processes import train_in_processes
+from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 
@@ -28,28 +40,47 @@ from regretless.training.trainer import PreferenceTrainer
 def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
     """Train `model` with one method on a pairs file; writes a model or adapter with tokenizer to `output`.
 
-    Resumes from the last complete checkpoint in `output`. Also written: trainer_state.json (the log), pair_scores.jsonl
-    with the rewards of the held-out pairs, where there are any, and, beside `output` in `<output>.cache`,
-    refused-pairs.jsonl (rejected rows with reasons).
+    Starts as many processes as the settings say, unless a launcher has started this one among several. Resumes from the
+    last complete checkpoint in `output`. Also written: trainer_state.json (the log), pair_scores.jsonl with the rewards
+    of the held-out pairs, where there are any, and, beside `output` in `<output>.cache`, refused-pairs.jsonl (rejected
+    rows with reasons).
 
     Raises ConfigError, DataError or NonFiniteLossError.
     """
-    hyperparameters, arguments = config.split_for(objective)
-    args = PreferenceConfig(
-        output_dir=str(output),
-        objective=objective,
-        objective_kwargs=hyperparameters,
-        disable_tqdm=True,
-        **({"report_to": "none"} | arguments),
-    )
+    count = config.process_count(objective)
+    if count == processes():
+        return _train(config, objective, model, pairs, output)
+    folder = output.with_name(output.name + CACHE) / "processes"
+    return train_in_processes(task_of(config, objective, model, pairs, output), count, folder)
+
+
+def task_of(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
+    """The arguments of `run` as a JSON value, for another process."""
+    # A model to pretrain has further settings, its data and its start: they are arguments here.
+    others = set(type(config).model_fields) - set(TrainConfig.model_fields)
+    return {
+        "config": config.model_dump(mode="json", exclude_unset=True, exclude=others) | {"objective": objective},
+        "model": model.model_dump(mode="json", exclude_unset=True),
+        "pairs": str(pairs),
+        "output": str(output),
+    }
+
+
+def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Train in this process, one of several that a launcher started, as `task_of` says; returns the summary."""
+    config = TrainConfig.parse(task["config"], "train")
+    model = ModelConfig.parse(task["model"], "model")
+    return _train(config, config.objectives[0], model, task["pairs"], Path(task["output"]))
+
+
+def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
+    """Train in this process, or in this one of several; returns the summary."""
+    reject(f"train {objective}", config.division_problems(objective, processes()))
+    if config.strategy == "fsdp2" and processes() > 1:
+        shard_model()
+    args = arguments_of(config, objective, output, processes())
     tokenizer = load_tokenizer(model)
-    method = build(objective, **hyperparameters)
-    table = pair_table(pairs, tokenizer, args, method, "pairs")
-    train, held_out = (
-        PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
-        for numbers in _hold_out(table, config.eval_pairs, args.seed)
-    )
-    assert train is not None
+    train, held_out = read_data(config, args, tokenizer, pairs)
 
     torch.manual_seed(args.seed)  # the adapter's initial weights are random, see below
     trainer = PreferenceTrainer(
@@ -58,9 +89,9 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
         train_dataset=train,
         eval_dataset=held_out,
         processing_class=tokenizer,
-        peft_config=_lora(config.lora),
+        peft_config=lora_config(config.lora),
     )
-    checkpoint = last_complete_checkpoint(output)
+    checkpoint = _checkpoint(output, trainer)
     if checkpoint is None and trainer.is_world_process_zero():
         for useless in output.glob("checkpoint-*"):
             shutil.rmtree(useless)
@@ -80,7 +111,55 @@ def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | s
     return summary
 
 
-def _lora(settings: LoraSettings | None) -> LoraConfig | None:
+def _checkpoint(output: Path, trainer: PreferenceTrainer) -> str | None:
+    """The checkpoint to resume from. Raises ConfigError for one that this trainer's processes cannot read."""
+    checkpoint = last_complete_checkpoint(output)
+    if checkpoint is None:
+        return None
+    sharded = is_sharded(Path(checkpoint))
+    if sharded != writes_shards(trainer.accelerator):
+        was = "strategy=fsdp2 and several processes" if sharded else "strategy=ddp"
+        raise ConfigError(
+            f"strategy: {checkpoint} was written with {was}, and can be read only so; resume with these settings, or "
+            "delete the checkpoints to start over"
+        )
+    return checkpoint
+
+
+def arguments_of(
+    config: TrainConfig, objective: str, output: Path, count: int, without: Collection[str] = ()
+) -> PreferenceConfig:
+    """The trainer's arguments for one method on `count` processes, `without` some.
+
+    Raises ConfigError for ones that cannot work.
+    """
+    hyperparameters, given = config.split_for(objective)
+    arguments = {name: value for name, value in given.items() if name not in without}
+    return PreferenceConfig(
+        output_dir=str(output),
+        objective=objective,
+        objective_kwargs=hyperparameters,
+        disable_tqdm=True,
+        **({"report_to": "none"} | arguments | config.batch_arguments(objective, count)),
+    )
+
+
+def read_data(
+    config: TrainConfig, args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase, pairs: Path | str
+) -> tuple[PairDataset, PairDataset | None]:
+    """The pairs to train on, and those held out, if any. Raises DataError if no pair can be used."""
+    method = build(args.objective, **args.hyperparameters)
+    table = pair_table(pairs, tokenizer, args, method, "pairs")
+    train, held_out = (
+        PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
+        for numbers in _hold_out(table, config.eval_pairs, args.seed)
+    )
+    assert train is not None
+    return train, held_out
+
+
+def lora_config(settings: LoraSettings | None) -> LoraConfig | None:
+    """The adapter to train, for peft; None for settings that train all weights."""
     if settings is None:
         return None
     return LoraConfig(

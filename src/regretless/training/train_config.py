@@ -5,16 +5,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
+from regretless.core.run_folder import processes
 from regretless.core.settings import Section, lower, setting_error
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.training.argument_checks import argument_problems, problem_here
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
+from regretless.training.processes import visible_gpus
+
+PAIRS, PER_DEVICE, ACCUMULATION = "pairs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"
+STEP_SIZE = frozenset({PAIRS, PER_DEVICE, ACCUMULATION})
+"""Settings that say how many pairs a step has, or how it is divided."""
 
 
 class LoraSettings(Section):
@@ -43,6 +49,17 @@ class TrainConfig(Section):
     command line replaces it, with a message."""
     lora: LoraSettings | None = LoraSettings()
     """Train a low-rank adapter (LoRA) with these settings; null trains all weights."""
+    pairs_per_step: int = Field(default=8, ge=1, strict=True)
+    """Number of pairs in an optimizer step, those of all processes together; a method may bring its own. Each process
+    gets an equal part, which therefore has to be a whole number. How the pairs are packed into memory is set by
+    `max_tokens_per_microbatch`."""
+    processes: Literal["auto"] | Annotated[int, Field(ge=1, strict=True)] = "auto"
+    """Number of processes to train with, which this command starts itself; `auto` takes one for each visible GPU, and
+    one on a CPU. The number does not change the experiment: a step has `pairs_per_step` pairs in any case. Under a
+    launcher (torchrun, Ray) the launcher decides."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """What several processes share: `ddp` keeps a copy of the model on each, `fsdp2` shards weights, gradients and
+    optimizer state over them, for models that do not fit on one GPU."""
     eval_pairs: int = Field(default=0, ge=0)
     """Number of pairs to hold out of training, rounded up to whole prompts and at most half of all prompts; they give
     the metrics `eval_rewards/…`."""
@@ -101,9 +118,11 @@ class TrainConfig(Section):
     def _problems_of(self, objective: str) -> dict[str, tuple[str, Any]]:
         """Problems of one method's settings, by key, with the value."""
         values = self.values_for(objective)
-        hyperparameters, arguments = self.split_for(objective)
+        hyperparameters = self.split_for(objective)[0]
+        arguments = {key: value for key, value in values.items() if key not in hyperparameters}
         found = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
         found |= {key: UNUSED[key] for key in arguments if key in UNUSED}
+        found |= self._step_size_problems(values)
         found |= argument_problems(PreferenceConfig, {key: arguments[key] for key in arguments if key not in found})
         try:
             OBJECTIVES[objective].model_validate(hyperparameters)
@@ -113,11 +132,72 @@ class TrainConfig(Section):
             found["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
         return {key: (problem, values.get(key)) for key, problem in found.items()}
 
-    def problem_here(self, objective: str) -> str | None:
-        """Why training with one method cannot start on this machine, as `key: reason`, or None."""
+    def _step_size_problems(self, values: Mapping[str, Any]) -> dict[str, str]:
+        found = {}
+        pairs = values.get(PAIRS, self.pairs_per_step)
+        if type(pairs) is not int or pairs < 1:
+            found[PAIRS] = f"expected a whole number of at least 1, got {pairs!r:.80}"
+        if PAIRS in values and PER_DEVICE in values:
+            found[PER_DEVICE] = f"{PAIRS} says how many pairs a step has, on any number of processes; remove one"
+        if self.strategy == "fsdp2":
+            found |= {
+                name: "fsdp2 is the strategy here, and sets up the sharding itself; remove one"
+                for name in ("fsdp", "deepspeed")
+                if values.get(name)
+            }
+        return found
+
+    def process_count(self, objective: str) -> int:
+        """Number of processes that train on this machine: the launcher's, else the setting's."""
+        if processes() > 1:
+            return processes()
+        if self.processes != "auto":
+            return self.processes
+        return 1 if self.values_for(objective).get("use_cpu") else max(1, visible_gpus())
+
+    def step_pairs(self, objective: str, count: int) -> int:
+        """Number of pairs in an optimizer step of `count` processes together."""
+        values = self.values_for(objective)
+        if PER_DEVICE in values:
+            return int(values[PER_DEVICE]) * int(values.get(ACCUMULATION, 1)) * count
+        return int(values.get(PAIRS, self.pairs_per_step))
+
+    def batch_arguments(self, objective: str, count: int) -> dict[str, int]:
+        """The training arguments that give a step its pairs, for each of `count` processes."""
+        accumulation = int(self.values_for(objective).get(ACCUMULATION, 1))
+        pairs = self.step_pairs(objective, count)
+        return {PER_DEVICE: pairs // (count * accumulation), ACCUMULATION: accumulation}
+
+    def problems_here(self, objective: str) -> list[str]:
+        """Why training with one method cannot start on this machine, each as `key: reason`."""
+        count, gpus = self.process_count(objective), visible_gpus()
+        problems = self.division_problems(objective, count)
+        # Of several processes, each would set up its devices for the rest; training reports a problem itself.
+        if processes() > 1:
+            return problems
+        if 0 < gpus < count and not self.values_for(objective).get("use_cpu"):
+            problems.append(f"processes: {count} were asked for, and {gpus} GPU(s) are visible; each process needs one")
         arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
         found = problem_here(PreferenceConfig, arguments)
-        return None if found is None else f"{self.key_of(objective, found[0] or 'objective')}: {found[1]}"
+        if found is not None:
+            problems.append(f"{self.key_of(objective, found[0] or 'objective')}: {found[1]}")
+        return problems
+
+    def division_problems(self, objective: str, count: int) -> list[str]:
+        """Why a step's pairs cannot be divided by `count` processes, as `key: reason`; at most one."""
+        accumulation = int(self.values_for(objective).get(ACCUMULATION, 1))
+        pairs = self.step_pairs(objective, count)
+        if pairs % (count * accumulation) == 0:
+            return []
+        fitting = max(each for each in range(1, count + 1) if pairs % each == 0)
+        parts, instead = f"{count} processes", f"{fitting} processes"
+        if accumulation > 1:
+            parts += f" × {ACCUMULATION} {accumulation}"
+            instead = f"leave out {ACCUMULATION}, which has no effect on a step of so many pairs"
+        return [
+            f"{self.key_of(objective, PAIRS)}: {pairs} pairs cannot be divided equally by {parts}; choose another "
+            f"number of pairs, or {instead}"
+        ]
 
     def key_of(self, objective: str, key: str) -> str:
         """Key of a setting of one method: in the method's entry, or in the common settings."""
@@ -130,13 +210,20 @@ class TrainConfig(Section):
             for key, value in (self.__pydantic_extra__ or {}).items()
             if key in _argument_names() or key in hyperparameter_names(objective) or not _belongs_to_another(key)
         }
+        if PAIRS in self.model_fields_set:
+            common[PAIRS] = self.pairs_per_step
         return {**common, **self.methods.get(objective, {})}
 
+    def result_settings(self, objective: str, count: int) -> dict[str, Any]:
+        """The settings of one method that the result of `count` processes depends on."""
+        values = {key: value for key, value in self.values_for(objective).items() if key not in STEP_SIZE}
+        return {**values, PAIRS: self.step_pairs(objective, count)}
+
     def split_for(self, objective: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(hyperparameters of the method, training arguments)."""
+        """(hyperparameters of the method, training arguments without those of the number of pairs)."""
         values, names = self.values_for(objective), hyperparameter_names(objective)
         hyperparameters = {key: value for key, value in values.items() if key in names}
-        return hyperparameters, {key: value for key, value in values.items() if key not in names}
+        return hyperparameters, {key: value for key, value in values.items() if key not in {*names, *STEP_SIZE}}
 
 
 STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
@@ -162,7 +249,7 @@ def _belongs_to_another(key: str) -> bool:
 
 
 def _known_keys(objective: str) -> set[str]:
-    return _argument_names() | set(hyperparameter_names(objective))
+    return _argument_names() | set(hyperparameter_names(objective)) | {PAIRS}
 
 
 UNUSED = {

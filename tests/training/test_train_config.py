@@ -1,0 +1,63 @@
+"""Settings of the train stage: pairs of a step, and the processes that share them."""
+
+from __future__ import annotations
+
+import pytest
+
+from regretless.training import train_config
+from regretless.training.train_config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "pairs", "arguments"),
+    [
+        ({}, 1, 8, (8, 1)),
+        ({"pairs_per_step": 128}, 8, 128, (16, 1)),
+        ({"pairs_per_step": 128, "gradient_accumulation_steps": 4}, 8, 128, (4, 4)),
+        ({"pairs_per_step": 128, "methods": {"dpo": {"pairs_per_step": 32}}}, 8, 32, (4, 1)),
+        ({"per_device_train_batch_size": 4}, 8, 32, (4, 1)),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}, 8, 64, (4, 2)),
+    ],
+)
+def test_step_when_divided_by_processes_then_it_has_the_pairs_that_are_asked_for(
+    settings: dict[str, object], count: int, pairs: int, arguments: tuple[int, int]
+) -> None:
+    config = TrainConfig(objective="dpo", **settings)
+    assert config.step_pairs("dpo", count) == pairs
+    assert tuple(config.batch_arguments("dpo", count).values()) == arguments
+
+
+def test_processes_when_left_open_then_there_is_one_for_each_gpu_and_the_result_does_not_depend_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = []
+    for gpus, count in ((0, 1), (1, 1), (4, 4)):
+        monkeypatch.setattr(train_config, "visible_gpus", lambda gpus=gpus: gpus)
+        config = TrainConfig(objective="dpo", pairs_per_step=12, strategy="fsdp2", processes="auto")
+        assert config.process_count("dpo") == count
+        results.append(config.result_settings("dpo", count))
+    assert results[0] == results[1] == results[2] == {"pairs_per_step": 12}
+    assert TrainConfig(objective="dpo", use_cpu=True).process_count("dpo") == 1
+    assert TrainConfig(objective="dpo", processes=2).process_count("dpo") == 2
+    # A launcher's processes replace those of the settings.
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert TrainConfig(objective="dpo", processes=2).process_count("dpo") == 3
+    # A batch size for each process makes another step on another number of them.
+    assert TrainConfig(objective="dpo", per_device_train_batch_size=2).result_settings("dpo", 3) == {
+        "pairs_per_step": 6
+    }
+
+
+def test_processes_when_there_are_too_few_gpus_or_pairs_then_the_problems_say_which_number_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(train_config, "visible_gpus", lambda: 6)
+    (problem,) = TrainConfig(objective="dpo", pairs_per_step=128).problems_here("dpo")
+    assert problem.startswith("pairs_per_step: 128 pairs cannot be divided equally by 6 processes;")
+    assert problem.endswith("or 4 processes")
+    divided, asked = TrainConfig(objective="dpo", processes=9).problems_here("dpo")
+    assert asked == "processes: 9 were asked for, and 6 GPU(s) are visible; each process needs one"
+    assert divided.startswith("pairs_per_step: 8 pairs") and divided.endswith("or 8 processes")
+    own = TrainConfig(objective="dpo", pairs_per_step=6, methods={"dpo": {"pairs_per_step": 9}})
+    (problem,) = own.problems_here("dpo")
+    assert problem.startswith("methods.dpo.pairs_per_step: 9 pairs") and problem.endswith("or 3 processes")
