@@ -293,7 +293,10 @@ def test_recipe_of_the_paper_when_planned_without_a_network_then_the_plan_says_w
     assert plan["seconds"] is None
     if "ultrafeedback" in recipe:
         assert rows["sample"]["counts"]["requests"]["value"] == 4 * 16_000
-        assert rows["judge"]["judge"]["requests"]["value"] == 64_000
+        asked = {name: count["value"] for name, count in rows["judge"]["judge"].items()}
+        assert asked["requests"] == 64_000
+        cost = asked["tokens_in"] * 0.25 + 64_000 * 8192 * 2  # the limit of a reply
+        assert plan["stages"][1]["units"][0]["counts"]["dollars"] == pytest.approx(cost / 1e6, rel=1e-3)
     else:
         assert any("openai/gsm8k" in problem for problem in rows["prompts"]["problems"])
 
