@@ -24,7 +24,7 @@ from regretless.planning.plan import Plan, make_plan
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.sampling.transformers_engine import TransformersEngine
-from regretless.smoke.miniature import smoke_recipe
+from regretless.smoke.miniature import smoke_recipe, surroundings
 from scripted_server import serving
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -313,3 +313,25 @@ def test_plan_of_a_finished_run_when_printed_then_there_is_a_row_for_each_stage(
     for stage in ("world", "pretrain", "sample", "verify", "pair", "inspect", "train", "evaluate", "analyze", "report"):
         assert stage in result.output
     assert "would run" not in result.output
+
+
+@pytest.mark.slow
+def test_requests_to_judges_when_planned_before_anything_has_run_then_they_are_those_of_the_run(tmp_path: Path) -> None:
+    recipe = load_recipe(PROJECT / "recipes" / "ultrafeedback" / "qwen3-1.7b.yaml")
+    recipe = smoke_recipe(recipe.model_copy(update={"output_dir": str(tmp_path / "run")}))
+    with surroundings(recipe):
+        plan = planned(recipe)
+        run_recipe(recipe)
+    asked = {one.unit.name: one.counts["requests"] for row in plan.rows for one in row.estimates if one.is_judge}
+    assert asked.pop("judge") == summary(recipe.run_dir, "judge")["requests"]
+    results = {name: read_json(recipe.run_dir / name / "chat_result.json") for name in asked}
+    assert len(results) == 2 * 4  # models and benchmarks
+    assert asked == {name: result["requests"] for name, result in results.items()}
+    answers = {one.unit.name: one.counts for row in plan.rows for one in row.estimates if "/samples/" in one.unit.name}
+    for name, found in answers.items():
+        assert found["requests"] == summary(recipe.run_dir, name)["responses"]
+    assert answers.keys() == {
+        path.parent.relative_to(recipe.run_dir).as_posix()
+        for path in (recipe.run_dir / "evaluate" / "samples").rglob(MANIFEST)
+    }
+    assert set(states(planned(recipe)).values()) == {State.DONE}
