@@ -91,8 +91,6 @@ class Sampled:
     load: float
     batch: float
     """Seconds for a batch."""
-    steps: float
-    """Tokens that a batch generated one after another."""
     lengths: NDArray[np.integer[Any]]
 
 
@@ -257,19 +255,17 @@ class Calibration:
         for named in models_in(unit):
             model = ModelConfig.parse(named, unit.name)
             shape = self.counting.trainings.shape(model)
-            found = self._sample_with(shape, rows, params)
-            expected = self.counting.lengths.of(unit, named, params)
-            stands_in = any(self._stands_in(model, one) for one in self.counting.folder.units.values())
-            if not stands_in:
+            if any(self._stands_in(model, one) for one in self.counting.folder.units.values()):
+                # Such a model ends no response: it writes as many tokens as are expected of the longest one of a batch.
+                longest = self.counting.lengths.of(unit, named, params).longest(params.batch_size)
+                found = self._sample_with(shape, rows, params.model_copy(update={"max_new_tokens": round(longest)}))
+            else:
+                found = self._sample_with(shape, rows, params)
                 key = self.counting.lengths.key_of(named, params)
                 mean = float(found.lengths.mean())
                 self.counting.lengths.measured[key] = Lengths(mean, "the calibration", found.lengths)
-                longest = found.steps
-            else:
-                longest = expected.longest(params.batch_size)
             batches = math.ceil(len(rows) * params.n / params.batch_size)
-            generating = batches * found.batch * longest / found.steps * estimate.left
-            total += found.load / self._loaded_with(unit) + generating / self.gpus
+            total += found.load / self._loaded_with(unit) + batches * found.batch * estimate.left / self.gpus
         return total
 
     def _loaded_with(self, unit: PlannedUnit) -> int:
@@ -311,7 +307,7 @@ class Calibration:
             # vLLM takes the GPU's memory and frees it late: it is loaded by trials only.
             load = load or (Line.through((1, first), (batches, seconds)).fixed if batches > 1 else 0.0)
         lengths = _response_lengths(output)
-        return Sampled(load, max(0.0, seconds - load) / batches, float(lengths.max()), lengths)
+        return Sampled(load, max(0.0, seconds - load) / batches, lengths)
 
     # --- labels and pairs --------------------------------------------------------------------------------------------
 
