@@ -53,8 +53,8 @@ FIRST_STEPS, MOST_STEPS = 2, 120
 BATCHES = 3
 ROWS = (200, 1000)
 """Responses that are verified, in two measurements."""
-SCORED = (32, 128)
-"""Pairs that are scored, in two measurements."""
+SCORED = (32, 128, 512)
+"""Pairs that are scored, in two measurements: the first number, and the last one if that was brief."""
 STAND_INS = 4000
 """Responses in place of those that are not there yet."""
 REFERENCE_PAIRS = 256
@@ -436,13 +436,14 @@ class Calibration:
             return summary["scored_pairs"], time.monotonic() - began, summary["pairs"]
 
         _, reading, read_pairs = trial(0)
+        if reading < BRIEF:
+            _, reading, _ = trial(0)  # the first call of a process also loads libraries
         reading *= count / read_pairs
         if config.rescore:
             self.notes["inspect: the time of rescore is not in the prediction"] = None
         if config.sample == 0:
             return reading
-        small, large = trial(SCORED[0]), trial(SCORED[1])
-        scoring = Line.through(small[:2], large[:2])
+        scoring = _scoring(lambda sample: trial(sample)[:2])
         wanted = count if config.sample is None else min(config.sample, count)
         return max(0.0, scoring.fixed - reading * read_pairs / count) + reading + scoring.each * wanted / self.gpus
 
@@ -467,7 +468,7 @@ class Calibration:
             analyze.run(limited, source, start, policies, self._scratch, {})
             return sample, time.monotonic() - began
 
-        line = Line.through(trial(SCORED[0]), trial(SCORED[1]))
+        line = _scoring(trial)
         return line.fixed + line.each * estimate.counts.get("pairs", section.sample) / self.gpus
 
     def _reporting(self, estimate: Estimate) -> float | None:
@@ -477,6 +478,12 @@ class Calibration:
         began = time.monotonic()
         report.run(section, self._run, self._scratch)
         return time.monotonic() - began
+
+
+def _scoring(trial: Callable[[int], tuple[float, float]]) -> Line:
+    """Seconds by the number of scored pairs; `trial`: scores about so many, and returns their number and the time."""
+    small = trial(SCORED[0])
+    return Line.through(small, trial(SCORED[2] if small[1] < BRIEF else SCORED[1]))
 
 
 def _evenly(rows: Sequence[Any], count: int) -> list[Any]:
