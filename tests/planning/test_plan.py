@@ -301,6 +301,20 @@ def test_recipe_of_the_paper_when_planned_without_a_network_then_the_plan_says_w
         assert any("openai/gsm8k" in problem for problem in rows["prompts"]["problems"])
 
 
+def test_check_of_predicted_times_when_it_reads_a_plan_then_it_finds_what_each_stage_took(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import plan_check
+
+    plan = json.loads(json.dumps(planned(small(folder)).as_json()))
+    seconds = plan_check.taken(plan)
+    assert seconds.keys() == {row["stage"] for row in plan["stages"]}
+    trained = [read_json(folder / "train" / name / MANIFEST)["seconds"] for name in ("dpo", "repo")]
+    assert seconds["train"] == pytest.approx(sum(trained))
+    assert plan_check.predicted(plan) == {}
+
+
 def test_settings_that_cannot_be_parsed_when_planned_then_they_are_reported(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["plan", str(PROJECT / "recipes" / "quickstart.yaml"), "train.lerning_rate=1"])
     assert "lerning_rate" in str(result.exception)

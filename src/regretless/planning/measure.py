@@ -51,8 +51,8 @@ BRIEF, LONG = 4.0, 20.0
 """Seconds: what a measurement should take where its unit is short; a first batch that takes longer is not repeated."""
 FIRST_STEPS, MOST_STEPS = 2, 120
 BATCHES = 3
-ROWS = (200, 1000)
-"""Responses that are verified, in two measurements."""
+ROWS = (200, 1000, 4000)
+"""Responses that are verified, in two measurements: the first number, and the last one if that was brief."""
 SCORED = (32, 128, 512)
 """Pairs that are scored, in two measurements: the first number, and the last one if that was brief."""
 STAND_INS = 4000
@@ -322,15 +322,16 @@ class Calibration:
             config = grading(recipe.evaluate, config)
         key = str(config.model_dump())
         if key not in self._verified:
-            times = []
-            for count in ROWS:
+            with_answer = [row for row in self._responses if row.answer is not None]
+
+            def trial(count: int) -> tuple[float, float]:
                 folder = self._scratch
-                rows = [row for row in self._responses if row.answer is not None][:count]
-                write_records(folder / "in.parquet", rows)
+                write_records(folder / "in.parquet", with_answer[:count])
                 began = time.monotonic()
                 verify.run(config, folder / "in.parquet", folder)
-                times.append((len(rows), time.monotonic() - began))
-            self._verified[key] = Line.through(times[0], times[1])
+                return min(count, len(with_answer)), time.monotonic() - began
+
+            self._verified[key] = _growing(trial, ROWS)
         return self._verified[key]
 
     @cached_property
@@ -341,7 +342,7 @@ class Calibration:
         """
         sampled = self.counting.folder.units.get("sample")
         if sampled is not None and sampled.is_known:
-            return _evenly(read_responses(sampled.folder / "responses.parquet")[0], ROWS[1])
+            return _evenly(read_responses(sampled.folder / "responses.parquet")[0], STAND_INS)
         recipe = self.counting.recipe
         if sampled is None or recipe.sample is None or "sample" not in self.counting.prompts:
             raise RegretlessError("the responses are not at hand")
@@ -352,7 +353,7 @@ class Calibration:
         data = None if name is None else self.counting.trainings.data(f"pretrain/{name}")
         written: list[tuple[str, list[int]]]
         if data is not None:
-            ids = [list(data.train[number].pair.chosen.ids) for number in range(min(len(data.train), ROWS[1]))]
+            ids = [list(data.train[number].pair.chosen.ids) for number in range(min(len(data.train), STAND_INS))]
             written = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
         else:
             sample_prompts(
@@ -443,7 +444,7 @@ class Calibration:
             self.notes["inspect: the time of rescore is not in the prediction"] = None
         if config.sample == 0:
             return reading
-        scoring = _scoring(lambda sample: trial(sample)[:2])
+        scoring = _growing(lambda sample: trial(sample)[:2], SCORED)
         wanted = count if config.sample is None else min(config.sample, count)
         return max(0.0, scoring.fixed - reading * read_pairs / count) + reading + scoring.each * wanted / self.gpus
 
@@ -468,7 +469,7 @@ class Calibration:
             analyze.run(limited, source, start, policies, self._scratch, {})
             return sample, time.monotonic() - began
 
-        line = _scoring(trial)
+        line = _growing(trial, SCORED)
         return line.fixed + line.each * estimate.counts.get("pairs", section.sample) / self.gpus
 
     def _reporting(self, estimate: Estimate) -> float | None:
@@ -480,10 +481,10 @@ class Calibration:
         return time.monotonic() - began
 
 
-def _scoring(trial: Callable[[int], tuple[float, float]]) -> Line:
-    """Seconds by the number of scored pairs; `trial`: scores about so many, and returns their number and the time."""
-    small = trial(SCORED[0])
-    return Line.through(small, trial(SCORED[2] if small[1] < BRIEF else SCORED[1]))
+def _growing(trial: Callable[[int], tuple[float, float]], sizes: tuple[int, int, int]) -> Line:
+    """Seconds by size, from two trials; `trial` does work of about a size, and returns the true one and the time."""
+    small = trial(sizes[0])
+    return Line.through(small, trial(sizes[2] if small[1] < BRIEF else sizes[1]))
 
 
 def _evenly(rows: Sequence[Any], count: int) -> list[Any]:
