@@ -158,6 +158,7 @@ OF_NO_MODULE = {
     "test_architecture.py": "all modules",
     "test_benchmark_scripts.py": "the scripts in benchmarks/",
     "test_docs.py": "the documentation",
+    "test_examples.py": "examples/slurm, kuberay, skypilot, and the Dockerfile",
     "test_file_faults.py": "every command on a full disk",
     "test_fuzz.py": "every command on bad input",
     "test_kill_sweep.py": "the program kill_sweep.py",

@@ -116,7 +116,7 @@ def test_flex_when_compared_with_plain_calls_then_values_agree(model_type: str) 
     # On a CPU, FlexAttention has no backward pass; benchmarks/gpu.py compares gradients on a GPU.
     model = tiny(model_type).float()
     layout, places = lay_out(ITEMS)
-    with torch.no_grad(), grouped(model, flex_attention=True):
+    with torch.no_grad(), grouped(model, one_row=True):
         found = response_scores(model, layout).logps
     for (prompt, response), place in zip(ITEMS, places, strict=True):
         wanted = plain_logps(model, prompt, response)

@@ -51,7 +51,7 @@ FLAGS: dict[str, Any] = {
     "policy": Annotated[
         list[str] | None, typer.Option(help="Trained model or adapter as NAME=PATH; repeat for several.")
     ],
-    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
+    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder, or its URL, to report on.")],
 }
 """Options and arguments for what a stage reads, keyed by the names in `core.stages`."""
 
@@ -91,7 +91,9 @@ def run(
             "--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."
         ),
     ] = False,
-    output_dir: Annotated[Path | None, typer.Option(help="Run folder; overrides the recipe's.")] = None,
+    output_dir: Annotated[
+        str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
@@ -126,7 +128,7 @@ def plan(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
-    output_dir: Annotated[Path | None, typer.Option(help="Run folder; overrides the recipe's.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Run folder, or its URL; overrides the recipe's.")] = None,
 ) -> None:
     """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
     from regretless.cli import verbs
@@ -147,10 +149,12 @@ def _add_stage(stage: Stage) -> None:
 
     def command(**named: Any) -> None:
         config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings")
+        from regretless.core.object_store import url_of
+
         if stage.name == "report" and (run_dir := named["run_dir"]) is not None:
             if "=" in run_dir.name:
                 named["run_dir"], settings = None, [str(run_dir), *(settings or [])]
-            elif output is None:
+            elif output is None and url_of(run_dir) is None:
                 output = run_dir / "report"
         from regretless.cli import verbs
         from regretless.cli.request import Request
@@ -175,7 +179,7 @@ for _stage in STAGES.values():
 
 @app.command()
 def watch(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder, or the folder that training writes to.")],
+    run_dir: Annotated[Path, typer.Argument(help="Run folder (or its URL, where it runs), or training's own.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
 ) -> None:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ import xxhash
 
 from regretless.core.errors import DataError
 from regretless.core.text_cleaning import clean_text, json_value
+
+LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
+"""What an interrupted process was about to delete, or to move (`atomic_path`, `StageFolder.begin`)."""
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import platform
-import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +20,8 @@ import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.files import fingerprint, path_fingerprint, read_json
+from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
+from regretless.core.mirror import LOCK, Mirror
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST, PENDING, StageFolder
 from regretless.core.terminal import console
@@ -31,11 +31,9 @@ RUN = "{run}"
 """Placeholder for the run folder in the strings of a recipe, so that settings do not depend on its location."""
 BASE = "base"
 """Label of the model before preference training."""
-LOCK, UNUSED = ".lock", "unused"
+UNUSED = "unused"
 CACHE = ".cache"
 """Suffix of the folder beside a unit's folder for files that the unit could compute again."""
-LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
-"""What an interrupted process was about to delete, or to move (`files.atomic_path`, `StageFolder.begin`)."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -197,10 +195,15 @@ class RunFolder:
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    mirror: Mirror | None = None
+    """Set if `path` is the working copy of a run folder in an object store."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the block. Raises ConfigError if another process uses it."""
+        """Lock the folder for the block; a working copy is brought up to date first, and its changes are uploaded.
+
+        Raises ConfigError if another process uses the folder, or its store cannot be used.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         if not is_first_process():
             yield
@@ -209,7 +212,14 @@ class RunFolder:
             for leftover in self.path.rglob(".*"):
                 if LEFTOVER.match(leftover.name):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            yield
+            with contextlib.nullcontext() if self.mirror is None else self.mirror.connected():
+                yield
+
+    def shown(self, path: Path) -> str:
+        """A path in the folder as users know it: in an object store, its URL."""
+        if self.mirror is None:
+            return str(path)
+        return f"{self.mirror.url}/{path.relative_to(self.path).as_posix()}"
 
     def do(
         self,
@@ -236,7 +246,7 @@ class RunFolder:
         folders = {unit.name: self.stage_folder(unit) for unit in units}
         todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
         for name in todo:
-            _prepare(folders[name])
+            self._prepare(folders[name])
         started = time.monotonic()
         try:
             summaries = work({name: folders[name].path for name in todo}) if todo else []
@@ -245,8 +255,11 @@ class RunFolder:
         seconds = (time.monotonic() - started) / max(1, len(todo))
         for unit, summary in zip(todo.values(), summaries, strict=True):
             if is_first_process():
-                folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
+                with self._still():
+                    folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
             self.outcomes[unit.name] = Outcome(folders[unit.name].path, summary, seconds, ran=True)
+        if todo and self.mirror is not None:
+            self.mirror.push()
         for unit in units:
             if unit.name not in todo:
                 self.outcomes[unit.name] = _known_outcome(folders[unit.name])
@@ -275,6 +288,20 @@ class RunFolder:
         """True if results below the folder `name` are still missing: never in a run, which makes them first."""
         return False
 
+    def _prepare(self, folder: StageFolder) -> None:
+        if not is_first_process():
+            _await(folder)
+            return
+        with self._still():
+            # Of a working copy nobody else makes files.
+            if self.mirror is None:
+                _refuse_foreign(folder.path)
+            folder.begin()
+
+    def _still(self) -> contextlib.AbstractContextManager[Any]:
+        """A block that moves or empties folders: no upload sees them halfway."""
+        return contextlib.nullcontext() if self.mirror is None else self.mirror.still
+
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
 
@@ -289,6 +316,10 @@ class RunFolder:
 
         Others (of `among`, if set) are moved to the folder `unused`; wanted ones are moved back from there.
         """
+        with self._still():
+            self._select(parent, wanted, among)
+
+    def _select(self, parent: str, wanted: Collection[str], among: Collection[str] | None) -> None:
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
             if (aside / name).is_dir() and not (home / name).exists():
@@ -307,14 +338,6 @@ class RunFolder:
 def _known_outcome(folder: StageFolder) -> Outcome:
     manifest = folder.manifest()
     return Outcome(folder.path, manifest["summary"], manifest["seconds"], ran=False)
-
-
-def _prepare(folder: StageFolder) -> None:
-    if is_first_process():
-        _refuse_foreign(folder.path)
-        folder.begin()
-    else:
-        _await(folder)
 
 
 def _say(unit: Unit, outcome: Outcome) -> None:

@@ -87,7 +87,7 @@ def _scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHea
         logps, kl = _recomputed(hidden, head, targets, reference)
     for scores in (logps, kl):
         if scores is not None and scores.requires_grad:
-            scores.register_hook(_without_tiny)  # type: ignore[no-untyped-call]
+            scores.register_hook(_without_tiny)
     return TokenScores(logps, kl)
 
 

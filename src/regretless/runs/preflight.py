@@ -16,6 +16,7 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
+from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST
@@ -198,7 +199,9 @@ def _path(findings: Findings, here: Surroundings, key: str, text: str | None) ->
     path = _resolved(here, text)
     if path.exists():
         return path
-    if RUN not in text:
+    if (url := url_of(text)) is not None:
+        findings.add(key, f"expected a path on this machine or a hub id, got a URL: {url}; download it first")
+    elif RUN not in text:
         findings.add(key, f"no such file or folder: {path}" + ("" if path.is_absolute() else f" (in {Path.cwd()})"))
     elif (problem := here.made(text)) is not None:
         findings.add(key, problem)

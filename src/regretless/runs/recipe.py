@@ -15,6 +15,8 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, reject
+from regretless.core.mirror import working_copy
+from regretless.core.object_store import check_location, is_url
 from regretless.core.run_folder import is_first_process
 from regretless.core.settings import FolderName, Section, setting_error, sound_part
 from regretless.core.terminal import console
@@ -79,7 +81,7 @@ class Recipe(Section):
     name: FolderName
     """Name of the run, and of its folder unless `output_dir` is given."""
     output_dir: str = ""
-    """Run folder. Left empty, it is `runs/<name>`."""
+    """Run folder: a path, or a URL such as `s3://bucket/runs/name`. Left empty, it is `runs/<name>`."""
     seed: int = Field(default=0, ge=0)
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
@@ -120,6 +122,11 @@ class Recipe(Section):
     """Write one HTML page about the run."""
     _unsound: frozenset[str] = PrivateAttr(default=frozenset())
 
+    @field_validator("output_dir")
+    @classmethod
+    def _path_or_url(cls, value: str) -> str:
+        return check_location(value)
+
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -144,7 +151,7 @@ class Recipe(Section):
 
     @property
     def run_dir(self) -> Path:
-        """The run folder."""
+        """The run folder on this machine: for one in an object store, its working copy."""
         return run_folder(self.name, self.output_dir)
 
 
@@ -185,8 +192,8 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def run_folder(name: str, output_dir: str = "") -> Path:
-    """The folder of a recipe: `output_dir`, by default runs/<name>."""
-    return Path(output_dir or f"runs/{name}")
+    """The folder of a recipe: `output_dir` (for a URL its working copy on this machine), by default runs/<name>."""
+    return working_copy(output_dir) if is_url(output_dir) else Path(output_dir or f"runs/{name}")
 
 
 def load_recipe(
