@@ -149,7 +149,7 @@ def test_plan_when_the_responses_are_verified_then_pairs_steps_and_trained_token
         ["evaluate.benchmarks.again={dataset: '{run}/world/test.jsonl', limit: 3}"],
         ["sample.seed=5"],
         ["report.title=x"],
-        ["world.test=9"],
+        pytest.param(["world.test=9"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
