@@ -5,6 +5,7 @@
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
 #   make kill-sweep   kills a small run in every stage and compares what it ends as (make kill-sweep N=100: 100 kills)
 #   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
+#   make test-cluster a Ray cluster of two nodes on this machine, of which one dies; Linux only
 #   make test-engines what the package samples from vLLM, served and in process, against a re-score; Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
 
@@ -16,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 
-.PHONY: quickstart test fuzz test-engines bench kill-sweep clean
+.PHONY: quickstart test fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -37,6 +38,11 @@ kill-sweep: $(VENV)/.development
 fuzz: $(VENV)/.development
 	REGRETLESS_FUZZ=$(or $(CASES),300) OMP_NUM_THREADS=1 $(BIN)/pytest -s tests/test_fuzz.py
 
+# In a network namespace with only loopback up: Ray would otherwise use the machine's own address.
+test-cluster: $(VENV)/.cluster
+	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 unshare --map-root-user --net \
+		sh -c 'ip link set lo up && exec $(BIN)/pytest tests/core/test_cluster.py'
+
 test-engines: $(VENV)/.development $(ENGINES)/.installed
 	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_openai_engine_vllm.py
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
@@ -53,6 +59,10 @@ $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.development: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.development
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[cluster]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.runtime

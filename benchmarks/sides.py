@@ -86,7 +86,7 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
         common = {
             "output_dir": folder,
             "max_steps": 1 if what == "batch" else case.steps,
-            "learning_rate": 0.0 if what == "batch" else 1e-5,
+            "learning_rate": 1e-5,
             "logging_steps": 1 if what == "batch" else 1000,
             "save_strategy": "no",
             "report_to": "none",

@@ -9,12 +9,14 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "evaluation", "reporting", "world"}
+STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "reporting", "world"}
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"smoke"},
+    {"planning"},
     {"runs"},
+    {"evaluation"},
     STAGES,
     {"servers"},
     {"data"},
@@ -156,6 +158,7 @@ OF_NO_MODULE = {
     "test_architecture.py": "all modules",
     "test_benchmark_scripts.py": "the scripts in benchmarks/",
     "test_docs.py": "the documentation",
+    "test_examples.py": "examples/slurm, kuberay, skypilot, and the Dockerfile",
     "test_file_faults.py": "every command on a full disk",
     "test_fuzz.py": "every command on bad input",
     "test_kill_sweep.py": "the program kill_sweep.py",

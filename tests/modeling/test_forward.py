@@ -116,7 +116,7 @@ def test_flex_when_compared_with_plain_calls_then_values_agree(model_type: str) 
     # On a CPU, FlexAttention has no backward pass; benchmarks/gpu.py compares gradients on a GPU.
     model = tiny(model_type).float()
     layout, places = lay_out(ITEMS)
-    with torch.no_grad(), grouped(model, flex_attention=True):
+    with torch.no_grad(), grouped(model, one_row=True):
         found = response_scores(model, layout).logps
     for (prompt, response), place in zip(ITEMS, places, strict=True):
         wanted = plain_logps(model, prompt, response)
@@ -260,3 +260,18 @@ def test_grouped_attention_when_called_without_segments_then_it_refuses_instead_
     model.config._attn_implementation = "regretless_grouped"
     with pytest.raises(ValueError, match="without `segments`"):
         model(input_ids=torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_gradient_when_a_pair_is_saturated_then_it_is_zero_instead_of_subnormal(frozen: bool) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 8, requires_grad=True)
+    module = torch.nn.Linear(8, 20, bias=False).requires_grad_(not frozen)
+    logps = token_scores(hidden, Head(module), torch.tensor([1, 2, 3])).logps
+    upstream = torch.tensor([1e-30, -1e-18, 1.0])
+    (gradient,) = torch.autograd.grad(logps, hidden, upstream, retain_graph=True)
+    assert gradient[0].abs().max() == 0
+    assert 0 < gradient[1].abs().max() < 1e-17
+    plain = module(hidden).log_softmax(-1)[range(3), [1, 2, 3]]
+    (expected,) = torch.autograd.grad(plain, hidden, upstream)
+    assert torch.allclose(gradient[1:], expected[1:], rtol=1e-5, atol=0)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import attention, flex, model_check
+from regretless.modeling import attention, flex_attention, model_check
 from regretless.modeling.forward import grouped
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import score_responses
@@ -220,8 +220,8 @@ def test_check_when_the_row_is_padded_as_on_a_gpu_then_it_passes_and_a_leak_is_r
         attend = torch.nn.functional.scaled_dot_product_attention
         return attend(query, key, value, sees, scale=options["scale"], enable_gqa=options["enable_gqa"])
 
-    monkeypatch.setattr(flex, "_flex", lambda device: dense)
-    monkeypatch.setattr(model_check, "grouped", functools.partial(grouped, flex_attention=True))
+    monkeypatch.setattr(flex_attention, "_flex", lambda device: dense)
+    monkeypatch.setattr(model_check, "grouped", functools.partial(grouped, one_row=True))
     leaks = False
     check_grouped(tiny("mistral", sliding_window=window))
     leaks = True

@@ -202,11 +202,12 @@ def test_generate_when_seeded_alike_repeats_and_each_response_has_a_seed_of_its_
 @needs_vllm
 def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint: Path, tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
+    torch.manual_seed(0)
     adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
     with torch.no_grad():
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
-                weight.normal_(std=0.3)
+                weight.normal_(std=0.1)
     adapted.save_pretrained(tmp_path / "adapter")
     params = PLAIN.model_copy(update={"vllm": VllmOptions(**OPTIONS)})
     engine = VllmEngine(ModelConfig(name_or_path=str(checkpoint), adapter=str(tmp_path / "adapter")), params)
@@ -218,7 +219,8 @@ def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint
     for item, own in zip(found, raw_logps(with_adapter, found), strict=True):
         assert item.logps == near(own)
     assert (
-        max(abs(np.subtract(a.logps or [], b)).max() for a, b in zip(found, raw_logps(plain, found), strict=True)) > 0.1
+        max(abs(np.subtract(a.logps or [], b)).max() for a, b in zip(found, raw_logps(plain, found), strict=True))
+        > 0.01
     )
 
 

@@ -51,7 +51,7 @@ FLAGS: dict[str, Any] = {
     "policy": Annotated[
         list[str] | None, typer.Option(help="Trained model or adapter as NAME=PATH; repeat for several.")
     ],
-    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
+    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder, or its URL, to report on.")],
 }
 """Options and arguments for what a stage reads, keyed by the names in `core.stages`."""
 
@@ -91,7 +91,13 @@ def run(
             "--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."
         ),
     ] = False,
-    output_dir: Annotated[Path | None, typer.Option(help="Run folder; overrides the recipe's.")] = None,
+    output_dir: Annotated[
+        str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
+    ] = None,
     first: Annotated[
         str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones do not run.")
     ] = None,
@@ -100,7 +106,42 @@ def run(
     """Run all stages of a recipe. Finished, unchanged stages are skipped; an interrupted run resumes."""
     from regretless.cli import verbs
 
-    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, first=first, last=last)
+    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, cluster=cluster, first=first, last=last)
+
+
+@app.command()
+def plan(
+    recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/quickstart.yaml.")],
+    overrides: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Predict times: run a few batches of each stage in a temporary folder.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Number of GPUs to predict times for; by default all that are visible.")
+    ] = None,
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="What no data show yet: response_tokens, paired (share of prompts with a correct and a wrong "
+            "response), reply_tokens (of a judge); repeat for several.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    output_dir: Annotated[str | None, typer.Option(help="Run folder, or its URL; overrides the recipe's.")] = None,
+) -> None:
+    """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
+    from regretless.cli import verbs
+
+    verbs.plan(
+        recipe,
+        overrides or [],
+        output_dir=output_dir,
+        measure=measure,
+        gpus=gpus,
+        assume=assume or [],
+        as_json=as_json,
+    )
 
 
 def _add_stage(stage: Stage) -> None:
@@ -108,10 +149,12 @@ def _add_stage(stage: Stage) -> None:
 
     def command(**named: Any) -> None:
         config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings")
+        from regretless.core.object_store import url_of
+
         if stage.name == "report" and (run_dir := named["run_dir"]) is not None:
             if "=" in run_dir.name:
                 named["run_dir"], settings = None, [str(run_dir), *(settings or [])]
-            elif output is None:
+            elif output is None and url_of(run_dir) is None:
                 output = run_dir / "report"
         from regretless.cli import verbs
         from regretless.cli.request import Request
@@ -136,7 +179,7 @@ for _stage in STAGES.values():
 
 @app.command()
 def watch(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder, or the folder that training writes to.")],
+    run_dir: Annotated[Path, typer.Argument(help="Run folder (or its URL, where it runs), or training's own.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
 ) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
-from regretless.core.errors import ConfigError, RegretlessError, reject
+from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
+from regretless.core.mirror import reading
+from regretless.core.object_store import ObjectStore, is_url, url_of
 from regretless.core.run_folder import RunFolder, is_first_process, lock_beside
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
@@ -18,6 +22,9 @@ from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
+from regretless.planning.counts import Assumed
+from regretless.planning.plan import make_plan
+from regretless.planning.show import show_plan
 from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline
@@ -34,32 +41,87 @@ def run(
     overrides: Sequence[str],
     *,
     smoke: bool,
-    output_dir: Path | None,
+    output_dir: str | Path | None,
+    cluster: str | None = None,
     first: str | None = None,
     last: str | None = None,
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
-    recipe = load_recipe(path, overrides, None if smoke else recipe_problems)
+    _refuse_urls({"RECIPE": path})
+    if cluster is not None:
+        overrides = [*overrides, f"cluster.address={cluster}"]
+    folder = [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir))}"]
+    recipe = load_recipe(path, [*overrides, *folder], None if smoke else _problems)
     if smoke:
         recipe = smoke_recipe(recipe)
-    if output_dir is not None:
-        recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
+        if output_dir is not None:
+            recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
     with surroundings(recipe) if smoke else contextlib.nullcontext():
         only = pipeline.between(recipe, first, last) if first or last else ()
-        folder = pipeline.run_recipe(recipe, only)
-    pipeline.show(folder)
+        done = pipeline.run_recipe(recipe, only)
+    pipeline.show(done)
     if smoke:
         console.print(NOTE)
+
+
+def _problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
+    """What can be found out ahead of a run; for a run folder in a store, the run itself looks for the rest there."""
+    if not is_url(recipe.output_dir):
+        return recipe_problems(recipe, names)
+    return problems_of(lambda: ObjectStore(recipe.output_dir).check())
+
+
+def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
+    """Raise ConfigError for URLs where only files of this machine will do."""
+    found = {name: url for name, path in paths.items() if path is not None and (url := url_of(path)) is not None}
+    reject(
+        "files",
+        [
+            f"{name}: expected a path on this machine, got {url}; a URL can be the run folder (`output_dir` of a "
+            "recipe, `run --output-dir`), and `report` and `watch` read it"
+            for name, url in found.items()
+        ],
+    )
+
+
+def plan(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    output_dir: str | Path | None,
+    measure: bool,
+    gpus: int | None,
+    assume: Sequence[str],
+    as_json: bool,
+) -> None:
+    """Print what a recipe would do. Raises ConfigError for settings that cannot be parsed, and for nothing else."""
+    _refuse_urls({"RECIPE": path})
+    recipe = load_recipe(path, overrides)
+    if output_dir is not None:
+        recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
+    values = {key: value for key, _, value in (text.partition("=") for text in assume)}
+    assumed = Assumed.parse(values, "--assume")
+    messages = terminal(stderr=True)
+    if is_url(recipe.output_dir):
+        messages.print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
+    made = make_plan(
+        recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
+    )
+    if as_json:
+        print(json.dumps(made.as_json(), indent=2, ensure_ascii=False))
+    else:
+        show_plan(made, terminal())
 
 
 def stage(request: Request) -> None:
     """Run one stage: on the files that the flags name, or, with a recipe alone, in the recipe's run folder."""
     name = request.verb
+    _refuse_urls({"--config": request.config, "--output": request.output})
     if request.config is not None and request.output is None and not any(request.given.values()):
         if name not in read_yaml(request.config):
             raise ConfigError(f"{request.config}: not a recipe with a section {name}; name the input files by flags")
         overrides = [f"{name}.{text}" for text in request.overrides]
-        recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
+        recipe = load_recipe(request.config, overrides, partial(_problems, names=[name]))
         pipeline.run_recipe(recipe, only=[name])
     elif name == "report":
         _report(request)
@@ -115,6 +177,10 @@ def _evaluate(request: Request) -> None:
 
 
 def _report(request: Request) -> None:
+    if request.given["run_dir"] is not None and (url := url_of(request.given["run_dir"])) is not None:
+        with reading(url) as folder:
+            _report(replace(request, given={**request.given, "run_dir": folder}))
+        return
     run_dir, output = request.given["run_dir"], request.output
     missing = [f"{name}: required" for name, value in (("RUN_DIR", run_dir), ("--output", output)) if value is None]
     absent = [] if run_dir is None or run_dir.is_dir() else [f"{run_dir}: no such run folder"]

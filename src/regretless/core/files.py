@@ -7,6 +7,8 @@ import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ import xxhash
 
 from regretless.core.errors import DataError
 from regretless.core.text_cleaning import clean_text, json_value
+
+LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
+"""What an interrupted process was about to delete, or to move (`atomic_path`, `StageFolder.begin`)."""
 
 
 @contextlib.contextmanager
@@ -31,7 +36,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
     """Name of a temporary file beside `path`, gone when the block ends; errors name `path` itself."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not the process id: workers on two machines may have the same one, and write the same file.
+    temporary = path.with_name(f".{path.name}.{secrets.randbits(48)}.tmp")
     try:
         yield temporary
     except OSError as error:

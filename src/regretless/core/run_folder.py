@@ -7,10 +7,9 @@ import errno
 import fcntl
 import os
 import platform
-import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -21,7 +20,8 @@ import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.files import fingerprint, path_fingerprint, read_json
+from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
+from regretless.core.mirror import LOCK, Mirror
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST, PENDING, StageFolder
 from regretless.core.terminal import console
@@ -31,11 +31,9 @@ RUN = "{run}"
 """Placeholder for the run folder in the strings of a recipe, so that settings do not depend on its location."""
 BASE = "base"
 """Label of the model before preference training."""
-LOCK, UNUSED = ".lock", "unused"
+UNUSED = "unused"
 CACHE = ".cache"
 """Suffix of the folder beside a unit's folder for files that the unit could compute again."""
-LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
-"""What an interrupted process was about to delete, or to move (`files.atomic_path`, `StageFolder.begin`)."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -176,16 +174,36 @@ class Outcome:
     ran: bool
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A unit of work: the name of its folder, and what its result depends on."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """JSON values, with `{run}` for the run folder; files that they name count by their content, like `inputs`."""
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    label: str = ""
+    """Its name in messages; by default that of its folder."""
+
+    def __str__(self) -> str:
+        return self.label or self.name
+
+
 @dataclass
 class RunFolder:
     """A folder of units. Use it inside `locked()`: two concurrent runs would damage each other's work."""
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    mirror: Mirror | None = None
+    """Set if `path` is the working copy of a run folder in an object store."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the block. Raises ConfigError if another process uses it."""
+        """Lock the folder for the block; a working copy is brought up to date first, and its changes are uploaded.
+
+        Raises ConfigError if another process uses the folder, or its store cannot be used.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         if not is_first_process():
             yield
@@ -194,7 +212,14 @@ class RunFolder:
             for leftover in self.path.rglob(".*"):
                 if LEFTOVER.match(leftover.name):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            yield
+            with contextlib.nullcontext() if self.mirror is None else self.mirror.connected():
+                yield
+
+    def shown(self, path: Path) -> str:
+        """A path in the folder as users know it: in an object store, its URL."""
+        if self.mirror is None:
+            return str(path)
+        return f"{self.mirror.url}/{path.relative_to(self.path).as_posix()}"
 
     def do(
         self,
@@ -204,26 +229,78 @@ class RunFolder:
         inputs: Mapping[str, Path] | None = None,
         label: str | None = None,
     ) -> Outcome:
-        """Run `work` on the folder `name` unless it is finished with the same settings and inputs.
+        """Run `work` on the folder `name` unless it is finished with the same settings and inputs (`Unit`).
 
-        settings: JSON values, with `{run}` for this folder; files that they name count by their content, like `inputs`.
-        label: name of the work in messages; default: its folder's name.
         Raises what `work` raises, and DataError if an input is missing.
         """
-        label = label or name
-        paths = {**named_paths(settings, self.path), **(inputs or {})}
+        unit = Unit(name, settings, inputs or {}, label or "")
+        return self.do_together([unit], lambda todo: [work(path) for path in todo.values()])[0]
+
+    def do_together(
+        self, units: Sequence[Unit], work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]
+    ) -> list[Outcome]:
+        """Run `work` once on all units that are not finished, as {name: folder}; it returns their summaries.
+
+        A manifest's seconds are an equal share of the work's. Otherwise like `do`.
+        """
+        folders = {unit.name: self.stage_folder(unit) for unit in units}
+        todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
+        for name in todo:
+            self._prepare(folders[name])
+        started = time.monotonic()
+        try:
+            summaries = work({name: folders[name].path for name in todo}) if todo else []
+        except RegretlessError as error:
+            raise type(error)(f"{', '.join(map(str, todo.values()))}: {error}") from error
+        seconds = (time.monotonic() - started) / max(1, len(todo))
+        for unit, summary in zip(todo.values(), summaries, strict=True):
+            if is_first_process():
+                with self._still():
+                    folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
+            self.outcomes[unit.name] = Outcome(folders[unit.name].path, summary, seconds, ran=True)
+        if todo and self.mirror is not None:
+            self.mirror.push()
+        for unit in units:
+            if unit.name not in todo:
+                self.outcomes[unit.name] = _known_outcome(folders[unit.name])
+            _say(unit, self.outcomes[unit.name])
+        return [self.outcomes[unit.name] for unit in units]
+
+    def stage_folder(self, unit: Unit) -> StageFolder:
+        """The folder of a unit, with the key of this request. Raises DataError if an input is missing."""
+        paths = {**named_paths(unit.settings, self.path), **unit.inputs}
         missing = [str(path) for path in paths.values() if not path.exists()]
         if missing:
-            raise DataError(f"{label}: {', '.join(missing)} not found; the stage that makes it has not run")
+            raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
-        key = StageFolder.key_of(label, {"settings": settings, "content": hashes}, {})
-        folder = StageFolder(self.path / name, key)
-        outcome = _known_outcome(folder) if folder.is_done() else _work(folder, label, settings, work)
-        self.outcomes[name] = outcome
-        if is_first_process():
-            text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
-            console.print(f"{label}: {text}", markup=False, soft_wrap=True)
-        return outcome
+        key = StageFolder.key_of(str(unit), {"settings": unit.settings, "content": hashes}, {})
+        return StageFolder(self.path / unit.name, key)
+
+    def has(self, path: Path) -> bool:
+        """True if a file exists by now. (In a plan: if it will exist by the time that a run arrives here.)"""
+        return path.is_file()
+
+    def manifests(self) -> list[Path]:
+        """Manifests of all finished units."""
+        return list(self.path.rglob(MANIFEST))
+
+    def awaits(self, name: str) -> bool:
+        """True if results below the folder `name` are still missing: never in a run, which makes them first."""
+        return False
+
+    def _prepare(self, folder: StageFolder) -> None:
+        if not is_first_process():
+            _await(folder)
+            return
+        with self._still():
+            # Of a working copy nobody else makes files.
+            if self.mirror is None:
+                _refuse_foreign(folder.path)
+            folder.begin()
+
+    def _still(self) -> contextlib.AbstractContextManager[Any]:
+        """A block that moves or empties folders: no upload sees them halfway."""
+        return contextlib.nullcontext() if self.mirror is None else self.mirror.still
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
@@ -239,6 +316,10 @@ class RunFolder:
 
         Others (of `among`, if set) are moved to the folder `unused`; wanted ones are moved back from there.
         """
+        with self._still():
+            self._select(parent, wanted, among)
+
+    def _select(self, parent: str, wanted: Collection[str], among: Collection[str] | None) -> None:
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
             if (aside / name).is_dir() and not (home / name).exists():
@@ -259,23 +340,10 @@ def _known_outcome(folder: StageFolder) -> Outcome:
     return Outcome(folder.path, manifest["summary"], manifest["seconds"], ran=False)
 
 
-def _work(
-    folder: StageFolder, label: str, settings: Mapping[str, Any], work: Callable[[Path], dict[str, Any]]
-) -> Outcome:
+def _say(unit: Unit, outcome: Outcome) -> None:
     if is_first_process():
-        _refuse_foreign(folder.path)
-        folder.begin()
-    else:
-        _await(folder)
-    started = time.monotonic()
-    try:
-        summary = work(folder.path)
-    except RegretlessError as error:
-        raise type(error)(f"{label}: {error}") from error
-    seconds = time.monotonic() - started
-    if is_first_process():
-        folder.finish(label, dict(settings), summary, seconds)
-    return Outcome(folder.path, summary, seconds, ran=True)
+        text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
+        console.print(f"{unit}: {text}", markup=False, soft_wrap=True)
 
 
 def processes() -> int:

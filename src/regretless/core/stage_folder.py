@@ -38,13 +38,17 @@ class StageFolder:
         """True if the stage finished with this key."""
         return self._key_in(MANIFEST) == self.key
 
+    def is_interrupted(self) -> bool:
+        """True if it contains unfinished work with this key, from which the stage resumes."""
+        return self._key_in(PENDING) == self.key and not (self.path / MANIFEST).exists()
+
     def manifest(self) -> dict[str, Any]:
         """Manifest of the finished stage."""
         return dict(read_json(self.path / MANIFEST))
 
     def begin(self) -> bool:
         """Prepare the folder; True if it contains unfinished work with the same key."""
-        resumes = self._key_in(PENDING) == self.key and not (self.path / MANIFEST).exists()
+        resumes = self.is_interrupted()
         if not resumes:
             if self.path.exists():
                 # Moved first, so that an interrupted deletion does not leave half a folder that looks complete.

@@ -25,6 +25,9 @@ from regretless.data.records import Verdict
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.chat.chat_results import ChatBenchmark
+from regretless.labeling.verifiers import VERIFIERS
+from regretless.sampling.base import SamplingServer, VllmOptions
+from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
 PASS_AT_1 = "Pass@1 (%)"
@@ -79,7 +82,13 @@ class EvaluateConfig(Section):
     budget applies to one model on one benchmark, unless these share a file of cached replies."""
     seed: int = Field(default=0, ge=0)
     """Random seed of the chat benchmarks that do not set their own."""
-    verifier: str | None = None
+    engine: Annotated[str, AfterValidator(ENGINES.check)] = "transformers"
+    """Software that answers the benchmarks, as in `sample`."""
+    engine_server: SamplingServer | None = None
+    """Server that answers the benchmarks, for an engine that uses one; `server` is the judges'."""
+    vllm: VllmOptions | None = None
+    """Settings of vLLM, for the engine `vllm`."""
+    verifier: Annotated[str, AfterValidator(VERIFIERS.check)] | None = None
     """Verifier of answers to benchmarks with gold answers, as in `verify`; by default that of `verify`."""
     grade_cut: bool | None = None
     """Whether an answer that was cut at `max_new_tokens` can be correct; by default as in `verify`."""
@@ -99,6 +108,9 @@ class EvaluateConfig(Section):
     top_p: float = Field(default=0.95, gt=0, le=1)
     """Share of probability that the passes in `seeds` draw tokens from, as in `sample`; the greedy pass does not use
     it."""
+    top_k: int = Field(default=0, ge=0)
+    """Number of most likely tokens that the passes in `seeds` draw from, as in `sample`; the greedy pass does not use
+    it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -114,6 +126,11 @@ class EvaluateConfig(Section):
                 for label, entry in values["chat"].items()
             },
         }
+
+    @model_validator(mode="after")
+    def _settings_of_the_engine(self) -> Self:
+        check_engine_settings(self.engine, {"engine_server": self.engine_server}, self.vllm)
+        return self
 
     @model_validator(mode="after")
     def _benchmarks_with_names(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -106,13 +106,9 @@ def run(config: JudgeConfig, responses: Path, output: Path) -> dict[str, Any]:
     refused += ambiguous
     check_some_left(rows, refused, responses)
     report_refusals(refused, output / "refused.jsonl")
-    prompt = JudgePrompt(config.system, config.layout, config.shown_system)
-    aspects = load_aspects(config.aspects, config.rubrics, config.typed, config.not_applicable)
     groups = group_responses(rows)
-    # In order of prompts: if the budget ends, most prompts that were started are complete.
-    questions = [make_question(config, prompt, aspect, group) for group in groups.values() for aspect in aspects]
-    answers = ask_judge(config, questions, output)
-    by_prompt = _by_prompt(answers.answers, list(groups), aspects)
+    answers = ask_judge(config, make_questions(config, groups.values()), output)
+    by_prompt = _by_prompt(answers.answers, list(groups), config.aspects)
     judgments = [judgment_of(row, by_prompt[row.prompt_id]) for row in rows]
     summary = _summary(config, answers, len(groups), judgments) | {"refused": len(refused)}
     check_judged(
@@ -145,6 +141,16 @@ def group_responses(rows: Sequence[Response]) -> dict[str, PromptGroup]:
         if row.response not in group.texts:
             group.texts.append(row.response)
     return groups
+
+
+def make_questions(config: JudgeConfig, groups: Iterable[PromptGroup]) -> list[Question[Ratings]]:
+    """All requests, in order of prompts: if the budget ends, most prompts that were started are complete.
+
+    Raises ConfigError for templates that cannot be used.
+    """
+    prompt = JudgePrompt(config.system, config.layout, config.shown_system)
+    aspects = load_aspects(config.aspects, config.rubrics, config.typed, config.not_applicable)
+    return [make_question(config, prompt, aspect, group) for group in groups for aspect in aspects]
 
 
 def make_question(config: JudgeConfig, prompt: JudgePrompt, aspect: Aspect, group: PromptGroup) -> Question[Ratings]:
@@ -197,10 +203,9 @@ def judgment_of(row: Response, answers: Mapping[str, Answer[Ratings]]) -> dict[s
 
 
 def _by_prompt(
-    answers: Sequence[Answer[Ratings]], prompts: Sequence[str], aspects: Sequence[Aspect]
+    answers: Sequence[Answer[Ratings]], prompts: Sequence[str], names: Sequence[str]
 ) -> dict[str, dict[str, Answer[Ratings]]]:
     """Answers keyed by prompt and aspect; the input is in order of prompts."""
-    names = [aspect.name for aspect in aspects]
     starts = range(0, len(answers), len(names))
     return {
         prompt_id: dict(zip(names, answers[start : start + len(names)], strict=True))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.settings import Section
 from regretless.core.terminal import bar
 from regretless.core.text_cleaning import without_nan
+from regretless.core.workers import Advance, Need, cpus, executor
 from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_response
@@ -187,32 +190,51 @@ def _summary(checks: Sequence[Check], refused: Sequence[Refusal]) -> dict[str, A
     }
 
 
-def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], parts: Path | None) -> list[Check]:
-    """Outcomes in the order of the questions; finished parts are read from the folder `parts`."""
-    verifier = VERIFIERS[config.verifier]
-    checks: list[Check] = []
-    workers = config.workers or os.cpu_count() or 1
-    with (
-        Pool(verifier.check, workers=workers, seconds=config.time_limit) as pool,
-        bar("verify", len(questions)) as advance,
-    ):
-        for start in range(0, len(questions), PART_ROWS):
-            part = questions[start : start + PART_ROWS]
-            file = parts / f"{start}.json" if parts else None
-            if file and file.is_file():
-                outcomes = [
-                    Check(Verdict(verdict), reason, extracted) for verdict, reason, extracted in read_json(file)
-                ]
-                advance(len(outcomes))
-            else:
-                outcomes = [Check(Verdict.UNKNOWN, "")] * len(part)
-                for position, check in _check_part(verifier, pool, part):
-                    outcomes[position] = check
-                    advance(1)
-                if file:
-                    write_json(file, [dataclasses.astuple(check) for check in outcomes])
-            checks += outcomes
-    return checks
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A numbered part of the questions, and the file of its outcomes."""
+
+    questions: Sequence[VerdictKey]
+    file: Path
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+
+class PartVerifier(contextlib.AbstractContextManager["PartVerifier"]):
+    """Verifies parts, with a pool of processes for what needs algebra. Each worker makes one."""
+
+    def __init__(self, config: VerifyConfig) -> None:
+        self.verifier = VERIFIERS[config.verifier]
+        self.pool = Pool(self.verifier.check, workers=config.workers or cpus(), seconds=config.time_limit)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.__exit__(kind, error, trace)
+
+    def __call__(self, part: Part, advance: Advance) -> None:
+        """Write the part's outcomes."""
+        outcomes = [Check(Verdict.UNKNOWN, "")] * len(part.questions)
+        for position, check in _check_part(self.verifier, self.pool, part.questions):
+            outcomes[position] = check
+            advance(1)
+        write_json(part.file, [dataclasses.astuple(check) for check in outcomes])
+
+
+def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], folder: Path) -> list[Check]:
+    """Outcomes in the order of the questions; finished parts are read from the folder."""
+    starts = range(0, len(questions), PART_ROWS)
+    parts = [Part(questions[start : start + PART_ROWS], folder / f"{start}.json") for start in starts]
+    with bar("verify", len(questions)) as advance:
+        missing = [part for part in parts if not part.file.is_file()]
+        advance(len(questions) - sum(len(part.questions) for part in missing))
+        executor().run(Need("verify"), partial(PartVerifier, config), missing, advance)
+    return [
+        Check(Verdict(verdict), reason, extracted)
+        for part in parts
+        for verdict, reason, extracted in read_json(part.file)
+    ]
 
 
 def _check_part(verifier: Verifier, pool: Pool, part: Sequence[VerdictKey]) -> Iterator[tuple[int, Check]]:

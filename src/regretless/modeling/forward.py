@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import attention, flex
+from regretless.modeling import attention, flex_attention
 from regretless.modeling.layout import Layout
 from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores
 
@@ -45,17 +45,17 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
 
 
 @contextlib.contextmanager
-def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator[None]:
+def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     """Within the block, calling `model` runs shared-prefix rows (see `response_scores`).
 
-    `flex_attention`: FlexAttention over one padded row, or (False) a call of SDPA for each response, nothing padded;
+    `one_row`: FlexAttention over one padded row, or (False) a call of SDPA for each response, nothing padded;
     by default the first on CUDA devices and the second elsewhere.
     The backward pass belongs inside too: gradient checkpointing runs the forward pass again. The inner model's
     `forward` is replaced, not the wrappers', so that their hooks (adapters, gradient synchronization, sharding) run.
     """
     inner = causal_model(model)
     head, decoder = head_of(inner), decoder_of(inner)
-    in_one_row = inner.device.type == "cuda" if flex_attention is None else flex_attention
+    in_one_row = inner.device.type == "cuda" if one_row is None else one_row
 
     def forward(
         input_ids: Tensor,
@@ -67,14 +67,14 @@ def grouped(model: nn.Module, *, flex_attention: bool | None = None) -> Iterator
     ) -> TokenScores | Tensor:
         extra: dict[str, Any] = {"segments": layout.segments}
         if in_one_row:
-            padding = (0, -layout.tokens % flex.BLOCK)
+            padding = (0, -layout.tokens % flex_attention.BLOCK)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
-            extra = {"row_mask": flex.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
+            extra = {"row_mask": flex_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden: Tensor = output.last_hidden_state[0, layout.predict]
         return hidden if hidden_only else token_scores(hidden, head, layout.targets, reference)
 
-    with replaced_forward(inner, forward), attention_by(inner, flex.NAME if in_one_row else attention.NAME):
+    with replaced_forward(inner, forward), attention_by(inner, flex_attention.NAME if in_one_row else attention.NAME):
         yield
 
 

@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}
 """Logits of a chunk: on a CPU few enough (16 MiB in float32) to stay in cache and in memory it has already."""
+TINY = torch.finfo(torch.float32).tiny ** 0.5
+"""About 1e-19: the product of two such numbers is subnormal. Far below the epsilon of every optimizer."""
 CHUNK_TOKENS = 128
 """Tokens of the smallest chunk, for each one reads the whole head; larger ones are a multiple, as matrix tiles are."""
 
@@ -83,7 +85,19 @@ def _scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHea
         logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, with_gradient=False)
     else:
         logps, kl = _recomputed(hidden, head, targets, reference)
+    for scores in (logps, kl):
+        if scores is not None and scores.requires_grad:
+            scores.register_hook(_without_tiny)
     return TokenScores(logps, kl)
+
+
+def _without_tiny(gradient: Tensor) -> Tensor:
+    """The gradient, with entries below TINY as 0.
+
+    A pair whose loss is saturated has entries like exp(−95). What they are multiplied with next makes them subnormal,
+    and CPUs are many times slower at arithmetic with subnormal numbers than with zeros.
+    """
+    return gradient.masked_fill(gradient.abs() < TINY, 0.0)
 
 
 class _FrozenHeadScores(torch.autograd.Function):

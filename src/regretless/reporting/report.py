@@ -66,7 +66,7 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
     data = collect(run_dir, examples=config.examples, seed=config.seed)
     colors = views.colors_of(data)
     rewards = data.token_rewards
-    scripts = ["curves.js"] * bool(data.logs) + ["figure.js", "explorer.js"] * bool(rewards)
+    scripts = ["curves.js"] * bool(data.logs) + ["figure.js", "token_explorer.js"] * bool(rewards)
     page = (
         _environment()
         .get_template("report.html.jinja")
@@ -86,7 +86,7 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             explorer=rewards and explorer(rewards, f"{run_dir}/", pairs=config.token_pairs, tokens=config.tokens),
             beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
             version=__version__,
-            style=Markup(_resource("report.css") + _resource("explorer.css")),
+            style=Markup(_resource("report.css") + _resource("token_explorer.css")),
             scripts=[_script(name) for name in scripts],
         )
     )

@@ -94,7 +94,7 @@ def full_shade(config: FiguresConfig, pairs: Sequence[Mapping[str, Any]]) -> flo
     """Value of the full shade: 2 (× RMS) when normalized, else the 98th percentile of all tokens' sizes (nats).
 
     Of all pairs and models, so that colors compare between them; interpolated. 1 where there is nothing to scale by.
-    The page has the same rule (`fullShade` in explorer.js) for what it shows.
+    The page has the same rule (`fullShade` in token_explorer.js) for what it shows.
     """
     if config.normalized:
         return 2.0

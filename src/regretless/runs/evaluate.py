@@ -9,14 +9,15 @@ from typing import Any
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, write_json
-from regretless.core.run_folder import RunFolder, dump, resolve
+from regretless.core.run_folder import RunFolder, Unit, dump, resolve
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.evaluation import results
 from regretless.evaluation.chat import chat_results
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
-from regretless.sampling.sample import sample_prompts
+from regretless.sampling.job import SampleWork
+from regretless.sampling.sample import sample_prompts, sample_together
 
 
 def evaluate_models(
@@ -30,62 +31,101 @@ def evaluate_models(
 
     <label>/<benchmark>/ holds the greedy answers with verdicts and result.json, and seed-<n>/ in it the same for each
     sampling run; for a chat benchmark it holds the judgments and chat_result.json. samples/ holds the answers before
-    verification; results.json combines all results and is returned.
+    verification; results.json combines all results and is returned (in a plan, once all of them are there).
 
-    Responses are verified with the settings of `grading`, which raises ConfigError for an unknown verifier.
+    Responses are verified with the settings of `grading`. All benchmarks are answered with the model loaded once.
     """
     verify_config = grading(config, verify_config)
-    sampled = {"temperature": config.temperature, "top_p": config.top_p}
-    passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0}}
+    sampled = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
+    passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0, "top_k": 0}}
     passes |= {f"seed-{seed}": {**sampled, "seed": seed} for seed in config.seeds}
-    common: dict[str, Any] = {"n": 1, "top_k": 0, "repetition_penalty": config.repetition_penalty}
-    common |= {"max_new_tokens": config.max_new_tokens, "batch_size": config.batch_size}
+    common: dict[str, Any] = {"n": 1, "repetition_penalty": config.repetition_penalty}
+    common |= {"max_new_tokens": config.max_new_tokens, **engine_settings(config)}
+    asked = {
+        (benchmark, name): SamplingParams(**common, **decoding)
+        for benchmark in config.benchmarks
+        for name, decoding in passes.items()
+    }
     root = PurePosixPath(subfolder)
     for label, model in models.items():
-        for benchmark, source in config.benchmarks.items():
-            for name, decoding in passes.items():
-                params = SamplingParams(**common, **decoding)
-                samples = (root / "samples" / label / benchmark / name).as_posix()
-                verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
-                _answer(folder, samples, model, source.source, params, f"benchmarks.{benchmark}.")
-                _verify(folder, verified, folder.path / samples / "responses.parquet", verify_config)
+        samples = root / "samples" / label
+        _answer(folder, samples, model, config, asked)
+        for benchmark, name in asked:
+            verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
+            _verify(folder, verified, folder.path / samples / benchmark / name / "responses.parquet", verify_config)
         # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
         answers: dict[str, list[Path]] = {}
         for benchmark, chat_config in config.chat.items():
             kind = f"{chat_config.benchmark}-{fingerprint(chat_config.answering())[:8]}"
             if kind not in answers:
                 place_of = root / "samples" / label / kind
-                answers[kind] = _converse(folder, place_of, model, chat_config, config.batch_size)
+                answers[kind] = _converse(folder, place_of, model, chat_config, engine_settings(config))
             _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
+    if folder.awaits(subfolder):
+        return {}
     collected = results.collect(folder.path / subfolder)
     write_json(folder.path / subfolder / "results.json", collected)
     return collected
 
 
 def grading(config: results.EvaluateConfig, verify_config: verify.VerifyConfig) -> verify.VerifyConfig:
-    """Settings of verification in an evaluation: those of `verify`, overridden by those of `config`.
-
-    Raises ConfigError for an unknown verifier.
-    """
+    """Settings of verification in an evaluation: those of `verify`, overridden by those of `config`."""
     overrides = {"verifier": config.verifier, "grade_cut": config.grade_cut}
     set_here = {name: value for name, value in overrides.items() if value is not None}
     return verify.VerifyConfig.parse({**verify_config.model_dump(), **set_here}, "evaluate")
 
 
-def _answer(
-    folder: RunFolder, name: str, model: ModelConfig, source: PromptSource, params: SamplingParams, setting: str
-) -> None:
-    def work(output: Path) -> dict[str, Any]:
-        prompts = load_prompts(resolve(source, folder.path), setting)
-        without = [prompt.line for prompt in prompts if prompt.answer is None]
-        if without:
-            raise DataError(
-                f"{source.dataset}: {len(without)} of {len(prompts)} problems have no gold answer (first: row "
-                f"{without[0]}), so their responses cannot be verified; set {setting}answer_column"
-            )
-        return sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet")
+def engine_settings(config: results.EvaluateConfig) -> dict[str, Any]:
+    """The engine's settings of an evaluation, as those of `SamplingParams`."""
+    here = {"server": config.engine_server, "vllm": config.vllm}
+    return {"engine": config.engine, "batch_size": config.batch_size, **here}
 
-    folder.do(name, {"model": dump(model), "prompts": dump(source), "sampling": dump(params)}, work)
+
+def _answer(
+    folder: RunFolder,
+    samples: PurePosixPath,
+    model: ModelConfig,
+    config: results.EvaluateConfig,
+    asked: Mapping[tuple[str, str], SamplingParams],
+) -> None:
+    """Answer benchmarks, each with every kind of decoding, in the folders <samples>/<benchmark>/<decoding>."""
+    units = {
+        (samples / benchmark / name).as_posix(): (benchmark, params) for (benchmark, name), params in asked.items()
+    }
+    sources = {benchmark: config.benchmarks[benchmark].source for benchmark in config.benchmarks}
+
+    def work(todo: Mapping[str, Path]) -> list[dict[str, Any]]:
+        prompts = {
+            benchmark: _problems(resolve(sources[benchmark], folder.path), f"benchmarks.{benchmark}.")
+            for benchmark in dict.fromkeys(units[name][0] for name in todo)
+        }
+        here = resolve(model, folder.path)
+        return sample_together(
+            [
+                SampleWork([here], prompts[units[name][0]], units[name][1], output / "responses.parquet")
+                for name, output in todo.items()
+            ]
+        )
+
+    folder.do_together(
+        [
+            Unit(name, {"model": dump(model), "prompts": dump(sources[benchmark]), "sampling": dump(params)})
+            for name, (benchmark, params) in units.items()
+        ],
+        work,
+    )
+
+
+def _problems(source: PromptSource, setting: str) -> list[PromptRow]:
+    """The problems of a benchmark. Raises DataError for one without a gold answer."""
+    prompts = load_prompts(source, setting)
+    without = [prompt.line for prompt in prompts if prompt.answer is None]
+    if without:
+        raise DataError(
+            f"{source.dataset}: {len(without)} of {len(prompts)} problems have no gold answer (first: row "
+            f"{without[0]}), so their responses cannot be verified; set {setting}answer_column"
+        )
+    return prompts
 
 
 def _verify(folder: RunFolder, name: str, responses: Path, config: verify.VerifyConfig) -> None:
@@ -99,14 +139,20 @@ def _verify(folder: RunFolder, name: str, responses: Path, config: verify.Verify
 
 
 def _converse(
-    folder: RunFolder, subfolder: PurePosixPath, model: ModelConfig, config: chat_results.ChatBenchmark, batch_size: int
+    folder: RunFolder,
+    subfolder: PurePosixPath,
+    model: ModelConfig,
+    config: chat_results.ChatBenchmark,
+    engine: Mapping[str, Any],
 ) -> list[Path]:
     """Answer the prompts of a chat benchmark, turn by turn and temperature by temperature; returns the responses."""
     here = resolve(config, folder.path)
     common: dict[str, Any] = {"n": 1, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "seed": here.seed}
-    common |= {"max_new_tokens": here.max_new_tokens, "batch_size": batch_size}
+    common |= {"max_new_tokens": here.max_new_tokens, **engine}
     responses: list[Path] = []
     for turn in itertools.count(1):
+        if folder.awaits(subfolder.as_posix()):
+            break  # a later turn's prompts contain the answers to the earlier one
         groups = chat_results.next_prompts(here, responses)
         if not groups:
             break

@@ -8,11 +8,14 @@ from collections.abc import Collection, Iterator
 import torch
 import yaml
 
-from regretless.core.errors import ConfigError, lookup, reject
+from regretless.core.cluster import ClusterConfig, check_ray, connected
+from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
+from regretless.core.mirror import RECIPE, Mirror
+from regretless.core.object_store import is_url
 from regretless.core.run_folder import BASE, RunFolder, is_first_process, processes
 from regretless.core.stages import STAGES
-from regretless.core.terminal import terminal
+from regretless.core.terminal import console, terminal
 from regretless.evaluation.results import results_table
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
@@ -34,25 +37,55 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             "starts those of training itself (train.processes), or launch training alone: "
             "`torchrun --nproc-per-node N -m regretless train --config RECIPE`"
         )
+    in_store = is_url(recipe.output_dir)
+    if in_store and processes() > 1:
+        raise ConfigError(
+            f"output_dir: several processes were launched, and {recipe.output_dir} is mirrored by one; choose a folder "
+            "that all of them see, or start one process"
+        )
     # With several processes this is skipped: they share a folder and start training together.
-    if processes() == 1:
+    if processes() == 1 and not in_store:
         reject("recipe", recipe_problems(recipe, only or None))
-    folder = RunFolder(recipe.run_dir)
-    with _threads(recipe.threads), folder.locked():
-        if is_first_process():
-            values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir"})
-            write_text(folder.path / "recipe.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-        if not only:
-            _set_aside(recipe, folder)
-        for name in STAGES:
-            section = getattr(recipe, name)
-            if section not in (None, {}) and (not only or name in only):
-                do_stage(name, Job(recipe, folder))
+    folder = RunFolder(recipe.run_dir, mirror=Mirror(recipe.output_dir) if in_store else None)
+    with threads(recipe.threads), folder.locked():
+        if in_store:
+            # What is finished, and needs no check, is known once the working copy is up to date.
+            reject("recipe", recipe_problems(recipe, only or None))
+        with connected(_cluster(recipe), folder.path):
+            prepare(recipe, folder, only)
+            for name in stages_of(recipe):
+                if not only or name in only:
+                    do_stage(name, Job(recipe, folder))
     return folder
 
 
+def _cluster(recipe: Recipe) -> ClusterConfig | None:
+    """The cluster of the run: the recipe's, or one on this machine if it has several GPUs."""
+    count = torch.cuda.device_count()
+    if recipe.cluster is not None or count < 2 or processes() > 1:
+        return recipe.cluster
+    if problem := problems_of(check_ray):
+        console.print(f"one of {count} GPUs is used, except for training: {problem[0]}", style="yellow", markup=False)
+        return None
+    return ClusterConfig()
+
+
+def stages_of(recipe: Recipe) -> list[str]:
+    """The stages that a recipe has a section for, in the order in which they run."""
+    return [name for name in STAGES if getattr(recipe, name) not in (None, {})]
+
+
+def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> None:
+    """Write the recipe into its run folder; if all of its stages run, move an earlier recipe's results aside."""
+    if is_first_process():
+        values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster"})
+        write_text(folder.path / RECIPE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    if not only:
+        _set_aside(recipe, folder)
+
+
 @contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def threads(count: int | None) -> Iterator[None]:
     """A block that computes with so many threads; None leaves their number as it is."""
     if count is None:
         yield
@@ -67,7 +100,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 def between(recipe: Recipe, first: str | None, last: str | None) -> list[str]:
     """The recipe's stages from `first` to `last`, inclusive. Raises ConfigError for a name that is not one of them."""
-    present = [name for name in STAGES if getattr(recipe, name) not in (None, {})]
+    present = stages_of(recipe)
     ends = {"--from": first, "--until": last}
     reject(
         "recipe",
@@ -108,4 +141,4 @@ def show(folder: RunFolder) -> None:
     if results.is_file():
         screen.print(results_table(read_json(results)))
     if report.is_file():
-        screen.print(f"report: {report}", soft_wrap=True, highlight=False)
+        screen.print(f"report: {folder.shown(report)}", soft_wrap=True, highlight=False)

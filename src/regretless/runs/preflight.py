@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from regretless.analysis.analyze import AnalyzeConfig
+from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
+from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
-from regretless.evaluation.results import BenchmarkSource
+from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
 from regretless.modeling.chat_templates import CHAT_TEMPLATES
@@ -197,7 +199,9 @@ def _path(findings: Findings, here: Surroundings, key: str, text: str | None) ->
     path = _resolved(here, text)
     if path.exists():
         return path
-    if RUN not in text:
+    if (url := url_of(text)) is not None:
+        findings.add(key, f"expected a path on this machine or a hub id, got a URL: {url}; download it first")
+    elif RUN not in text:
         findings.add(key, f"no such file or folder: {path}" + ("" if path.is_absolute() else f" (in {Path.cwd()})"))
     elif (problem := here.made(text)) is not None:
         findings.add(key, problem)
@@ -267,6 +271,12 @@ def _sample(findings: Findings, here: Surroundings, key: str, config: SampleConf
             findings.add(setting, "expected the model's name on the server in name_or_path, and no adapter")
 
 
+def _evaluate(findings: Findings, here: Surroundings, key: str, config: EvaluateConfig) -> None:
+    findings.under(_join(key, "engine"), ENGINES.find(config.engine).check)
+    if config.engine_server is not None:
+        findings.under(_join(key, "engine_server"), config.engine_server.api_key)
+
+
 def _pretrain(findings: Findings, here: Surroundings, key: str, config: PretrainConfig) -> None:
     _path_or_hub(findings, here, _join(key, "data"), config.data, "dataset")
 
@@ -317,14 +327,20 @@ def _figures(findings: Findings, recipe: Recipe, wanted: Collection[str]) -> Non
         )
 
 
+def _on_cluster(findings: Findings, here: Surroundings, key: str, config: ClusterConfig) -> None:
+    findings.under(key, check_ray)
+
+
 CHECKS: Mapping[type[Section], Callable[[Findings, Surroundings, str, Any], None]] = {
     ModelConfig: _model,
     PromptSource: _prompts,
     PairsSource: _prompts,
     BenchmarkSource: _benchmark,
+    ClusterConfig: _on_cluster,
     SampleConfig: _sample,
     PretrainConfig: _pretrain,
     TrainConfig: _train,
+    EvaluateConfig: _evaluate,
     JudgeConfig: _judge,
     ChatBenchmarkConfig: _chat,
     MaskConfig: _mask,

@@ -13,7 +13,10 @@ from pydantic_core import InitErrorDetails
 
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
+from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, reject
+from regretless.core.mirror import working_copy
+from regretless.core.object_store import check_location, is_url
 from regretless.core.run_folder import is_first_process
 from regretless.core.settings import FolderName, Section, setting_error, sound_part
 from regretless.core.terminal import console
@@ -21,7 +24,6 @@ from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
-from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ModelConfig
 from regretless.pairing.mask import MaskConfig
@@ -79,11 +81,13 @@ class Recipe(Section):
     name: FolderName
     """Name of the run, and of its folder unless `output_dir` is given."""
     output_dir: str = ""
-    """Run folder. Left empty, it is `runs/<name>`."""
+    """Run folder: a path, or a URL such as `s3://bucket/runs/name`. Left empty, it is `runs/<name>`."""
     seed: int = Field(default=0, ge=0)
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads to compute with; one per core by default. Very small models are faster with a single thread."""
+    cluster: ClusterConfig | None = None
+    """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None
     """Generate the embedded world: problems, tokenizer and demonstrations."""
     pretrain: dict[FolderName, PretrainConfig] = Field(default_factory=dict)
@@ -118,6 +122,11 @@ class Recipe(Section):
     """Write one HTML page about the run."""
     _unsound: frozenset[str] = PrivateAttr(default=frozenset())
 
+    @field_validator("output_dir")
+    @classmethod
+    def _path_or_url(cls, value: str) -> str:
+        return check_location(value)
+
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -142,7 +151,7 @@ class Recipe(Section):
 
     @property
     def run_dir(self) -> Path:
-        """The run folder."""
+        """The run folder on this machine: for one in an object store, its working copy."""
         return run_folder(self.name, self.output_dir)
 
 
@@ -177,20 +186,14 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in present]
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
-    evaluate = values.get("evaluate")
-    if isinstance(evaluate, Mapping) and isinstance(verifier := evaluate.get("verifier"), str):
-        try:
-            VERIFIERS.check(verifier)
-        except ValueError as problem:
-            yield "evaluate.verifier", f"{problem} (got {verifier!r})"
     report = values.get("report")
     if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in present:
         yield "report.figures", "no token rewards to draw; add `analyze`"
 
 
 def run_folder(name: str, output_dir: str = "") -> Path:
-    """The folder of a recipe: `output_dir`, by default runs/<name>."""
-    return Path(output_dir or f"runs/{name}")
+    """The folder of a recipe: `output_dir` (for a URL its working copy on this machine), by default runs/<name>."""
+    return working_copy(output_dir) if is_url(output_dir) else Path(output_dir or f"runs/{name}")
 
 
 def load_recipe(

@@ -274,12 +274,12 @@ def do_analyze(section: analyze.AnalyzeConfig, job: Job) -> None:
     responses: dict[str, dict[str, Path]] = {}
     # Not every recipe evaluates or has held-out pairs.
     inputs = _input("pairs", source) | {
-        f"train/{name}": path for name, one in trained.items() if (path := one.folder / PAIR_SCORES).is_file()
+        f"train/{name}": path for name, one in trained.items() if job.folder.has(path := one.folder / PAIR_SCORES)
     }
     for benchmark in job.recipe.evaluate.benchmarks if job.recipe.evaluate else ():
         for label in (BASE, *trained):
             name = f"evaluate/{label}/{benchmark}"
-            if (path := job.path(name, "responses.parquet")).is_file():
+            if job.folder.has(path := job.path(name, "responses.parquet")):
                 responses.setdefault(benchmark, {})[label] = inputs[name] = path
     settings = {
         **dump(section),
@@ -305,8 +305,8 @@ def do_report(section: report.ReportConfig, job: Job) -> None:
     """The HTML page of the run."""
     # A manifest changes exactly when its stage ran again.
     run = job.folder.path
-    files = [*run.rglob(MANIFEST), run / "evaluate" / "results.json", run / "recipe.yaml"]
-    inputs = {path.relative_to(run).as_posix(): path for path in files if path.is_file()}
+    files = [*job.folder.manifests(), run / "evaluate" / "results.json", run / "recipe.yaml"]
+    inputs = {path.relative_to(run).as_posix(): path for path in files if job.folder.has(path)}
     inputs.pop(f"report/{MANIFEST}", None)
     job.do("report", dump(section), lambda output: report.run(section, run, output), inputs)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import Field, model_validator
 
@@ -139,5 +139,16 @@ class Engine(Protocol[P]):
     def encode(self, prompt: Text) -> P:
         """A prompt as the model receives it: token ids, if they are known. Raises DataError if it cannot be written."""
 
+    def with_params(self, params: SamplingParams) -> Self:
+        """The same model, already loaded, with other settings of sampling; `engine`, `server` and `vllm` are equal."""
+
     def generate(self, prompts: Sequence[P], seed: int) -> list[Completion]:
         """One response to each prompt, in order. Equal prompts and an equal seed give equal responses."""
+
+
+@runtime_checkable
+class StreamingEngine(Engine[P], Protocol[P]):
+    """An engine that takes any number of requests, each with a seed of its own, and keeps itself busy."""
+
+    def stream(self, prompts: Sequence[P], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
+        """One response to each prompt, with its position, as they are finished."""

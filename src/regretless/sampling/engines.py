@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from regretless.core.plugins import Registry
 from regretless.modeling.load import ModelConfig, load_tokenizer
-from regretless.sampling.base import Engine, SamplingParams
+from regretless.sampling.base import Engine, SamplingParams, SamplingServer, VllmOptions
 from regretless.sampling.openai_engine import OpenAIEngine, local_tokenizer
 from regretless.sampling.transformers_engine import TransformersEngine
-from regretless.sampling.vllm_engine import VllmEngine, check_vllm
+from regretless.sampling.vllm_engine import VllmEngine, check_vllm, tensor_parallel_size
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,32 @@ class EngineKind:
     """Raises ConfigError if the engine cannot run on this machine: asked before a recipe's first stage."""
     takes_vllm: bool = False
     """True if it follows the settings of vLLM in `vllm`."""
+    gpus: Callable[[SamplingParams], int] = lambda params: 1
+    """GPUs that one loaded model uses, where there are any."""
 
 
 ENGINES: Registry[EngineKind] = Registry(
     "engines",
     {
         "transformers": EngineKind(TransformersEngine),
-        "vllm": EngineKind(VllmEngine, check=check_vllm, takes_vllm=True),
+        "vllm": EngineKind(VllmEngine, check=check_vllm, takes_vllm=True, gpus=tensor_parallel_size),
         "openai": EngineKind(OpenAIEngine, tokenizer=local_tokenizer, takes_server=True),
     },
     lambda _, part: None if isinstance(part, EngineKind) else f"expected an EngineKind, got {part!r}",
 )
 """Allowed values of `sample.engine`."""
+
+
+def check_engine_settings(engine: str, server: Mapping[str, SamplingServer | None], vllm: VllmOptions | None) -> None:
+    """Raise ValueError if settings of a server or of vLLM are missing, or belong to another engine.
+
+    server: the server by the name of its setting.
+    """
+    kind = ENGINES.find(engine)
+    ((name, given),) = server.items()
+    if kind.takes_server and given is None:
+        raise ValueError(f"{name}: required by the engine {engine}")
+    if given is not None and not kind.takes_server:
+        raise ValueError(f"{name}: the engine {engine} uses none; remove it, or choose the engine openai")
+    if vllm is not None and not kind.takes_vllm:
+        raise ValueError(f"vllm: the engine {engine} is another; remove it, or choose the engine vllm")

@@ -8,9 +8,9 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,18 @@ import torch
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import bar
+from regretless.core.workers import Advance, InThisProcess, Need, executor
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
 from regretless.data.rows import write_parquet, write_records
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import Completion, Engine, SamplingParams
+from regretless.sampling.base import Completion, Engine, SamplingParams, StreamingEngine
 from regretless.sampling.engines import ENGINES
 
 MAX_PARTS = 200
-"""Parts of one model's work; an interruption loses at most one."""
+"""Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""
+UNITS = 4
+"""Units that each of several workers does, one after another."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,28 @@ class Task:
     sample: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """A numbered part of a model's responses: a file of its own."""
+
+    model: int
+    """Index of the model within the work."""
+    tasks: range
+    """Indices of its tasks among those of the model."""
+    file: Path
+
+    def __str__(self) -> str:
+        return self.file.name
+
+
 @dataclass
 class SampleWork:
     """Responses of models to prompts, to be written to the parquet file `output`.
 
-    Each model's tasks are sorted by prompt length and split into batches. The samples of a batch depend on its tasks
-    and on a seed derived from the configured one, the model's index and the batch's, and on nothing that ran before it.
+    Each model's tasks are sorted by prompt length. Responses of an engine that takes a seed for each response depend on
+    the configured seed, the model's index, prompt_id and sample number. For other engines tasks are split into batches,
+    and the responses of a batch depend on its tasks and on a seed derived from the configured one, the model's index
+    and the batch's. In both cases they do not depend on anything that ran before, nor on which worker wrote them.
 
     Whether the work is already done is the run folder's question (`RunFolder.do`), and so is whether a model's files
     have changed since the work was interrupted. Its key does not cover one thing: the rows of a data set on the hub.
@@ -73,16 +92,8 @@ class SampleWork:
         """Folder of the finished parts."""
         return self.output.with_suffix(".parts")
 
-    def finish(self) -> None:
-        """Write the output: from the finished parts of this question, and from those that are still missing."""
-        self._check()
-        with bar("sample", total=len(self.models) * len(self.prompts) * self.params.n) as advance:
-            for number, model in enumerate(self.models):
-                self._run_model(number, model, advance)
-        self._merge()
-        shutil.rmtree(self.parts, ignore_errors=True)
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise DataError for prompts that cannot be sampled from together."""
         if not self.prompts:
             raise DataError("sampling: expected at least one prompt, got none")
         if len({row.prompt_id for row in self.prompts}) < len(self.prompts):
@@ -92,94 +103,200 @@ class SampleWork:
                 "sampling: some prompts are strings and some are message lists; make them all one or the other"
             )
 
-    def _run_model(self, number: int, model: ModelConfig, advance: Callable[[int], None]) -> None:
-        """Write the missing parts of one model."""
-        parts = self._parts_of(number)
-        missing = {span: file for span, file in parts.items() if not file.is_file()}
-        advance(sum(len(span) for span in parts if span not in missing))
-        if not missing:
-            return
-        engine = ENGINES.find(self.params.engine).load(model, self.params)
-        encoded = [engine.encode(row.prompt) for row in self.prompts]
-        self._check_context(model, engine, encoded)
-        # Longest first: a batch that exceeds the memory fails at once, and the rows of a batch need little padding.
-        longest_first = sorted(range(len(encoded)), key=lambda prompt: -len(encoded[prompt]))
-        tasks = [Task(prompt, sample) for prompt in longest_first for sample in range(self.params.n)]
-        for span, file in missing.items():
-            records: list[Response] = []
-            for first in range(span.start, span.stop, self.params.batch_size):
-                batch = tasks[first : min(first + self.params.batch_size, span.stop)]
-                seed = int(fingerprint([self.params.seed, number, first])[:15], 16)
-                completions = self._generate(engine, [encoded[task.prompt] for task in batch], seed)
-                records += [
-                    self._response(engine, number, task, completion)
-                    for task, completion in zip(batch, completions, strict=True)
-                ]
-                advance(len(batch))
-            write_records(file, records)
-        # The next model needs the memory of this one.
-        del engine
-        gc.collect()
-        torch.cuda.empty_cache()
-
-    def _parts_of(self, number: int) -> dict[range, Path]:
-        """Part files of a model, by the indices of their tasks: whole batches, except for the last."""
+    def parts_of(self, number: int) -> list[Part]:
+        """Parts of a model, by its index: whole batches, except for the last."""
         total, batch = len(self.prompts) * self.params.n, self.params.batch_size
         size = batch * math.ceil(total / batch / MAX_PARTS)
-        return {
-            range(start, min(start + size, total)): self.parts
-            / f"{number:03d}-{start // size:03d}-{self.question[:16]}.parquet"
-            for start in range(0, total, size)
-        }
-
-    def _check_context(self, model: ModelConfig, engine: Engine[Any], encoded: Sequence[Sized]) -> None:
-        room = math.inf if engine.context is None else engine.context - self.params.max_new_tokens
-        long = [len(prompt) for prompt in encoded if len(prompt) > room]
-        if long:
-            raise ConfigError(
-                f"model {model.label}: {len(long)} of {len(encoded)} prompts (the longest has {max(long)} tokens) and "
-                f"max_new_tokens={self.params.max_new_tokens} exceed its {engine.context} positions; lower "
-                "max_new_tokens, or exclude long prompts with max_prompt_tokens"
+        return [
+            Part(
+                number,
+                range(start, min(start + size, total)),
+                self.parts / f"{number:03d}-{start // size:03d}-{self.question[:16]}.parquet",
             )
+            for start in range(0, total, size)
+        ]
 
-    def _generate(self, engine: Engine[Any], batch: Sequence[Sized], seed: int) -> list[Completion]:
-        try:
-            return engine.generate(batch, seed)
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"batch_size={self.params.batch_size} with prompts of {max(map(len, batch))} tokens and max_new_tokens="
-                f"{self.params.max_new_tokens} does not fit into the device's memory; lower batch_size"
-            ) from error
-
-    def _response(self, engine: Engine[Any], number: int, task: Task, completion: Completion) -> Response:
-        row = self.prompts[task.prompt]
-        return Response(
-            prompt_id=row.prompt_id,
-            response_id=_response_id(row, number, task.sample),
-            prompt=row.prompt,
-            prompt_token_ids=completion.prompt_token_ids,
-            response=completion.text,
-            token_ids=completion.token_ids,
-            tokens=completion.tokens,
-            logps=completion.logps,
-            logps_kind=completion.logps_kind,
-            sampled_logps=completion.sampled_logps,
-            token_numbers=completion.token_numbers,
-            sampling=json.dumps(self.params.model_dump(exclude={"engine", "seed"}, exclude_none=True)),
-            seed=self.params.seed,
-            finish_reason=completion.finish_reason,
-            answer=row.answer,
-            **dataclasses.asdict(engine.provenance),
-        )
-
-    def _merge(self) -> None:
-        """Write all parts as one table, in the order of prompt, model, sample."""
-        files = [file for number in range(len(self.models)) for file in self._parts_of(number).values()]
+    def merge(self) -> None:
+        """Write all parts as one table, in the order of prompt, model, sample; the parts are deleted."""
+        files = [part.file for number in range(len(self.models)) for part in self.parts_of(number)]
         table = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
         place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
         models, samples = range(len(self.models)), range(self.params.n)
         wanted = (_response_id(*key) for key in itertools.product(self.prompts, models, samples))
         write_parquet(self.output, table.take([place[name] for name in wanted]))
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+Assignment = tuple[int, Part]
+"""The index of a work among those that are done together, and one of its parts."""
+
+
+def finish(works: Sequence[SampleWork]) -> None:
+    """Write the outputs of all works: from their finished parts, and from those that are still missing.
+
+    A model that several works name is loaded once. Raises DataError for prompts that cannot be sampled from together,
+    ConfigError for models that cannot be used.
+    """
+    for work in works:
+        work.check()
+    with bar("sample", total=sum(len(work.models) * len(work.prompts) * work.params.n for work in works)) as advance:
+        for missing in _by_engine(works, advance):
+            work, part = works[missing[0][0]], missing[0][1]
+            kind = ENGINES.find(work.params.engine)
+            # Requests to a server need no workers of their own.
+            place = InThisProcess() if kind.takes_server else executor()
+            need = Need("sample", kind.gpus(work.params))
+            make = partial(PartSampler, work.models[part.model], works)
+            place.run(need, make, _units(missing, place.workers(need)), advance)
+            # The next model needs the memory of this one.
+            gc.collect()
+            torch.cuda.empty_cache()
+    for work in works:
+        work.merge()
+
+
+def _by_engine(works: Sequence[SampleWork], advance: Advance) -> Iterable[list[Assignment]]:
+    """The missing parts, those together that one loaded model can write; finished parts count as progress."""
+    missing: dict[str, list[Assignment]] = {}
+    for index, work in enumerate(works):
+        loaded = work.params.model_dump(include={"engine", "server", "vllm"})
+        for number, model in enumerate(work.models):
+            for part in work.parts_of(number):
+                if part.file.is_file():
+                    advance(len(part.tasks))
+                else:
+                    missing.setdefault(fingerprint([model.model_dump(), loaded]), []).append((index, part))
+    return missing.values()
+
+
+def _units(missing: Sequence[Assignment], workers: int) -> list[list[Assignment]]:
+    """Parts in units: all for a single worker, else several units for each, so that they end at about the same time."""
+    size = len(missing) if workers == 1 else max(1, len(missing) // (UNITS * workers))
+    return [list(missing[start : start + size]) for start in range(0, len(missing), size)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A work as one model sees it."""
+
+    engine: Engine[Any]
+    prompts: list[Any]
+    """In the engine's form."""
+    tasks: list[Task]
+
+
+class PartSampler:
+    """Writes parts of works with one model, which is loaded for the first of them. Each worker makes one."""
+
+    def __init__(self, model: ModelConfig, works: Sequence[SampleWork]) -> None:
+        self.model, self.works = model, works
+        self._engine: Engine[Any] | None = None
+        self._asked: dict[int, _Asked] = {}
+
+    def __call__(self, unit: Sequence[Assignment], advance: Advance) -> None:
+        """Write the parts that have no file yet."""
+        for index, assigned in itertools.groupby(unit, key=lambda assignment: assignment[0]):
+            parts = [part for _, part in assigned if not part.file.is_file()]
+            asked = self._asked.get(index) or self._ask(index)
+            if isinstance(asked.engine, StreamingEngine):
+                self._stream(asked.engine, asked, self.works[index], parts, advance)
+                continue
+            for part in parts:
+                write_records(part.file, _in_batches(asked, self.works[index], part, advance))
+
+    def _ask(self, index: int) -> _Asked:
+        work = self.works[index]
+        if self._engine is None:
+            self._engine = ENGINES.find(work.params.engine).load(self.model, work.params)
+        engine = self._engine.with_params(work.params)
+        prompts = [engine.encode(row.prompt) for row in work.prompts]
+        _check_context(self.model, engine, prompts, work.params)
+        # Longest first: a batch that exceeds the memory fails at once, and the rows of a batch need little padding.
+        longest_first = sorted(range(len(prompts)), key=lambda prompt: -len(prompts[prompt]))
+        tasks = [Task(prompt, sample) for prompt in longest_first for sample in range(work.params.n)]
+        self._asked[index] = _Asked(engine, prompts, tasks)
+        return self._asked[index]
+
+    @staticmethod
+    def _stream(
+        engine: StreamingEngine[Any], asked: _Asked, work: SampleWork, parts: Sequence[Part], advance: Advance
+    ) -> None:
+        """Write each part as soon as all its responses are there; the engine is never left without requests."""
+        rows = [(part, index) for part in parts for index in part.tasks]
+        tasks = [asked.tasks[index] for _, index in rows]
+        seeds = [
+            _seed(work.params.seed, part.model, work.prompts[task.prompt].prompt_id, task.sample)
+            for (part, _), task in zip(rows, tasks, strict=True)
+        ]
+        found: dict[Part, dict[int, Response]] = {part: {} for part in parts}
+        for row, completion in engine.stream([asked.prompts[task.prompt] for task in tasks], seeds):
+            part, index = rows[row]
+            found[part][index] = _response(engine, work, part.model, tasks[row], completion)
+            advance(1)
+            if len(found[part]) == len(part.tasks):
+                records = found.pop(part)
+                write_records(part.file, [records[index] for index in part.tasks])
+
+
+def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -> list[Response]:
+    records: list[Response] = []
+    for first in range(part.tasks.start, part.tasks.stop, work.params.batch_size):
+        batch = asked.tasks[first : min(first + work.params.batch_size, part.tasks.stop)]
+        seed = _seed(work.params.seed, part.model, first)
+        completions = _generate(asked.engine, [asked.prompts[task.prompt] for task in batch], seed, work.params)
+        records += [
+            _response(asked.engine, work, part.model, task, completion)
+            for task, completion in zip(batch, completions, strict=True)
+        ]
+        advance(len(batch))
+    return records
+
+
+def _seed(*of: Any) -> int:
+    return int(fingerprint(list(of))[:15], 16)
+
+
+def _check_context(model: ModelConfig, engine: Engine[Any], prompts: Sequence[Sized], params: SamplingParams) -> None:
+    room = math.inf if engine.context is None else engine.context - params.max_new_tokens
+    long = [len(prompt) for prompt in prompts if len(prompt) > room]
+    if long:
+        raise ConfigError(
+            f"model {model.label}: {len(long)} of {len(prompts)} prompts (the longest has {max(long)} tokens) and "
+            f"max_new_tokens={params.max_new_tokens} exceed its {engine.context} positions; lower "
+            "max_new_tokens, or exclude long prompts with max_prompt_tokens"
+        )
+
+
+def _generate(engine: Engine[Any], batch: Sequence[Sized], seed: int, params: SamplingParams) -> list[Completion]:
+    try:
+        return engine.generate(batch, seed)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"batch_size={params.batch_size} with prompts of {max(map(len, batch))} tokens and max_new_tokens="
+            f"{params.max_new_tokens} does not fit into the device's memory; lower batch_size"
+        ) from error
+
+
+def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, completion: Completion) -> Response:
+    row = work.prompts[task.prompt]
+    return Response(
+        prompt_id=row.prompt_id,
+        response_id=_response_id(row, number, task.sample),
+        prompt=row.prompt,
+        prompt_token_ids=completion.prompt_token_ids,
+        response=completion.text,
+        token_ids=completion.token_ids,
+        tokens=completion.tokens,
+        logps=completion.logps,
+        logps_kind=completion.logps_kind,
+        sampled_logps=completion.sampled_logps,
+        token_numbers=completion.token_numbers,
+        sampling=json.dumps(work.params.model_dump(exclude={"engine", "seed"}, exclude_none=True)),
+        seed=work.params.seed,
+        finish_reason=completion.finish_reason,
+        answer=row.answer,
+        **dataclasses.asdict(engine.provenance),
+    )
 
 
 def _response_id(prompt: PromptRow, model: int, sample: int) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
@@ -67,7 +67,7 @@ class OpenAIEngine:
                 f"model {config.label}: the engine openai needs the server's name for it in name_or_path; "
                 "remove architecture and adapter"
             )
-        self.model, self.params = config.name_or_path, params
+        self.config, self.model, self.params = config, config.name_or_path, params
         self.server: SamplingServer = params.server.model_copy(
             update={"base_url": params.server.base_urls.get(self.model, params.server.base_url)}
         )
@@ -106,6 +106,15 @@ class OpenAIEngine:
                 "tokenizer in models.tokenizer, whose chat template writes them, or set endpoint: chat"
             )
         return ServerPrompt(prompt, None)
+
+    def with_params(self, params: SamplingParams) -> Self:
+        """This engine with other settings of sampling, which are checked again; what is spent counts for both."""
+        if params == self.params:
+            return self
+        other = type(self)(self.config, params)
+        self.spent.add(other.spent)
+        other.spent = self.spent
+        return other
 
     def generate(self, prompts: Sequence[ServerPrompt], seed: int) -> list[Completion]:
         """One response to each prompt, in order, `server.concurrency` at a time.

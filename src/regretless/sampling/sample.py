@@ -16,8 +16,8 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
-from regretless.sampling.engines import ENGINES
-from regretless.sampling.job import SampleWork
+from regretless.sampling.engines import ENGINES, check_engine_settings
+from regretless.sampling.job import SampleWork, finish
 
 
 class SampleConfig(SamplingParams):
@@ -37,14 +37,7 @@ class SampleConfig(SamplingParams):
 
     @model_validator(mode="after")
     def _server_and_engine(self) -> Self:
-        kind = ENGINES.find(self.engine)
-        takes_server = kind.takes_server
-        if takes_server and self.server is None:
-            raise ValueError(f"server: required by the engine {self.engine}")
-        if self.server is not None and not takes_server:
-            raise ValueError(f"server: the engine {self.engine} uses none; remove it, or choose the engine openai")
-        if self.vllm is not None and not kind.takes_vllm:
-            raise ValueError(f"vllm: the engine {self.engine} is another; remove it, or choose the engine vllm")
+        check_engine_settings(self.engine, {"server": self.server}, self.vllm)
         return self
 
 
@@ -56,13 +49,21 @@ def run(config: SampleConfig, output: Path) -> dict[str, Any]:
     and the result is the same as that of a run in one go.
     Raises DataError if no prompt is usable, ConfigError if a model is not.
     """
-    prompts, refused = read_prompts(config.prompts, "prompts.")
-    prompts, unwritable = _writable(config, prompts)
-    refused += unwritable
+    prompts, refused = usable_prompts(config)
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(prompts, refused, config.prompts.dataset)
     summary = sample_models(config.models, prompts, _params(config), output / "responses.parquet")
     return {**summary, "refused": len(refused)}
+
+
+def usable_prompts(config: SampleConfig) -> tuple[list[PromptRow], list[Refusal]]:
+    """The prompts that every model can answer, and the rows that are left out, with reasons.
+
+    Raises DataError if the prompts cannot be read, ConfigError for a tokenizer that cannot be loaded.
+    """
+    prompts, refused = read_prompts(config.prompts, "prompts.")
+    prompts, unwritable = _writable(config, prompts)
+    return prompts, refused + unwritable
 
 
 def sample_prompts(
@@ -82,12 +83,21 @@ def sample_models(
     Raises ConfigError for a model that cannot be used or prompts that do not fit its context, DataError for prompts
     of which some are strings and others conversations.
     """
-    SampleWork(models, prompts, params, output).finish()
-    table = pq.read_table(output, columns=["token_ids", "logps", "finish_reason"])
+    return sample_together([SampleWork(models, prompts, params, output)])[0]
+
+
+def sample_together(works: Sequence[SampleWork]) -> list[dict[str, Any]]:
+    """Do several works, with each model loaded once; returns the counts of each. Otherwise like `sample_models`."""
+    finish(works)
+    return [_counts(work) for work in works]
+
+
+def _counts(work: SampleWork) -> dict[str, Any]:
+    table = pq.read_table(work.output, columns=["token_ids", "logps", "finish_reason"])
     # A server may return no ids; without log-probabilities as well, the number of tokens is unknown.
     counts = pc.coalesce(pc.list_value_length(table["token_ids"]), pc.list_value_length(table["logps"]))
     return {
-        "prompts": len(prompts),
+        "prompts": len(work.prompts),
         "responses": len(table),
         "tokens": pc.sum(counts).as_py() or 0,
         "cut": pc.sum(pc.equal(table["finish_reason"], "length")).as_py(),

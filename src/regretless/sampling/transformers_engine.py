@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from peft import PeftModel
@@ -62,6 +63,12 @@ class TransformersEngine:
     def encode(self, prompt: Text) -> list[int]:
         """Token ids of a prompt, by its chat template if it is a conversation."""
         return encode_prompt(self.tokenizer, prompt)
+
+    def with_params(self, params: SamplingParams) -> Self:
+        """This engine with other settings of sampling."""
+        other = copy.copy(self)
+        other.params = params
+        return other
 
     def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
         """One response to each prompt (token ids), in order; the batch is padded on the left."""

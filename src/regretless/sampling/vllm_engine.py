@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Self
 
 from peft import PeftConfig
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
@@ -108,6 +109,12 @@ class VllmEngine:
         """Token ids of a prompt, by its chat template where it is a conversation."""
         return encode_prompt(self.tokenizer, prompt)
 
+    def with_params(self, params: SamplingParams) -> Self:
+        """This engine with other settings of sampling."""
+        other = copy.copy(self)
+        other.params = params
+        return other
+
     def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
         """One response to each prompt (token ids), in order; each draws from a seed of its own."""
         seeds = [int(fingerprint([seed, row])[:15], 16) for row in range(len(prompts))]
@@ -161,6 +168,11 @@ class VllmEngine:
             logps_kind="raw" if raw else "sampled",
             prompt_token_ids=list(prompt),
         )
+
+
+def tensor_parallel_size(params: SamplingParams) -> int:
+    """GPUs that one model of these settings is spread over."""
+    return (params.vllm or VllmOptions()).tensor_parallel_size
 
 
 def check_vllm() -> None:

@@ -73,6 +73,11 @@ class Answers(Generic[T]):
 NOT_ASKED = "not asked"
 
 
+def key_of(question: Question[Any], attempt: int, endpoint: Endpoint = "chat") -> str:
+    """Key in the reply cache of the reply to a question's request of this attempt."""
+    return fingerprint([endpoint, attempt, question.body(attempt, "")])
+
+
 def ask_all(
     questions: Sequence[Question[T]],
     *,
@@ -148,7 +153,7 @@ class _Asker(Generic[T]):
     async def _answer(self, client: Client, question: Question[T]) -> Answer[T]:
         problem = ""
         for attempt in range(1, self.attempts + 1):
-            key = fingerprint([self.endpoint, attempt, question.body(attempt, "")])
+            key = key_of(question, attempt, self.endpoint)
             code = self.store.code(key)
             try:
                 reply = await self._reply(client, question, key, question.body(attempt, code), attempt)

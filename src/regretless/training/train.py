@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
-from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import write_jsonl
@@ -82,22 +89,9 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
     reject(f"train {objective}", config.division_problems(objective, processes()))
     if config.strategy == "fsdp2" and processes() > 1:
         shard_model()
-    hyperparameters, arguments = config.split_for(objective)
-    args = PreferenceConfig(
-        output_dir=str(output),
-        objective=objective,
-        objective_kwargs=hyperparameters,
-        disable_tqdm=True,
-        **({"report_to": "none"} | arguments | config.batch_arguments(objective, processes())),
-    )
+    args = arguments_of(config, objective, output, processes())
     tokenizer = load_tokenizer(model)
-    method = build(objective, **hyperparameters)
-    table = pair_table(pairs, tokenizer, args, method, "pairs")
-    train, held_out = (
-        PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
-        for numbers in _hold_out(table, config.eval_pairs, args.seed)
-    )
-    assert train is not None
+    train, held_out = read_data(config, args, tokenizer, pairs)
 
     torch.manual_seed(args.seed)  # the adapter's initial weights are random, see below
     trainer = PreferenceTrainer(
@@ -106,7 +100,7 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         train_dataset=train,
         eval_dataset=held_out,
         processing_class=tokenizer,
-        peft_config=_lora(config.lora),
+        peft_config=lora_config(config.lora),
     )
     checkpoint = _checkpoint(output, trainer)
     if checkpoint is None and trainer.is_world_process_zero():
@@ -143,7 +137,40 @@ def _checkpoint(output: Path, trainer: PreferenceTrainer) -> str | None:
     return checkpoint
 
 
-def _lora(settings: LoraSettings | None) -> LoraConfig | None:
+def arguments_of(
+    config: TrainConfig, objective: str, output: Path, count: int, without: Collection[str] = ()
+) -> PreferenceConfig:
+    """The trainer's arguments for one method on `count` processes, `without` some.
+
+    Raises ConfigError for ones that cannot work.
+    """
+    hyperparameters, given = config.split_for(objective)
+    arguments = {name: value for name, value in given.items() if name not in without}
+    return PreferenceConfig(
+        output_dir=str(output),
+        objective=objective,
+        objective_kwargs=hyperparameters,
+        disable_tqdm=True,
+        **({"report_to": "none"} | arguments | config.batch_arguments(objective, count)),
+    )
+
+
+def read_data(
+    config: TrainConfig, args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase, pairs: Path | str
+) -> tuple[PairDataset, PairDataset | None]:
+    """The pairs to train on, and those held out, if any. Raises DataError if no pair can be used."""
+    method = build(args.objective, **args.hyperparameters)
+    table = pair_table(pairs, tokenizer, args, method, "pairs")
+    train, held_out = (
+        PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
+        for numbers in _hold_out(table, config.eval_pairs, args.seed)
+    )
+    assert train is not None
+    return train, held_out
+
+
+def lora_config(settings: LoraSettings | None) -> LoraConfig | None:
+    """The adapter to train, for peft; None for settings that train all weights."""
     if settings is None:
         return None
     return LoraConfig(

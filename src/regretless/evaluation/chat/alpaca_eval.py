@@ -18,7 +18,7 @@ from pydantic import Field
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.intervals import Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
-from regretless.data.records import text_key
+from regretless.data.records import Response, text_key
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
@@ -105,15 +105,9 @@ def evaluate(
     Raises DataError if the responses do not match the instructions or no judgment can be read, ConfigError for files
     that cannot be used, and the errors of `ask_all_judgments`.
     """
-    template = config.templates()["pair"]
-    rows = read_table(config.questions, ["instruction"], config.limit)
-    asked = {f"alpaca_eval-{index}": row["instruction"] for index, row in enumerate(rows)}
-    answers = read_answers(responses)
-    check_answers(answers, asked, "alpaca_eval")
-    references = _references(config, rows, asked)
+    asked, answers, references = _read(config, responses)
     gamed = read_gamed_baselines(local_path(config.gamed_baselines)) if config.gamed_baselines else None
-    questions = [_question(config, template, key, asked[key], references[key], answers[key].response) for key in asked]
-    judge_answers = ask_all_judgments(config, questions, output)
+    judge_answers = ask_all_judgments(config, _questions(config, asked, answers, references), output)
     comparisons = [
         Comparison(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
         for index, (key, answer) in enumerate(zip(asked, judge_answers.answers, strict=True))
@@ -125,6 +119,29 @@ def evaluate(
         for each, answer in zip(comparisons, judge_answers.answers, strict=True)
     ]
     return result | bill(config, judge_answers), judgments
+
+
+def judge_questions(config: AlpacaEvalConfig, responses: Sequence[Path]) -> list[Question[float]]:
+    """What the judge is asked about the responses. Raises DataError and ConfigError as `evaluate` does."""
+    return _questions(config, *_read(config, responses))
+
+
+def _read(
+    config: AlpacaEvalConfig, responses: Sequence[Path]
+) -> tuple[dict[str, str], dict[str, Response], dict[str, str]]:
+    """Instructions, responses and references by prompt id."""
+    rows = read_table(config.questions, ["instruction"], config.limit)
+    asked = {f"alpaca_eval-{index}": row["instruction"] for index, row in enumerate(rows)}
+    answers = read_answers(responses)
+    check_answers(answers, asked, "alpaca_eval")
+    return asked, answers, _references(config, rows, asked)
+
+
+def _questions(
+    config: AlpacaEvalConfig, asked: Mapping[str, str], answers: Mapping[str, Response], references: Mapping[str, str]
+) -> list[Question[float]]:
+    template = config.templates()["pair"]
+    return [_question(config, template, key, asked[key], references[key], answers[key].response) for key in asked]
 
 
 def _references(

@@ -15,6 +15,7 @@ import numpy as np
 from regretless.core.errors import DataError
 from regretless.core.intervals import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.data.prompts import TEMPLATES, PromptRow
+from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
@@ -96,17 +97,8 @@ def evaluate(
     Raises DataError if responses, baseline and questions do not match or no judgment can be read, ConfigError for
     files that cannot be used, and the errors of `ask_all_judgments`.
     """
-    template = config.templates()["pair"]
-    asked = _asked(config)
-    answers = read_answers(responses)
-    check_answers(answers, asked, "arena_hard")
-    references = _references(config, asked)
-    questions = []
-    for key, text in asked.items():
-        response, reference = answers[key].response, references[key]
-        questions.append(_question(config, template, f"{key} baseline first", text, reference, response))
-        questions.append(_question(config, template, f"{key} model first", text, response, reference))
-    judge_answers = ask_all_judgments(config, questions, output)
+    asked, answers, references = _read(config, responses)
+    judge_answers = ask_all_judgments(config, _questions(config, asked, answers, references), output)
     games = list(zip(judge_answers.answers[::2], judge_answers.answers[1::2], strict=True))
     duels = [
         Duel(key, None if first.value is None else -first.value, second.value)
@@ -124,6 +116,33 @@ def evaluate(
         for duel, pair in zip(duels, games, strict=True)
     ]
     return result | bill(config, judge_answers), judgments
+
+
+def judge_questions(config: ArenaHardConfig, responses: Sequence[Path]) -> list[Question[int]]:
+    """What the judge is asked about the responses. Raises DataError and ConfigError as `evaluate` does."""
+    return _questions(config, *_read(config, responses))
+
+
+def _read(
+    config: ArenaHardConfig, responses: Sequence[Path]
+) -> tuple[dict[str, str], dict[str, Response], dict[str, str]]:
+    """Questions, responses and the baseline's answers by prompt id."""
+    asked = _asked(config)
+    answers = read_answers(responses)
+    check_answers(answers, asked, "arena_hard")
+    return asked, answers, _references(config, asked)
+
+
+def _questions(
+    config: ArenaHardConfig, asked: Mapping[str, str], answers: Mapping[str, Response], references: Mapping[str, str]
+) -> list[Question[int]]:
+    template = config.templates()["pair"]
+    questions = []
+    for key, text in asked.items():
+        response, reference = answers[key].response, references[key]
+        questions.append(_question(config, template, f"{key} baseline first", text, reference, response))
+        questions.append(_question(config, template, f"{key} model first", text, response, reference))
+    return questions
 
 
 def _references(config: ArenaHardConfig, asked: Mapping[str, str]) -> dict[str, str]:

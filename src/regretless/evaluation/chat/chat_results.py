@@ -17,11 +17,12 @@ from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.chat.arena_hard import ArenaHardConfig
 from regretless.evaluation.chat.mt_bench import MtBenchConfig
+from regretless.servers.ask import Question
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
 """Settings of one chat benchmark, discriminated by `benchmark`: for a recipe's section."""
 BENCHMARKS: Mapping[str, Any] = {"alpaca_eval": alpaca_eval, "arena_hard": arena_hard, "mt_bench": mt_bench}
-"""Modules by benchmark; each defines `next_prompts` and `evaluate`."""
+"""Modules by benchmark; each defines `next_prompts`, `judge_questions` and `evaluate`."""
 MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench": "score"}
 """The metric whose per-question numbers are in `values` of a result."""
 SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
@@ -42,6 +43,12 @@ def next_prompts(config: ChatBenchmark, responses: Sequence[Path]) -> dict[float
     """
     rows: dict[float, list[PromptRow]] = BENCHMARKS[config.benchmark].next_prompts(config, responses)
     return rows
+
+
+def judge_questions(config: ChatBenchmark, responses: Sequence[Path]) -> list[Question[Any]]:
+    """What the judge is asked about the responses to all prompts. Raises DataError and ConfigError as `run` does."""
+    questions: list[Question[Any]] = BENCHMARKS[config.benchmark].judge_questions(config, responses)
+    return questions
 
 
 def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[str, Any]:

@@ -168,14 +168,9 @@ def evaluate(
     Raises DataError if the responses do not match the questions (also if a second turn continues another first answer)
     or no judgment can be read, ConfigError for files that cannot be used, and the errors of `ask_all_judgments`.
     """
-    templates = config.templates()
-    questions = read_questions(config)
-    answers = read_answers(responses)
-    asked = {question.prompt_id(turn): question.turns[turn - 1] for question in questions for turn in TURNS}
-    check_answers(answers, asked, "mt_bench")
-    _check_turns(questions, answers)
+    questions, answers = _read(config, responses)
     turns = [(question, turn) for question in questions for turn in TURNS]
-    judge_answers = ask_all_judgments(config, [_question(config, templates, *each, answers) for each in turns], output)
+    judge_answers = ask_all_judgments(config, _questions(config, questions, answers), output)
     grades = [
         Grade(question.question_id, question.category, turn, answer.value, answer.problem)
         for (question, turn), answer in zip(turns, judge_answers.answers, strict=True)
@@ -184,6 +179,28 @@ def evaluate(
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
     judgments = [_judgment(grade, answer) for grade, answer in zip(grades, judge_answers.answers, strict=True)]
     return result | bill(config, judge_answers), judgments
+
+
+def judge_questions(config: MtBenchConfig, responses: Sequence[Path]) -> list[Question[float]]:
+    """What the judge is asked about the responses. Raises DataError and ConfigError as `evaluate` does."""
+    return _questions(config, *_read(config, responses))
+
+
+def _read(config: MtBenchConfig, responses: Sequence[Path]) -> tuple[list[MtQuestion], dict[str, Response]]:
+    """The questions, and the responses to both turns by prompt id."""
+    questions = read_questions(config)
+    answers = read_answers(responses)
+    asked = {question.prompt_id(turn): question.turns[turn - 1] for question in questions for turn in TURNS}
+    check_answers(answers, asked, "mt_bench")
+    _check_turns(questions, answers)
+    return questions, answers
+
+
+def _questions(
+    config: MtBenchConfig, questions: Sequence[MtQuestion], answers: Mapping[str, Response]
+) -> list[Question[float]]:
+    templates = config.templates()
+    return [_question(config, templates, question, turn, answers) for question in questions for turn in TURNS]
 
 
 def _check_turns(questions: Sequence[MtQuestion], answers: Mapping[str, Response]) -> None:

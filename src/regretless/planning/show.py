@@ -1,0 +1,113 @@
+"""A plan on the terminal: a table with a row for each stage, then what was assumed and what would stop a run."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from regretless.core.stages import STAGES
+from regretless.planning.counts import COUNTS
+from regretless.planning.dry_run import State
+from regretless.planning.plan import Plan, Row
+
+WORDS = {"tokens_in": "tokens in", "tokens_out": "tokens out", "trained_tokens": "trained tokens"}
+ABOUT = "~"
+"""Before a number that rests on an assumption."""
+
+
+def show_plan(plan: Plan, screen: Console) -> None:
+    """Print a plan."""
+    where = f"{plan.run_dir}, {plan.device}"
+    table = Table("stage", "state", "counts", title=f"Plan of {plan.recipe} ({where})", title_justify="left")
+    for column in ("files", "took", "time left"):
+        table.add_column(column, justify="right")
+    for row in plan.rows:
+        table.add_row(row.stage, row.state_text, counts_text(row), _files(row), seconds_text(row.taken), _left(row))
+    screen.print(table)
+    for line in _totals(plan):
+        screen.print(line)
+    groups = {"Assumed": plan.assumptions, "Not measured": plan.notes, "A run would stop": _stops(plan)}
+    for title, lines in groups.items():
+        if lines:
+            screen.print(f"{title}:")
+            for line in lines:
+                screen.print(Padding(f"- {line}", (0, 0, 0, 2)))
+
+
+def counts_text(row: Row) -> str:
+    """Counts of a stage in words; `~` marks those that rest on assumptions."""
+    parts = [_number(row, name, judge=False) for name in COUNTS if name != "dollars"]
+    asked = [_number(row, name, judge=True) for name in COUNTS]
+    text = ", ".join(part for part in parts if part)
+    judged = ", ".join(part for part in asked if part)
+    return "; ".join(part for part in (text, f"judge: {judged}" if judged else "") if part) or _about(row)
+
+
+def _about(row: Row) -> str:
+    return STAGES[row.stage].makes if row.estimates and row.stage == "report" else ""
+
+
+def _number(row: Row, name: str, *, judge: bool) -> str:
+    total = row.total(name, of_judges=judge)
+    if total is None:
+        return ""
+    mark = ABOUT if total[1] else ""
+    if name == "dollars":
+        return f"{mark}${total[0]:,.2f}"
+    return f"{mark}{amount_text(total[0])} {WORDS.get(name, name)}"
+
+
+def amount_text(value: float) -> str:
+    """A count with at most four digits and a unit, or whole below ten thousand."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if value >= size:
+            return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
+    return f"{value:,.0f}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A time in seconds, minutes or hours; empty for None."""
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _left(row: Row) -> str:
+    if row.state is State.DONE:
+        return "–"
+    return seconds_text(row.seconds) or "unknown"
+
+
+def _files(row: Row) -> str:
+    files, size = row.total("files"), row.total("bytes")
+    if files is None:
+        return ""
+    mark = ABOUT if files[1] or (size is not None and size[1]) else ""
+    return f"{mark}{files[0]:,.0f}" + ("" if size is None else f", {amount_text(size[0])}B")
+
+
+def _totals(plan: Plan) -> list[str]:
+    lines = []
+    devices = f"{plan.gpus} GPU{'s' if plan.gpus != 1 else ''}" if plan.gpus else "this CPU"
+    if plan.seconds is not None:
+        lines.append(f"time left in all: {seconds_text(plan.seconds) or '0 s'} on {devices}")
+    elif not plan.measured:
+        lines.append("time: --measure predicts it from a few batches of each stage on this machine")
+    else:
+        known = sum(row.seconds or 0 for row in plan.rows)
+        unknown = ", ".join(row.stage for row in plan.rows if row.seconds is None)
+        lines.append(f"time left in all: {seconds_text(known)} on {devices}, and that of {unknown}, which is unknown")
+    if plan.gpus > 1 and plan.measured:
+        lines.append("the work behind the loading of a model is divided by the number of GPUs")
+    if plan.dollars is not None:
+        lines.append(f"cost of what judges are left to be asked: {ABOUT}${plan.dollars:,.2f}")
+    return lines
+
+
+def _stops(plan: Plan) -> list[str]:
+    return list(
+        dict.fromkeys([*plan.problems, *(f"{row.stage}: {text}" for row in plan.rows for text in row.problems)])
+    )
