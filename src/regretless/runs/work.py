@@ -25,6 +25,7 @@ from regretless.runs.evaluate import evaluate_models
 from regretless.runs.recipe import Recipe
 from regretless.sampling import sample
 from regretless.training import train
+from regretless.training.ray_train import RayWorkers
 from regretless.training.train_config import TrainConfig
 from regretless.world import world
 
@@ -46,6 +47,8 @@ class Job:
     """Suffix of the requested file, for a stage with several output formats."""
     output: Path | None = None
     """The folder for the stage's only unit of work; by default, units have their own folders in the run folder."""
+    ray_workers: RayWorkers | None = None
+    """Workers of a Ray cluster that train; by default, training runs on this machine."""
 
     def do(
         self,
@@ -234,17 +237,23 @@ def _train_one(
     model: ModelConfig,
     data: Path | str,
 ) -> None:
+    count = config.process_count(objective) if job.ray_workers is None else job.ray_workers.count
     # Only settings of this method: a change of another method does not affect it. Neither does the number of processes.
     seen = {
         "objective": objective,
-        "values": config.result_settings(objective, config.process_count(objective)),
+        "values": config.result_settings(objective, count),
         "lora": config.lora and dump(config.lora),
         "eval_pairs": config.eval_pairs,
         "model": dump(model),
         **_hub("data", getattr(config, "data", data)),
     }
     here, start = resolve(config, job.folder.path), resolve(model, job.folder.path)
-    job.do(name, seen, lambda output: train.run(here, objective, start, data, output), _input("pairs", data))
+    job.do(
+        name,
+        seen,
+        lambda output: train.run(here, objective, start, data, output, job.ray_workers),
+        _input("pairs", data),
+    )
 
 
 def do_evaluate(section: Any, job: Job) -> None:

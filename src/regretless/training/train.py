@@ -32,26 +32,37 @@ from regretless.training.data import Groups, PairDataset
 from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
 from regretless.training.processes import train_in_processes
+from regretless.training.ray_train import RayWorkers, train_on_ray
 from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 
 
-def run(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
+def run(
+    config: TrainConfig,
+    objective: str,
+    model: ModelConfig,
+    pairs: Path | str,
+    output: Path,
+    ray_workers: RayWorkers | None = None,
+) -> dict[str, Any]:
     """Train `model` with one method on a pairs file; writes a model or adapter with tokenizer to `output`.
 
-    Starts as many processes as the settings say, unless a launcher has started this one among several. Resumes from the
-    last complete checkpoint in `output`. Also written: trainer_state.json (the log), pair_scores.jsonl with the rewards
-    of the held-out pairs, where there are any, and, beside `output` in `<output>.cache`, refused-pairs.jsonl (rejected
-    rows with reasons).
+    Starts as many processes as the settings say, unless a launcher has started this one among several; with
+    `ray_workers`, trains on these. Resumes from the last complete checkpoint in `output`. Also written:
+    trainer_state.json (the log), pair_scores.jsonl with the rewards of the held-out pairs, where there are any, and,
+    beside `output` in `<output>.cache`, refused-pairs.jsonl (rejected rows with reasons).
 
     Raises ConfigError, DataError or NonFiniteLossError.
     """
     count = config.process_count(objective)
-    if count == processes():
+    if ray_workers is None and count == processes():
         return _train(config, objective, model, pairs, output)
-    folder = output.with_name(output.name + CACHE) / "processes"
-    return train_in_processes(task_of(config, objective, model, pairs, output), count, folder)
+    task, folder = task_of(config, objective, model, pairs, output), output.with_name(output.name + CACHE) / "processes"
+    if ray_workers is None:
+        return train_in_processes(task, count, folder)
+    reject(f"train {objective}", config.division_problems(objective, ray_workers.count))
+    return train_on_ray(task, ray_workers, folder)
 
 
 def task_of(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
