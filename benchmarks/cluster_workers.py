@@ -3,8 +3,9 @@
     python benchmarks/cluster_workers.py                  # this process, 1 worker, 2 workers
     python benchmarks/cluster_workers.py --workers 1 2 4 --prompts 512
 
-The model has random weights, and nearly every response has `--tokens` tokens. Each worker computes with one thread. The time of a cluster's run includes the start of its workers, which load torch and the model;
-the cluster itself is started before. Needs `pip install .[cluster]`.
+The model has random weights, and nearly every response has `--tokens` tokens. Each worker computes with one thread. The
+time of a cluster's run includes the start of its workers, which load torch and the model; the cluster itself is started
+before. Needs `pip install .[cluster]`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ cluster gives the same results is tested in tests/core/test_cluster.py."""
 TOOLS = {
     "regretless": 'printf "%s\\n" "$*" >> "$CALLS"',
     "srun": 'exec "$@"',
-    "scontrol": "printf 'node-1\\nnode-2\\n'",
+    "scontrol": "for number in 1 2; do echo node-$number; sleep 0.1; done",
     "ray": 'echo "ray $*" >> "$CALLS"; while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
     "start_cluster": 'echo start_cluster >> "$CALLS"',
 }

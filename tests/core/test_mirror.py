@@ -118,7 +118,10 @@ class Death:
 
 
 def check_whole(found: dict[str, bytes]) -> None:
-    """Every unit with a manifest has all its files, of one and the same work."""
+    """Every unit with a manifest has all its files, of one and the same work; any other says that it has not ended."""
+    for unit in ("unit/first", "unit/second"):
+        if any(name.startswith(f"{unit}/") for name in found):
+            assert found.keys() & {f"{unit}/manifest.json", f"{unit}/pending.json"}
     if "unit/first/manifest.json" in found:
         seed = json.loads(found["unit/first/manifest.json"])["settings"]["seed"]
         assert {name: found.get(f"unit/first/{name}") for name in FILES} == {

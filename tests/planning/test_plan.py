@@ -24,7 +24,7 @@ from regretless.planning.plan import Plan, make_plan
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.sampling.transformers_engine import TransformersEngine
-from regretless.smoke.miniature import smoke_recipe
+from regretless.smoke.miniature import smoke_recipe, surroundings
 from scripted_server import serving
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -149,7 +149,7 @@ def test_plan_when_the_responses_are_verified_then_pairs_steps_and_trained_token
         ["evaluate.benchmarks.again={dataset: '{run}/world/test.jsonl', limit: 3}"],
         ["sample.seed=5"],
         ["report.title=x"],
-        ["world.test=9"],
+        pytest.param(["world.test=9"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -293,9 +293,26 @@ def test_recipe_of_the_paper_when_planned_without_a_network_then_the_plan_says_w
     assert plan["seconds"] is None
     if "ultrafeedback" in recipe:
         assert rows["sample"]["counts"]["requests"]["value"] == 4 * 16_000
-        assert rows["judge"]["judge"]["requests"]["value"] == 64_000
+        asked = {name: count["value"] for name, count in rows["judge"]["judge"].items()}
+        assert asked["requests"] == 64_000
+        cost = asked["tokens_in"] * 0.25 + 64_000 * 8192 * 2  # the limit of a reply
+        assert plan["stages"][1]["units"][0]["counts"]["dollars"] == pytest.approx(cost / 1e6, rel=1e-3)
     else:
         assert any("openai/gsm8k" in problem for problem in rows["prompts"]["problems"])
+
+
+def test_check_of_predicted_times_when_it_reads_a_plan_then_it_finds_what_each_stage_took(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
+    import plan_check
+
+    plan = json.loads(json.dumps(planned(small(folder)).as_json()))
+    seconds = plan_check.taken(plan)
+    assert seconds.keys() == {row["stage"] for row in plan["stages"]}
+    trained = [read_json(folder / "train" / name / MANIFEST)["seconds"] for name in ("dpo", "repo")]
+    assert seconds["train"] == pytest.approx(sum(trained))
+    assert plan_check.predicted(plan) == {}
 
 
 def test_settings_that_cannot_be_parsed_when_planned_then_they_are_reported(tmp_path: Path) -> None:
@@ -310,3 +327,25 @@ def test_plan_of_a_finished_run_when_printed_then_there_is_a_row_for_each_stage(
     for stage in ("world", "pretrain", "sample", "verify", "pair", "inspect", "train", "evaluate", "analyze", "report"):
         assert stage in result.output
     assert "would run" not in result.output
+
+
+@pytest.mark.slow
+def test_requests_to_judges_when_planned_before_anything_has_run_then_they_are_those_of_the_run(tmp_path: Path) -> None:
+    recipe = load_recipe(PROJECT / "recipes" / "ultrafeedback" / "qwen3-1.7b.yaml")
+    recipe = smoke_recipe(recipe.model_copy(update={"output_dir": str(tmp_path / "run")}))
+    with surroundings(recipe):
+        plan = planned(recipe)
+        run_recipe(recipe)
+    asked = {one.unit.name: one.counts["requests"] for row in plan.rows for one in row.estimates if one.is_judge}
+    assert asked.pop("judge") == summary(recipe.run_dir, "judge")["requests"]
+    results = {name: read_json(recipe.run_dir / name / "chat_result.json") for name in asked}
+    assert len(results) == 2 * 4  # models and benchmarks
+    assert asked == {name: result["requests"] for name, result in results.items()}
+    answers = {one.unit.name: one.counts for row in plan.rows for one in row.estimates if "/samples/" in one.unit.name}
+    for name, found in answers.items():
+        assert found["requests"] == summary(recipe.run_dir, name)["responses"]
+    assert answers.keys() == {
+        path.parent.relative_to(recipe.run_dir).as_posix()
+        for path in (recipe.run_dir / "evaluate" / "samples").rglob(MANIFEST)
+    }
+    assert set(states(planned(recipe)).values()) == {State.DONE}

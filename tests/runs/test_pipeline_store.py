@@ -167,7 +167,7 @@ def test_run_when_killed_in_training_then_another_machine_goes_on_from_its_check
     del values["judge"], values["pair"]["rule"], values["evaluate"]["chat"]
     values["train"] |= {
         "num_train_epochs": 20,
-        "per_device_train_batch_size": 2,
+        "pairs_per_step": 2,
         "eval_pairs": 0,
         "eval_strategy": "no",
     }

@@ -47,6 +47,8 @@ from regretless.servers.reply_store import ReplyStore
 
 CHARACTERS_PER_TOKEN = 4.0
 """Of a text whose tokenizer is not at hand."""
+PROMPT_TOKENS = 200
+"""Of a prompt that is not at hand."""
 PAIRED = 0.5
 """Share of prompts with a correct and a wrong response, where nothing is known."""
 SHOWN_PROMPTS = 20
@@ -175,8 +177,9 @@ class Counting:
             limit = given.get("limit") if isinstance(given, Mapping) else None
             if limit is None:
                 return
-            self.assume(f"{unit.name}: {limit} prompts, the limit")
+            self.assume(f"{unit.name}: {limit} prompts, the limit, of {PROMPT_TOKENS} tokens (they are not at hand)")
             prompts = limit
+            self.tokens[unit.name] = [PROMPT_TOKENS]
         else:
             prompts = len(rows)
             self.prompts[unit.name] = rows
@@ -191,9 +194,11 @@ class Counting:
                 guessed_in |= not exact
                 tokens_in += params.n * sum(lengths)
             expected = self.lengths.of(unit, model, params)
-            self.assume(f"responses have {expected.mean:.0f} tokens: {expected.source} ({_group(unit)})")
+            self.assume(f"{unit.stage}: responses have {expected.mean:.0f} tokens: {expected.source}")
             tokens_out += prompts * params.n * expected.mean
-        estimate.put(guessed_in, tokens_in=tokens_in if read else None)
+        if not read:
+            tokens_in, guessed_in = prompts * params.n * len(models) * PROMPT_TOKENS, True
+        estimate.put(guessed_in, tokens_in=tokens_in)
         estimate.put(True, tokens_out=tokens_out)
         estimate.put(True, files=1 + bool(refused), bytes=tokens_out * BYTES_PER_TOKEN + requests * BYTES_PER_ROW)
         if unit.state is State.INTERRUPTED and rows is not None:
@@ -216,9 +221,14 @@ class Counting:
                 return load_prompts(source), 0
             return self._conversation(unit), 0
         except (RegretlessError, OSError) as error:
-            if not unit.waits_for:
+            if not unit.waits_for and not self._is_to_come(unit.settings["prompts"]):
                 unit.problem = str(error)
             return None, 0
+
+    def _is_to_come(self, source: Any) -> bool:
+        """True if a source of prompts is a file that a stage would make."""
+        named = source.get("dataset", "") if isinstance(source, Mapping) else ""
+        return self.folder.has(Path(substitute(named, self.folder.path)))
 
     def _tokens_of(
         self, rows: Sequence[PromptRow], model: ModelConfig, params: SamplingParams
@@ -276,12 +286,10 @@ class Counting:
             return
         prompts = source.counts["prompts"]
         texts = self._stand_in_texts(source)
-        shown = [PromptGroup(row.prompt_id, row.prompt, texts) for row in (rows or [])[:SHOWN_PROMPTS]]
+        absent = [PromptRow("", "x" * round(PROMPT_TOKENS * CHARACTERS_PER_TOKEN))]
+        shown = [PromptGroup(row.prompt_id, row.prompt, texts) for row in (rows or absent)[:SHOWN_PROMPTS]]
         self.assume("every prompt has usable responses that all differ, and the judge is asked once for each aspect")
-        if shown:
-            self._ask(estimate, here, make_questions(here, shown), prompts / len(shown))
-        else:
-            estimate.put(True, requests=prompts * len(here.aspects))
+        self._ask(estimate, here, make_questions(here, shown), prompts / len(shown))
 
     def chat_judging(self, estimate: Estimate) -> None:
         """Requests of a judge about the answers to a chat benchmark."""
@@ -603,10 +611,6 @@ def _summary_names(unit: PlannedUnit) -> Mapping[str, str]:
         return {"n": "responses"}
     names = {"verify": ("responses",), "world": ("prompts",), "prompts": ("prompts",)}
     return {name: name for name in names.get(unit.stage, ("pairs", "steps"))}
-
-
-def _group(unit: PlannedUnit) -> str:
-    return unit.name if unit.name == "sample" else "/".join(unit.name.split("/")[:3])
 
 
 def _answers_of(unit: PlannedUnit) -> dict[str, Path]:

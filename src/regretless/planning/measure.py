@@ -51,10 +51,10 @@ BRIEF, LONG = 4.0, 20.0
 """Seconds: what a measurement should take where its unit is short; a first batch that takes longer is not repeated."""
 FIRST_STEPS, MOST_STEPS = 2, 120
 BATCHES = 3
-ROWS = (200, 1000)
-"""Responses that are verified, in two measurements."""
-SCORED = (32, 128)
-"""Pairs that are scored, in two measurements."""
+ROWS = (200, 1000, 4000)
+"""Responses that are verified, in two measurements: the first number, and the last one if that was brief."""
+SCORED = (32, 128, 512)
+"""Pairs that are scored, in two measurements: the first number, and the last one if that was brief."""
 STAND_INS = 4000
 """Responses in place of those that are not there yet."""
 REFERENCE_PAIRS = 256
@@ -91,8 +91,6 @@ class Sampled:
     load: float
     batch: float
     """Seconds for a batch."""
-    steps: float
-    """Tokens that a batch generated one after another."""
     lengths: NDArray[np.integer[Any]]
 
 
@@ -257,19 +255,17 @@ class Calibration:
         for named in models_in(unit):
             model = ModelConfig.parse(named, unit.name)
             shape = self.counting.trainings.shape(model)
-            found = self._sample_with(shape, rows, params)
-            expected = self.counting.lengths.of(unit, named, params)
-            stands_in = any(self._stands_in(model, one) for one in self.counting.folder.units.values())
-            if not stands_in:
+            if any(self._stands_in(model, one) for one in self.counting.folder.units.values()):
+                # Such a model ends no response: it writes as many tokens as are expected of the longest one of a batch.
+                longest = self.counting.lengths.of(unit, named, params).longest(params.batch_size)
+                found = self._sample_with(shape, rows, params.model_copy(update={"max_new_tokens": round(longest)}))
+            else:
+                found = self._sample_with(shape, rows, params)
                 key = self.counting.lengths.key_of(named, params)
                 mean = float(found.lengths.mean())
                 self.counting.lengths.measured[key] = Lengths(mean, "the calibration", found.lengths)
-                longest = found.steps
-            else:
-                longest = expected.longest(params.batch_size)
             batches = math.ceil(len(rows) * params.n / params.batch_size)
-            generating = batches * found.batch * longest / found.steps * estimate.left
-            total += found.load / self._loaded_with(unit) + generating / self.gpus
+            total += found.load / self._loaded_with(unit) + batches * found.batch * estimate.left / self.gpus
         return total
 
     def _loaded_with(self, unit: PlannedUnit) -> int:
@@ -311,7 +307,7 @@ class Calibration:
             # vLLM takes the GPU's memory and frees it late: it is loaded by trials only.
             load = load or (Line.through((1, first), (batches, seconds)).fixed if batches > 1 else 0.0)
         lengths = _response_lengths(output)
-        return Sampled(load, max(0.0, seconds - load) / batches, float(lengths.max()), lengths)
+        return Sampled(load, max(0.0, seconds - load) / batches, lengths)
 
     # --- labels and pairs --------------------------------------------------------------------------------------------
 
@@ -326,15 +322,16 @@ class Calibration:
             config = grading(recipe.evaluate, config)
         key = str(config.model_dump())
         if key not in self._verified:
-            times = []
-            for count in ROWS:
+            with_answer = [row for row in self._responses if row.answer is not None]
+
+            def trial(count: int) -> tuple[float, float]:
                 folder = self._scratch
-                rows = [row for row in self._responses if row.answer is not None][:count]
-                write_records(folder / "in.parquet", rows)
+                write_records(folder / "in.parquet", with_answer[:count])
                 began = time.monotonic()
                 verify.run(config, folder / "in.parquet", folder)
-                times.append((len(rows), time.monotonic() - began))
-            self._verified[key] = Line.through(times[0], times[1])
+                return min(count, len(with_answer)), time.monotonic() - began
+
+            self._verified[key] = _growing(trial, ROWS)
         return self._verified[key]
 
     @cached_property
@@ -345,7 +342,7 @@ class Calibration:
         """
         sampled = self.counting.folder.units.get("sample")
         if sampled is not None and sampled.is_known:
-            return _evenly(read_responses(sampled.folder / "responses.parquet")[0], ROWS[1])
+            return _evenly(read_responses(sampled.folder / "responses.parquet")[0], STAND_INS)
         recipe = self.counting.recipe
         if sampled is None or recipe.sample is None or "sample" not in self.counting.prompts:
             raise RegretlessError("the responses are not at hand")
@@ -356,7 +353,7 @@ class Calibration:
         data = None if name is None else self.counting.trainings.data(f"pretrain/{name}")
         written: list[tuple[str, list[int]]]
         if data is not None:
-            ids = [list(data.train[number].pair.chosen.ids) for number in range(min(len(data.train), ROWS[1]))]
+            ids = [list(data.train[number].pair.chosen.ids) for number in range(min(len(data.train), STAND_INS))]
             written = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
         else:
             sample_prompts(
@@ -440,13 +437,14 @@ class Calibration:
             return summary["scored_pairs"], time.monotonic() - began, summary["pairs"]
 
         _, reading, read_pairs = trial(0)
+        if reading < BRIEF:
+            _, reading, _ = trial(0)  # the first call of a process also loads libraries
         reading *= count / read_pairs
         if config.rescore:
             self.notes["inspect: the time of rescore is not in the prediction"] = None
         if config.sample == 0:
             return reading
-        small, large = trial(SCORED[0]), trial(SCORED[1])
-        scoring = Line.through(small[:2], large[:2])
+        scoring = _growing(lambda sample: trial(sample)[:2], SCORED)
         wanted = count if config.sample is None else min(config.sample, count)
         return max(0.0, scoring.fixed - reading * read_pairs / count) + reading + scoring.each * wanted / self.gpus
 
@@ -471,7 +469,7 @@ class Calibration:
             analyze.run(limited, source, start, policies, self._scratch, {})
             return sample, time.monotonic() - began
 
-        line = Line.through(trial(SCORED[0]), trial(SCORED[1]))
+        line = _growing(trial, SCORED)
         return line.fixed + line.each * estimate.counts.get("pairs", section.sample) / self.gpus
 
     def _reporting(self, estimate: Estimate) -> float | None:
@@ -481,6 +479,12 @@ class Calibration:
         began = time.monotonic()
         report.run(section, self._run, self._scratch)
         return time.monotonic() - began
+
+
+def _growing(trial: Callable[[int], tuple[float, float]], sizes: tuple[int, int, int]) -> Line:
+    """Seconds by size, from two trials; `trial` does work of about a size, and returns the true one and the time."""
+    small = trial(sizes[0])
+    return Line.through(small, trial(sizes[2] if small[1] < BRIEF else sizes[1]))
 
 
 def _evenly(rows: Sequence[Any], count: int) -> list[Any]:

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from regretless.core.stages import STAGES
 from regretless.planning.counts import COUNTS
 from regretless.planning.dry_run import State
 from regretless.planning.plan import Plan, Row
@@ -41,11 +40,7 @@ def counts_text(row: Row) -> str:
     asked = [_number(row, name, judge=True) for name in COUNTS]
     text = ", ".join(part for part in parts if part)
     judged = ", ".join(part for part in asked if part)
-    return "; ".join(part for part in (text, f"judge: {judged}" if judged else "") if part) or _about(row)
-
-
-def _about(row: Row) -> str:
-    return STAGES[row.stage].makes if row.estimates and row.stage == "report" else ""
+    return "; ".join(part for part in (text, f"judge: {judged}" if judged else "") if part)
 
 
 def _number(row: Row, name: str, *, judge: bool) -> str:
