@@ -221,6 +221,8 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ),
         ("train.gradient_accumulation_steps=3", "train.pairs_per_step: 8 pairs …leave out gradient_accumulation_steps"),
         ("train.strategy=zero3", "train.strategy: "),
+        ("cluster.train.workers=3", "train.pairs_per_step: 8 pairs cannot be divided equally by 3"),
+        ("cluster.train.workers=[1,2]", "cluster.train.workers: expected one number"),
         ("train={strategy: fsdp2, fsdp: full_shard}", "train.fsdp: fsdp2 is the strategy here"),
         ("train.per_device_eval_batch_size=0", "train.per_device_eval_batch_size: "),
         ("train.gradient_accumulation_steps=0", "train.gradient_accumulation_steps: "),

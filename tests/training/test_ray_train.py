@@ -22,6 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from regretless.core.errors import ConfigError, NonFiniteLossError
 from regretless.core.files import read_json
 from regretless.modeling.load import ModelConfig
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import parse_recipe
 from regretless.training import train
 from regretless.training.ray_train import RayWorkers
 from regretless.training.train_config import TrainConfig
@@ -42,7 +44,7 @@ TRAIN: dict[str, Any] = {
     "logging_steps": 2,
     "max_tokens_per_microbatch": 60,
 }
-TWO = RayWorkers(count=2, use_gpu=False)
+TWO = RayWorkers(count=2)
 
 
 class Nodes:
@@ -73,6 +75,9 @@ def nodes() -> Iterator[Nodes]:
     before = dict(os.environ)
     import ray
 
+    # A node that died a moment ago still counts when the workers are started again.
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "20"
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as a run sets it (core/cluster.py)
     cluster = Nodes()
     ray.init(address=cluster.cluster.address, log_to_driver=False)
     yield cluster
@@ -151,3 +156,28 @@ def test_worker_when_it_fails_then_its_error_is_the_stages_and_training_is_not_t
     assert len(list((tmp_path / "bad.cache" / "processes").glob("started-*.json"))) == 1
     with pytest.raises(ConfigError, match="pairs_per_step: 9 pairs cannot be divided equally by 2"):
         fit("odd", TWO, pairs_per_step=9)
+
+
+@pytest.mark.slow
+def test_recipe_when_it_names_workers_then_they_train_its_model_and_one_process_knows_it(
+    nodes: Nodes, fit: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit("one", None)
+    values = {
+        "name": "run",
+        "output_dir": str(tmp_path / "run"),
+        "cluster": {"address": nodes.cluster.address, "train": {"workers": 2}},
+        "model": {"name_or_path": str(tmp_path / "model")},
+        "pairs": {"dataset": str(tmp_path / "pairs.jsonl")},
+        "train": {**TRAIN, "seed": 42},  # the default of `fit`; a recipe has its own
+    }
+    assert run_recipe(parse_recipe(values, "recipe")).outcomes["train/dpo"].ran
+    assert "train dpo" in capfd.readouterr().err, "the progress of workers is shown here"
+    weights, expected = (
+        load_file(folder / "adapter_model.safetensors")
+        for folder in (tmp_path / "run" / "train" / "dpo", tmp_path / "one")
+    )
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+    del values["cluster"]
+    assert not run_recipe(parse_recipe(values, "recipe")).outcomes["train/dpo"].ran

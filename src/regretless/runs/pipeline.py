@@ -55,7 +55,7 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             prepare(recipe, folder, only)
             for name in stages_of(recipe):
                 if not only or name in only:
-                    do_stage(name, Job(recipe, folder))
+                    do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
     return folder
 
 

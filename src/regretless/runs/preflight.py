@@ -32,6 +32,7 @@ from regretless.reporting.token_figures import FiguresConfig
 from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import SampleConfig
+from regretless.training.ray_train import ONE_NUMBER
 from regretless.training.train_config import TrainConfig
 from regretless.world.world import output_names
 
@@ -78,6 +79,8 @@ class Surroundings:
     """Why no stage produces a path that begins with `{run}`, or None if one does."""
     done: Collection[str] = ()
     """Keys of sections that are finished."""
+    cluster: ClusterConfig | None = None
+    """The cluster that the recipe runs on; None for this machine."""
 
 
 def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
@@ -91,7 +94,7 @@ def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> lis
         if getattr(recipe, name) not in (None, {}) and (names is None or name in names)
     ]
     run = recipe.run_dir
-    here = Surroundings(run, lambda text: _not_made(recipe, text), _done_benchmarks(recipe))
+    here = Surroundings(run, lambda text: _not_made(recipe, text), _done_benchmarks(recipe), recipe.cluster)
     findings = Findings()
     for name in wanted:
         section = getattr(recipe, name)
@@ -282,8 +285,16 @@ def _pretrain(findings: Findings, here: Surroundings, key: str, config: Pretrain
 
 
 def _train(findings: Findings, here: Surroundings, key: str, config: TrainConfig) -> None:
+    workers: int | None = None
+    if here.cluster is not None:
+        asked = here.cluster.train.workers
+        if isinstance(asked, tuple):
+            findings.add("cluster.train.workers", ONE_NUMBER)
+        # How many `auto` is will be known when the cluster is connected.
+        processes = 1 if config.processes == "auto" else config.processes
+        workers = asked if isinstance(asked, int) else processes
     for objective in config.objectives:
-        findings.problems += [_join(key, problem) for problem in config.problems_here(objective)]
+        findings.problems += [_join(key, problem) for problem in config.problems_here(objective, workers)]
 
 
 def _judge(findings: Findings, here: Surroundings, key: str, config: JudgeConfig) -> None:

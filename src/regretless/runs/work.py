@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regretless.analysis import analyze, inspect
+from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_jsonl
 from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
@@ -25,7 +26,7 @@ from regretless.runs.evaluate import evaluate_models
 from regretless.runs.recipe import Recipe
 from regretless.sampling import sample
 from regretless.training import train
-from regretless.training.ray_train import RayWorkers
+from regretless.training.ray_train import workers_of
 from regretless.training.train_config import TrainConfig
 from regretless.world import world
 
@@ -47,8 +48,8 @@ class Job:
     """Suffix of the requested file, for a stage with several output formats."""
     output: Path | None = None
     """The folder for the stage's only unit of work; by default, units have their own folders in the run folder."""
-    ray_workers: RayWorkers | None = None
-    """Workers of a Ray cluster that train; by default, training runs on this machine."""
+    cluster: ClusterConfig | None = None
+    """The cluster that trains, if the recipe has one; by default, training runs on this machine."""
 
     def do(
         self,
@@ -237,7 +238,8 @@ def _train_one(
     model: ModelConfig,
     data: Path | str,
 ) -> None:
-    count = config.process_count(objective) if job.ray_workers is None else job.ray_workers.count
+    workers = None if job.cluster is None else workers_of(job.cluster.train, config.processes)
+    count = config.process_count(objective) if workers is None else workers.count
     # Only settings of this method: a change of another method does not affect it. Neither does the number of processes.
     seen = {
         "objective": objective,
@@ -251,7 +253,7 @@ def _train_one(
     job.do(
         name,
         seen,
-        lambda output: train.run(here, objective, start, data, output, job.ray_workers),
+        lambda output: train.run(here, objective, start, data, output, workers),
         _input("pairs", data),
     )
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from regretless.core.cluster import WorkersConfig
+from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
 from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import console
+from regretless.core.terminal import bar, console
+from regretless.training import log
 from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
 
 STARTED = "started-{number}.json"
 """Where each start of the workers began; in the folder that they and the driver share."""
 SECONDS_BETWEEN_LOOKS = 0.5
+ONE_NUMBER = "expected one number: a training has as many workers at its end as at its start"
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,28 @@ class RayWorkers:
     """The workers of one training in a cluster that `ray.init` has connected to."""
 
     count: int
-    use_gpu: bool
-    """Whether each worker needs a GPU."""
+    gpus: float = 0
+    """GPUs for each worker."""
     cpus: float = 1
     """CPUs for each worker."""
     max_failures: int = 3
     """How many losses of a worker or a node training survives."""
+
+
+def workers_of(settings: WorkersConfig, processes: int | Literal["auto"]) -> RayWorkers | None:
+    """The workers that the settings of a cluster ask for, by default `processes`; `auto` is one for each of its GPUs.
+
+    None if one process without a GPU suffices, which needs no cluster.
+    """
+    import ray
+
+    there = int(ray.cluster_resources().get("GPU", 0))
+    gpus = settings.gpus if settings.gpus is not None else float(there > 0)
+    if isinstance(settings.workers, tuple):
+        raise ConfigError(f"cluster.train.workers: {ONE_NUMBER}")
+    fitting = max(1, int(there / gpus)) if gpus else 1
+    count = settings.workers or (fitting if processes == "auto" else processes)
+    return None if count == 1 and not gpus else RayWorkers(count, gpus, settings.cpus)
 
 
 def train_on_ray(task: Mapping[str, Any], workers: RayWorkers, folder: Path) -> dict[str, Any]:
@@ -54,8 +75,8 @@ def train_on_ray(task: Mapping[str, Any], workers: RayWorkers, folder: Path) -> 
         train_loop_config={"task": dict(task), "folder": here, "directory": str(Path.cwd())},
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers.count,
-            use_gpu=workers.use_gpu,
-            resources_per_worker={"CPU": workers.cpus, **({"GPU": 1} if workers.use_gpu else {})},
+            use_gpu=workers.gpus > 0,
+            resources_per_worker={"CPU": workers.cpus, **({"GPU": workers.gpus} if workers.gpus else {})},
         ),
         run_config=ray.train.RunConfig(
             name="ray",
@@ -67,7 +88,7 @@ def train_on_ray(task: Mapping[str, Any], workers: RayWorkers, folder: Path) -> 
     # a driver that is gone end too.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         training = thread.submit(trainer.fit)
-        _report_starts(training, folder)
+        _report(training, folder, Path(task["output"]) / log.FILE)
     if (folder / RESULT).is_file():
         result = dict(read_json(folder / RESULT))
         shutil.rmtree(folder)
@@ -78,20 +99,34 @@ def train_on_ray(task: Mapping[str, Any], workers: RayWorkers, folder: Path) -> 
     raise AssertionError("unreachable: training has an exception")
 
 
-def _report_starts(training: concurrent.futures.Future[Any], folder: Path) -> None:
-    """Say it when the workers start again, until training ends."""
-    number = 0
-    while True:
-        ended = training.done()
-        while (file := folder / STARTED.format(number=number)).is_file():
-            if number:
-                checkpoint = read_json(file)["checkpoint"]
-                where = f"resumes from {checkpoint}" if checkpoint else "starts over: there was no checkpoint yet"
-                console.print(f"a training worker or its node was lost; training {where}", style="yellow")
-            number += 1
-        if ended:
-            return
-        concurrent.futures.wait([training], timeout=SECONDS_BETWEEN_LOOKS)
+def _report(training: concurrent.futures.Future[Any], folder: Path, file: Path) -> None:
+    """Show the progress in training's log, and say it when the workers start again, until training ends."""
+    number = done = 0
+    advance: Callable[[int], None] | None = None
+    with contextlib.ExitStack() as stack:
+        while True:
+            ended = training.done()
+            number = _report_starts(folder, number)
+            # Before the first start, the log is that of an earlier run.
+            if number and (found := log.read(file)) is not None:
+                if advance is None:
+                    advance = stack.enter_context(bar(f"train {found.start['objective']}", found.steps))
+                advance(found.step - done)
+                done = found.step
+            if ended:
+                return
+            concurrent.futures.wait([training], timeout=SECONDS_BETWEEN_LOOKS)
+
+
+def _report_starts(folder: Path, number: int) -> int:
+    """Say which starts of the workers came after the first `number`; returns how many there are now."""
+    while (file := folder / STARTED.format(number=number)).is_file():
+        if number:
+            checkpoint = read_json(file)["checkpoint"]
+            where = f"resumes from {checkpoint}" if checkpoint else "starts over: there was no checkpoint yet"
+            console.print(f"a training worker or its node was lost; training {where}", style="yellow", soft_wrap=True)
+        number += 1
+    return number
 
 
 def _worker(config: dict[str, Any]) -> None:
@@ -104,7 +139,8 @@ def _worker(config: dict[str, Any]) -> None:
     # An error that would come again: the workers end without a word, and the driver raises it.
     if is_explained(folder):
         return
-    os.chdir(config["directory"])
+    if Path(config["directory"]).is_dir():
+        os.chdir(config["directory"])
     quiet_libraries()
     if is_first_process():
         number = len(list(folder.glob(STARTED.format(number="*"))))

@@ -168,14 +168,14 @@ class TrainConfig(Section):
         pairs = self.step_pairs(objective, count)
         return {PER_DEVICE: pairs // (count * accumulation), ACCUMULATION: accumulation}
 
-    def problems_here(self, objective: str) -> list[str]:
-        """Why training with one method cannot start on this machine, each as `key: reason`."""
-        count, gpus = self.process_count(objective), visible_gpus()
+    def problems_here(self, objective: str, workers: int | None = None) -> list[str]:
+        """Why training with one method cannot start, each as `key: reason`; `workers`: their number in a cluster."""
+        count, gpus = self.process_count(objective) if workers is None else workers, visible_gpus()
         problems = self.division_problems(objective, count)
         # Of several processes, each would set up its devices for the rest; training reports a problem itself.
         if processes() > 1:
             return problems
-        if 0 < gpus < count and not self.values_for(objective).get("use_cpu"):
+        if workers is None and 0 < gpus < count and not self.values_for(objective).get("use_cpu"):
             problems.append(f"processes: {count} were asked for, and {gpus} GPU(s) are visible; each process needs one")
         arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
         found = problem_here(PreferenceConfig, arguments)
