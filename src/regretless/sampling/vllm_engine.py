@@ -150,6 +150,8 @@ class VllmEngine:
             # 0 more than the token that was drawn.
             logprobs=0,
             detokenize=False,
+            # The default hands out all tokens so far at every step.
+            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
         )
 
     def _completion(self, prompt: Sequence[int], output: Any) -> Completion:
