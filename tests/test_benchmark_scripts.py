@@ -1,4 +1,4 @@
-"""The benchmark scripts: their data, their count of operations, and the GPU script in miniature on a CPU."""
+"""The benchmark scripts: their data, their count of operations, and two of them in miniature on a CPU."""
 
 from __future__ import annotations
 
@@ -77,3 +77,17 @@ def test_gpu_script_when_run_in_miniature_then_shared_and_plain_gradients_agree(
     assert found["torch.float32"]["gradient_relative"] < 1e-5
     assert found["torch.bfloat16"]["gradient_relative"] < 0.1
     assert found["runs"]["ours"][0]["pairs_per_second"] > 0
+
+
+@pytest.mark.slow
+def test_sampling_script_when_run_in_miniature_then_stage_and_bare_loops_draw_the_same_responses(
+    tmp_path: Path,
+) -> None:
+    result = tmp_path / "result.json"
+    command = [sys.executable, FOLDER / "sampling.py", "--engine", "transformers", "--tiny", "--repeats", "1"]
+    subprocess.run([*command, "--json", result], check=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    found = json.loads(result.read_text())
+    tokens = found["tokens"]
+    assert tokens["stage, transformers"] == tokens["bare, transformers"] == tokens["bare with logps, transformers"]
+    assert len({tuple(ids) for ids in tokens["stage, transformers"]}) > 24, "32 responses, each drawn by itself"
+    assert all(speed > 0 for speeds in found["tokens_per_second"].values() for speed in speeds)

@@ -200,6 +200,28 @@ def test_generate_when_seeded_alike_repeats_and_each_response_has_a_seed_of_its_
 
 
 @needs_vllm
+def test_stream_when_steps_finish_nothing_gets_no_outputs(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.params = PLAIN
+    step, outputs = engine.llm.llm_engine.step, []
+    monkeypatch.setattr(engine.llm.llm_engine, "step", lambda: outputs.append(step()) or outputs[-1])
+    engine.generate(PROMPTS, 0)
+    assert len(outputs) > len(PROMPTS)
+    assert sum(map(len, outputs)) == len(PROMPTS), "one output for each request, not one for each token"
+
+
+@needs_vllm
+def test_engine_when_prompts_exceed_the_tokens_of_a_step_reads_none_in_two(checkpoint: Path) -> None:
+    arguments = {"enforce_eager": True, "max_num_batched_tokens": 128}
+    params = PLAIN.model_copy(update={"vllm": VllmOptions(max_model_len=128, engine_args=arguments)})
+    engine = VllmEngine(ModelConfig(name_or_path=str(checkpoint)), params)
+    # 5 × 50 tokens do not fit into a step of 128; a split prompt would end vLLM's process.
+    found = engine.generate([[number + 3] * 50 for number in range(5)], 0)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
+    for item, own in zip(found, raw_logps(model, found), strict=True):
+        assert item.logps == near(own)
+
+
+@needs_vllm
 def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint: Path, tmp_path: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -177,7 +178,8 @@ class LogpRecorder:
         if self.draws and params.top_k > 0:
             self.warpers.append(TopKLogitsWarper(params.top_k))
         if self.draws and params.top_p < 1:
-            self.warpers.append(TopPLogitsWarper(float(params.top_p)))
+            top_p = float(params.top_p)
+            self.warpers.append(TopPLogitsWarper(top_p) if params.top_k == 0 else TopPAmongFew(top_p))
         self.pending: tuple[Tensor, Tensor] | None = None
         self.raw: list[Tensor] = []
         self.sampled: list[Tensor] = []
@@ -222,6 +224,30 @@ def _chosen_logps(scores: Tensor, chosen: Tensor) -> Tensor:
     """(B,) log-probability of each row's chosen token (B, 1) under softmax of scores (B, V)."""
     # Rounding can put a certain token slightly above 0.
     return (scores.gather(1, chosen).squeeze(1) - scores.logsumexp(dim=1)).clamp(max=0)
+
+
+class TopPAmongFew(TopPLogitsWarper):
+    """transformers' top-p for rows with few tokens left, as behind top-k: sorts those instead of the vocabulary.
+
+    It leaves the same tokens. Where the limit is among equal scores, the unstable order of the full sort decides which
+    of them are left; such rows are left to transformers.
+    """
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """(B, V) scores without the least likely tokens, which together have at most 1 - top_p."""
+        # More than k where tokens tie with the last of the top k.
+        left = max(1, int(scores.isfinite().sum(dim=1).max()))
+        values, places = scores.topk(left)
+        values, places = values.flip(1), places.flip(1)
+        removed = values.softmax(dim=1).cumsum(dim=1) <= 1 - self.top_p
+        removed[:, -1] = False
+        # What was removed before is -inf already.
+        shaped = scores.scatter(1, places, values.masked_fill(removed, -math.inf))
+        tied = removed[:, :-1] & ~removed[:, 1:] & (values[:, :-1] == values[:, 1:])
+        rows = tied.any(dim=1).nonzero()[:, 0]
+        if len(rows):
+            shaped[rows] = super().__call__(input_ids, scores[rows])
+        return shaped
 
 
 class _Shape(LogitsProcessor):

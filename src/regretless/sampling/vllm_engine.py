@@ -35,6 +35,8 @@ SUPPORTED = (0, 32)
 """The release whose interface this module was tested against."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM can reserve memory for."""
+OVERRIDABLE = {"seed", "enable_prefix_caching", "enable_chunked_prefill"}
+"""Arguments of vLLM that are set here and that `engine_args` may set otherwise."""
 
 
 class VllmEngine:
@@ -77,6 +79,9 @@ class VllmEngine:
             "enable_prefix_caching": True,
             "seed": self.params.seed,
         }
+        if importlib.import_module("vllm.platforms").current_platform.is_cpu():
+            # A prompt that is read in two steps makes vLLM rewind its request's random numbers; on a CPU that fails.
+            arguments["enable_chunked_prefill"] = False
         if adapter is not None:
             rank = int(getattr(PeftConfig.from_pretrained(adapter), "r", 0))
             fitting = [size for size in LORA_RANKS if size >= rank]
@@ -85,7 +90,7 @@ class VllmEngine:
                     f"model {config.label}: its adapter has rank {rank}; vLLM takes at most 512, merge it"
                 )
             arguments |= {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1}
-        if clash := sorted(self.options.engine_args.keys() & (arguments.keys() - {"seed", "enable_prefix_caching"})):
+        if clash := sorted(self.options.engine_args.keys() & (arguments.keys() - OVERRIDABLE)):
             raise ConfigError(
                 f"sample.vllm.engine_args: {', '.join(clash)} follow(s) from other settings; remove it, or set "
                 "model.dtype, model.revision, vllm.tensor_parallel_size and their like"
@@ -150,6 +155,8 @@ class VllmEngine:
             # 0 more than the token that was drawn.
             logprobs=0,
             detokenize=False,
+            # The default hands out all tokens so far at every step.
+            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
         )
 
     def _completion(self, prompt: Sequence[int], output: Any) -> Completion:

@@ -1,0 +1,237 @@
+"""Tokens per second of the sample stage against a bare loop over the same loaded engine, on the same requests.
+
+    python benchmarks/sampling.py                    # transformers, and vLLM where it is installed
+    python benchmarks/sampling.py --engine vllm      # one of them
+
+The stage is everything that `sample` does with a loaded model: encoding, sampling, log-probabilities, decoding, and the
+files. Bare `generate` has left padding, batches sorted by length, and decoded texts; a second bare loop also computes
+the two log-probabilities of each token from `output_logits` and `output_scores`, as the stage records them. Bare vLLM
+is one call of `LLM.generate` with all requests, each with its own seed and logprobs=0, without texts. Stage and loops
+draw from equal seeds, so they do equal work, and the share of responses with equal tokens is printed. All sides are
+measured in turn in one process; of the repeats' ratios the median, least and greatest are printed. A random model's
+response ends at each token with probability about 1 / max_new_tokens, so a third of them are cut.
+
+On a GPU the shape is that of Qwen3-1.7B in bfloat16, with n = 8 and 512 tokens. On a CPU the model is small, in
+float32; with OMP_NUM_THREADS=1 each engine computes with one thread, vLLM's in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# vLLM reads them when it is imported: one thread that it does not pin to a core, and addresses of this machine only.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
+
+import pyarrow.parquet as pq
+import torch
+import transformers
+from gpu import QWEN3_1_7B
+from sides import SMALL_QWEN3
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+
+from regretless.core.terminal import never_fail_to_print
+from regretless.data.prompts import PromptRow
+from regretless.modeling.load import ModelConfig
+from regretless.sampling.base import Completion, SamplingParams, VllmOptions
+from regretless.sampling.engines import ENGINES, EngineKind
+from regretless.sampling.job import SampleWork, finish
+from regretless.sampling.transformers_engine import TransformersEngine
+from regretless.sampling.vllm_engine import VllmEngine
+
+TokenLists = list[list[int]]
+
+
+class SeededTransformers(TransformersEngine):
+    """The engine, which notes the seeds of the stage's batches."""
+
+    def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
+        self.seeds[tuple(map(tuple, prompts))] = seed
+        return super().generate(prompts, seed)
+
+    def bare(self, prompts: Sequence[str], params: SamplingParams, with_logps: bool = False) -> TokenLists:
+        """Token ids of n responses to each prompt, in the order of prompts, by plain `model.generate`."""
+        tokenizer = self.tokenizer
+        encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts for _ in range(params.n)]
+        order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
+        settings = transformers.GenerationConfig(
+            **{name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty")},
+            max_new_tokens=params.max_new_tokens,
+            do_sample=True,
+            eos_token_id=self.ends,
+            pad_token_id=tokenizer.pad_token_id,
+            return_dict_in_generate=True,
+            output_logits=with_logps,
+            output_scores=with_logps,
+        )
+        found: TokenLists = [[] for _ in encoded]
+        for first in range(0, len(order), params.batch_size):
+            rows = order[first : first + params.batch_size]
+            torch.manual_seed(self.seeds[tuple(tuple(encoded[row]) for row in rows)])
+            padded = {"input_ids": [encoded[row] for row in rows]}
+            batch = tokenizer.pad(padded, padding_side="left", return_tensors="pt")
+            output = self.model.generate(**batch.to(self.model.device), generation_config=settings)
+            drawn = output.sequences[:, batch["input_ids"].shape[1] :]
+            if with_logps:
+                for kept in (output.logits, output.scores):
+                    logps = [step.log_softmax(-1).gather(1, drawn[:, [at]]) for at, step in enumerate(kept)]
+                    torch.cat(logps, dim=1).tolist()
+            tokenizer.batch_decode(drawn, skip_special_tokens=True)
+            for row, ids in zip(rows, drawn.tolist(), strict=True):
+                end = next((at for at, token in enumerate(ids) if token in self.ends), len(ids))
+                found[row] = ids[: end + 1]
+        return found
+
+
+class SeededVllm(VllmEngine):
+    """The engine, which notes the seeds of the stage's requests."""
+
+    def stream(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Any:
+        for prompt, group in itertools.groupby(zip(prompts, seeds, strict=True), key=lambda request: request[0]):
+            self.seeds[tuple(prompt)] = [seed for _, seed in group]
+        return super().stream(prompts, seeds)
+
+    def bare(self, prompts: Sequence[str], params: SamplingParams) -> TokenLists:
+        """Token ids of n responses to each prompt, in the order of prompts, by one call of `LLM.generate`."""
+        from vllm import SamplingParams as Request
+
+        encoded = [self.tokenizer(prompt)["input_ids"] for prompt in prompts]
+        names = ("temperature", "top_k", "top_p", "repetition_penalty")
+        common = {name: getattr(params, name) for name in names} | {"max_tokens": params.max_new_tokens}
+        common |= {"stop_token_ids": self.ends, "logprobs": 0, "detokenize": False}
+        requests = [(ids, seed) for ids in encoded for seed in self.seeds[tuple(ids)]]
+        outputs = self.llm.generate(
+            [{"prompt_token_ids": ids} for ids, _ in requests],
+            [Request(seed=seed, **common) for _, seed in requests],
+            use_tqdm=False,
+        )
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def checkpoint(folder: Path, shape: dict[str, Any], vocabulary: int, dtype: torch.dtype, mean_tokens: int) -> None:
+    """A Qwen3 with random weights and a tokenizer of words; one of `mean_tokens` tokens ends a response."""
+    words = {name: number for number, name in enumerate(["<pad>", "<end>", *(f"w{n}" for n in range(2, vocabulary))])}
+    backend = Tokenizer(WordLevel(words, unk_token="w2"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    ends = list(range(1, vocabulary, mean_tokens))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(vocab_size=vocabulary, eos_token_id=ends, bos_token_id=None, **shape)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=ends)
+    model.save_pretrained(folder)
+
+
+def stage(engine: Any, name: str, model: ModelConfig, prompts: Sequence[str], params: SamplingParams) -> TokenLists:
+    """Token ids of all responses, by the sample stage with an engine that is loaded already."""
+    ENGINES[name] = EngineKind(lambda *_: engine)
+    rows = [PromptRow(str(number), prompt) for number, prompt in enumerate(prompts)]
+    with TemporaryDirectory() as folder:
+        work = SampleWork([model], rows, params, Path(folder) / "responses.parquet")
+        finish([work])
+        return list(pq.read_table(work.output, columns=["token_ids"])["token_ids"].to_pylist())
+
+
+def measure(sides: dict[str, Callable[[], TokenLists]], repeats: int, reset: Callable[[], Any]) -> dict[str, Any]:
+    """Tokens per second of every side in every repeat, in turn, and the tokens of each; round 0 is not timed."""
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, TokenLists] = {}
+    for repeat in range(repeats + 1):
+        # In turn forwards and backwards, so that no side always comes behind the same other one.
+        for name in list(sides)[:: -1 if repeat % 2 else 1]:
+            reset()
+            start = time.perf_counter()
+            found[name] = sides[name]()
+            seconds = time.perf_counter() - start
+            if repeat:
+                speeds[name].append(sum(map(len, found[name])) / seconds)
+        print(f"round {repeat} of {repeats}", file=sys.stderr, flush=True)
+    return {"tokens_per_second": speeds, "tokens": found}
+
+
+def main() -> None:
+    """Measure the engines that are there and print their speeds and ratios."""
+    never_fail_to_print()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["transformers", "vllm"], help="measure this one only")
+    parser.add_argument("--tiny", action="store_true", help="few prompts and short responses of a tiny model")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write all measurements to this file")
+    args = parser.parse_args()
+    gpu = torch.cuda.is_available() and not args.tiny
+    shape, vocabulary, tokens = (QWEN3_1_7B, 151_936, 512) if gpu else (SMALL_QWEN3, 8192, 128)
+    if args.tiny:
+        shape, vocabulary, tokens = shape | {"num_hidden_layers": 1}, 512, 16
+    numbers = random.Random(0)
+    lengths = [max(4, round(numbers.gauss(100, 25))) for _ in range(4 if args.tiny else args.prompts)]
+    prompts = [" ".join(f"w{numbers.randrange(2, vocabulary)}" for _ in range(length)) for length in lengths]
+    wanted = [args.engine] if args.engine else ["transformers", "vllm"]
+    names = [name for name in wanted if name != "vllm" or importlib.util.find_spec("vllm")]
+    if not names:
+        raise SystemExit("vllm is not installed here: pip install regretless[vllm]")
+    with TemporaryDirectory() as folder:
+        checkpoint(Path(folder), shape, vocabulary, torch.bfloat16 if gpu else torch.float32, tokens)
+        model = ModelConfig(name_or_path=folder)
+        options = VllmOptions(max_model_len=1024, gpu_memory_utilization=0.6, engine_args={"enforce_eager": not gpu})
+        sides: dict[str, Callable[[], TokenLists]] = {}
+        resets: list[Callable[[], Any]] = []
+        for name in names:
+            params = SamplingParams(engine=name, n=8, max_new_tokens=tokens, vllm=options if name == "vllm" else None)
+            engine: Any = {"transformers": SeededTransformers, "vllm": SeededVllm}[name](model, params)
+            engine.seeds = {}
+            sides[f"stage, {name}"] = lambda e=engine, n=name, p=params: stage(e, n, model, prompts, p)
+            sides[f"bare, {name}"] = lambda e=engine, p=params: e.bare(prompts, p)
+            if name == "transformers":
+                sides["bare with logps, transformers"] = lambda e=engine, p=params: e.bare(prompts, p, True)
+            else:
+                resets.append(engine.llm.reset_prefix_cache)
+        found = measure(sides, args.repeats, lambda: [reset() for reset in resets])
+    device = torch.cuda.get_device_name() if gpu else "CPU, 1 thread"
+    print(f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {args.repeats} repeats; ", end="")
+    print(f"{len(prompts)} prompts × 8 responses of at most {tokens} tokens, vocabulary {vocabulary:,}\n")
+    report(found, names)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def report(found: dict[str, Any], names: Sequence[str]) -> None:
+    """Print the tables of speeds and ratios."""
+    speeds = found["tokens_per_second"]
+    print("| side | tokens | tokens/s | same responses as the stage |\n|---|---|---|---|")
+    for side, values in speeds.items():
+        mine, own = found["tokens"][side], found["tokens"]["stage, " + side.split(", ")[1]]
+        same = sum(a == b for a, b in zip(mine, own, strict=True)) / len(own)
+        print(f"| {side} | {sum(map(len, mine)):,} | {spread(values, '.0f')} | {same:.0%} |")
+    pairs = [(f"stage, {name}", side) for name in names for side in speeds if side.startswith("bare") and name in side]
+    if len(names) == 2:
+        pairs.append(("stage, vllm", "stage, transformers"))
+    print("\n| ratio of tokens/s | |\n|---|---|")
+    for over, under in pairs:
+        ratios = [a / b for a, b in zip(speeds[over], speeds[under], strict=True)]
+        print(f"| {over} ÷ {under} | {spread(ratios, '.3f')} |")
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Median, least and greatest."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}}–{max(values):{form}})"
+
+
+if __name__ == "__main__":
+    main()
