@@ -40,7 +40,7 @@ fuzz: $(VENV)/.development
 
 # In a network namespace with only loopback up: Ray would otherwise use the machine's own address.
 test-cluster: $(VENV)/.cluster
-	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 unshare --map-root-user --net \
+	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 		sh -c 'ip link set lo up && exec $(BIN)/pytest tests/core/test_cluster.py tests/training/test_ray_train.py'
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
