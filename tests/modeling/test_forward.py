@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import token_logps
-from regretless.modeling.attention import grouped_attention
+from regretless.modeling.cpu_attention import grouped_attention
 from regretless.modeling.forward import grouped, reference_head, response_scores
 from regretless.modeling.layout import Placement, Segment, lay_out, token_count
 from regretless.modeling.model_check import check_grouped

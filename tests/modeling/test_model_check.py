@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import attention, flex_attention, model_check
+from regretless.modeling import cpu_attention, gpu_attention, model_check
 from regretless.modeling.forward import grouped
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import score_responses
@@ -71,7 +71,7 @@ def test_check_when_a_mixing_layer_has_no_effect_yet_then_it_is_named() -> None:
 def test_check_when_attention_reaches_other_responses_then_the_leak_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attend = attention._attend
+    attend = cpu_attention._attend
 
     def leaking(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
         # As a row would be that forgets where prompts end: every part sees a little of the one before it.
@@ -80,7 +80,7 @@ def test_check_when_attention_reaches_other_responses_then_the_leak_is_refused(
         return output + (1e-9 * seen[-2] if len(seen) > 1 else 0)
 
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(attention, "_attend", leaking)
+    monkeypatch.setattr(cpu_attention, "_attend", leaking)
     with pytest.raises(ConfigError, match=r"depends on \d+ tokens of other responses or prompts"):
         check_grouped(tiny("qwen3").double())
 
@@ -220,7 +220,7 @@ def test_check_when_the_row_is_padded_as_on_a_gpu_then_it_passes_and_a_leak_is_r
         attend = torch.nn.functional.scaled_dot_product_attention
         return attend(query, key, value, sees, scale=options["scale"], enable_gqa=options["enable_gqa"])
 
-    monkeypatch.setattr(flex_attention, "_flex", lambda device: dense)
+    monkeypatch.setattr(gpu_attention, "_flex", lambda device: dense)
     monkeypatch.setattr(model_check, "grouped", functools.partial(grouped, one_row=True))
     leaks = False
     check_grouped(tiny("mistral", sliding_window=window))

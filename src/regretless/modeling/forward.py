@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import attention, flex_attention
+from regretless.modeling import cpu_attention, gpu_attention
 from regretless.modeling.layout import Layout
 from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores
 
@@ -67,14 +67,17 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     ) -> TokenScores | Tensor:
         extra: dict[str, Any] = {"segments": layout.segments}
         if in_one_row:
-            padding = (0, -layout.tokens % flex_attention.BLOCK)
+            padding = (0, -layout.tokens % gpu_attention.BLOCK)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
-            extra = {"row_mask": flex_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
+            extra = {"row_mask": gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden: Tensor = output.last_hidden_state[0, layout.predict]
         return hidden if hidden_only else token_scores(hidden, head, layout.targets, reference)
 
-    with replaced_forward(inner, forward), attention_by(inner, flex_attention.NAME if in_one_row else attention.NAME):
+    with (
+        replaced_forward(inner, forward),
+        attention_by(inner, gpu_attention.NAME if in_one_row else cpu_attention.NAME),
+    ):
         yield
 
 

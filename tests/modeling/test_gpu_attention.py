@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regretless.modeling.flex_attention import BLOCK, RowMask, flex_grouped_attention
+from regretless.modeling.gpu_attention import BLOCK, RowMask, flex_grouped_attention
 from regretless.modeling.layout import Segment
 
 SEGMENTS = st.lists(

@@ -1,4 +1,4 @@
-"""Attention over a shared-prefix row: prompts causally, each response over its prompt and itself, nothing padded."""
+"""Attention over a shared-prefix row on CPUs and others: prompts causally, each response over its prompt and itself."""
 
 from __future__ import annotations
 
