@@ -122,9 +122,9 @@ def responses(count: int) -> list[dict[str, Any]]:
 
 
 def run_recipe(recipe: Path, output: Path, *extra: str) -> str:
-    """What the command said, with its stages that ran."""
-    command = [sys.executable, "-m", "regretless", "run", str(recipe), "--output-dir", str(output), *extra]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """What the command said, run in the folder of the recipe with a relative path of the run folder."""
+    command = [sys.executable, "-m", "regretless", "run", recipe.name, "--output-dir", output.name, *extra]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=recipe.parent)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -55,7 +55,8 @@ class ClusterConfig(Section):
     verify: WorkersConfig = WorkersConfig()
     """Workers that verify responses, those of `evaluate` included."""
     train: WorkersConfig = WorkersConfig()
-    """Processes that train one model together. As `workers` a number; by default as in `train.processes`."""
+    """Processes that train one model together: `workers` is one number, by default that of `train.processes`, where
+    `auto` means one for each GPU of the cluster."""
 
 
 @contextlib.contextmanager
@@ -223,11 +224,11 @@ class RayActors:
         context.enable_progress_bars = context.print_on_execution_start = False
         least, most = (min(count, len(units)) for count in self._pool(need))
         rows = [{"unit": pickle.dumps(unit), "number": number} for number, unit in enumerate(units)]
-        tries = _on_this_node(self.ray, _Tries)
+        tries, threads = _on_this_node(self.ray, _Tries), None if gpus else _threads()
         with data.DataContext.current(context):
             outcomes = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 _Actor,
-                fn_constructor_args=(pickle.dumps(make), tries, max(1, int(config.cpus)), None if gpus else _threads()),
+                fn_constructor_args=(pickle.dumps(make), tries, Path.cwd(), max(1, int(config.cpus)), threads),
                 batch_size=1,
                 batch_format="numpy",
                 compute=data.ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
@@ -261,11 +262,9 @@ _Outcome = tuple[Literal["done"], int] | tuple[Literal["failed"], Exception, str
 class _Actor:
     """One worker, made at its first unit; its errors come back as values, with node and unit."""
 
-    def __init__(self, make: bytes, tries: Any, cpus: int, threads: int | None) -> None:
+    def __init__(self, make: bytes, tries: Any, directory: Path, cpus: int, threads: int | None) -> None:
         workers.limit_cpus(cpus)
-        self.tries = tries
-        self.make = make
-        self.threads = threads
+        self.make, self.tries, self.directory, self.threads = make, tries, directory, threads
         self.worker: Worker[Any] | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -285,17 +284,28 @@ class _Actor:
                     "Ray's logs (memory is the most frequent one); finished parts are kept"
                 )
             if self.worker is None:
-                if self.threads is not None:
-                    import torch
-
-                    torch.set_num_threads(self.threads)
-                self.worker = pickle.loads(self.make)()
-                if isinstance(self.worker, contextlib.AbstractContextManager):
-                    self.worker.__enter__()
+                self.worker = self._made()
             self.worker(unit, counts.append)
         except Exception as error:
             return "failed", _portable(error), traceback.format_exc(), where
         return "done", sum(counts)
+
+    def _made(self) -> Worker[Any]:
+        if not self.directory.is_dir():
+            raise ConfigError(
+                f"cluster: the working directory {self.directory} of the first process is not on this node; start the "
+                "run in a folder that all nodes share"
+            )
+        # Where relative paths of a recipe start; Ray gives each worker a directory of its own.
+        os.chdir(self.directory)
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        worker: Worker[Any] = pickle.loads(self.make)()
+        if isinstance(worker, contextlib.AbstractContextManager):
+            worker.__enter__()
+        return worker
 
 
 class _Tries:

@@ -33,8 +33,7 @@ from regretless.core.errors import ConfigError, RegretlessError, StorageError, s
 from regretless.core.files import LEFTOVER, fingerprint, read_json, write_json
 from regretless.core.object_store import PROBE, ObjectStore, failure
 from regretless.core.stage_folder import MANIFEST, PENDING
-from regretless.core.store_lock import FOLDER as LOCKS
-from regretless.core.store_lock import StoreLock
+from regretless.core.store_lock import LOCKS, StoreLock
 from regretless.core.terminal import console
 
 LOCK = ".lock"

@@ -23,7 +23,7 @@ from regretless.core.errors import ConfigError, StorageError
 from regretless.core.object_store import ObjectStore
 from regretless.core.terminal import console
 
-FOLDER = ".locks"
+LOCKS = ".locks"
 HEARTBEAT = 15.0
 """Seconds between two signs of life of a lock's owner."""
 STALE = 120.0
@@ -117,7 +117,7 @@ class StoreLock:
                 self.beat()
 
     def _numbers(self) -> list[int]:
-        names = (Path(name).stem for name in self.store.list(FOLDER))
+        names = (Path(name).stem for name in self.store.list(LOCKS))
         return sorted(int(name) for name in names if name.isdigit())
 
     def _latest(self) -> tuple[int, dict[str, Any] | None]:
@@ -150,7 +150,7 @@ class StoreLock:
         )
 
     def _seconds_silent(self, number: int) -> float:
-        now = f"{FOLDER}/now-{self.owner}"
+        now = f"{LOCKS}/now-{self.owner}"
         self.store.write(now, b"")
         try:
             return (self.store.modified(now) - self.store.modified(_name(number))).total_seconds()
@@ -166,7 +166,7 @@ class StoreLock:
 
 
 def _name(number: int) -> str:
-    return f"{FOLDER}/{number:06d}.json"
+    return f"{LOCKS}/{number:06d}.json"
 
 
 def _described(holder: dict[str, Any]) -> str:
