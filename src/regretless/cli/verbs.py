@@ -108,7 +108,7 @@ def plan(
         recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
     )
     if as_json:
-        print(json.dumps(made.as_json(), indent=2, ensure_ascii=False))
+        terminal().print(json.dumps(made.as_json(), indent=2, ensure_ascii=False), soft_wrap=True)
     else:
         show_plan(made, terminal())
 
