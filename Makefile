@@ -17,6 +17,10 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$name; break; }; done)
 
+# Runs a command in a network namespace with only loopback: Ray rewrites 127.0.0.1 to another address of the machine.
+LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
+	sh -c 'ip link set lo up && exec "$$@"' sh
+
 .PHONY: quickstart test fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
@@ -40,12 +44,14 @@ fuzz: $(VENV)/.development
 
 # In a network namespace with only loopback up: Ray would otherwise use the machine's own address.
 test-cluster: $(VENV)/.cluster
-	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
-		sh -c 'ip link set lo up && exec $(BIN)/pytest tests/core/test_cluster.py tests/training/test_ray_train.py'
+	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
+		$(BIN)/pytest tests/core/test_cluster.py tests/training/test_ray_train.py
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
 	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_openai_engine_vllm.py
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
+	PYTHONPATH=src REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
+		$(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py -k cluster
 
 # Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)

@@ -53,6 +53,14 @@ def test_tokens_when_pairs_share_answers_then_each_counts_once_and_a_masked_one_
     assert times_fewer_tokens(pairs) == (4 * 2 + 3 + 1 + 3 + 2) / (2 + 3 + 1)
 
 
+def test_cost_on_paper_when_printed_then_it_is_the_table_of_the_docs() -> None:
+    done = subprocess.run([sys.executable, str(FOLDER / "paper_cost.py")], capture_output=True, text=True, check=True)
+    table, assumed = done.stdout.strip().split("\n\n")
+    page = (FOLDER.parent / "docs/scale.md").read_text()
+    assert table in page
+    assert assumed.removeprefix("assumed: ") in " ".join(page.split())
+
+
 def test_model_flops_when_counted_by_hand_then_they_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu
 

@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -165,6 +166,25 @@ def test_step_of_every_recipe_when_divided_by_the_gpus_of_a_usual_node_then_each
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_released_settings_when_listed_then_they_are_those_in_which_the_recipes_differ() -> None:
+    def flat(value: Any, key: str = "") -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {key: value}
+        return {name: leaf for part in value for name, leaf in flat(value[part], f"{key}.{part}".strip(".")).items()}
+
+    section = (PROJECT / "docs/paper.md").read_text().split("\n## What the `-released`")[1].split("\n## ")[0]
+    for family, table in zip(("math", "ultrafeedback"), section.split("\n\n| setting ")[1:], strict=True):
+        differ: set[str] = set()
+        for path in (PROJECT / f"recipes/{family}-released").glob("*.yaml"):
+            released, paper = (
+                flat(load_recipe(file).model_dump(mode="json", exclude_unset=True))
+                for file in (path, PROJECT / "recipes" / family / path.name)
+            )
+            differ |= {key for key in released.keys() | paper.keys() if released.get(key) != paper.get(key)}
+        listed = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w.]+)`", line.split("|")[1])}
+        assert listed == differ - {"name"}
 
 
 def test_table_of_objectives_when_read_then_it_is_that_of_the_code() -> None:

@@ -5,23 +5,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kill_sweep import RECIPE, Sweep, units
+from ray_nodes import Nodes
 from regretless.core import cluster, workers
 from regretless.core.cluster import ClusterConfig, connected
 from regretless.core.errors import ConfigError, DataError, RegretlessError
@@ -41,54 +40,12 @@ pytestmark = pytest.mark.skipif(
 PARAMS = SamplingParams(n=4, max_new_tokens=12, batch_size=4, temperature=1.0, top_p=1.0, top_k=0)
 
 
-class TwoNodes:
-    """A cluster of two nodes with one CPU each, of which the second can be killed and replaced."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "resources": {"head": 1}}
-        )
-        self.second = self.cluster.add_node(num_cpus=1)
-        self.address = str(self.cluster.address)
-
-    @contextlib.contextmanager
-    def one_dies(self, is_time: Callable[[], bool] | None) -> Iterator[None]:
-        """Within the block, end the second node and all its processes, hard, as soon as it is time (None: never)."""
-        if is_time is None:
-            yield
-            return
-        ended = threading.Event()
-
-        def wait() -> None:
-            while not is_time() and not ended.is_set():
-                time.sleep(0.005)
-            if not ended.is_set():
-                self.cluster.remove_node(self.second, allow_graceful=False)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        try:
-            yield
-        finally:
-            was_alive = thread.is_alive()
-            ended.set()
-            thread.join()
-        assert not was_alive, "the work ended before the node was killed"
-        self.second = self.cluster.add_node(num_cpus=1)
-
-    @property
-    def config(self) -> ClusterConfig:
-        """Settings of a run on this cluster."""
-        return ClusterConfig(address=self.address)
-
-
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[TwoNodes]:
-    # Workers find the classes of this file.
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = TwoNodes()
+def nodes() -> Iterator[Nodes]:
+    # Workers find the classes of this file. A node that died a moment ago still counts when training starts again.
+    set_here = {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20"}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", **set_here}
+    found = Nodes()
     yield found
     found.cluster.shutdown()
 
@@ -131,14 +88,14 @@ def run_recipe(recipe: Path, output: Path, *extra: str) -> str:
 
 @pytest.mark.parametrize("dies", [False, True], ids=["all live", "a node dies"])
 def test_sampling_on_two_nodes_writes_the_bytes_of_one_process(
-    nodes: TwoNodes, model: Path, tmp_path: Path, dies: bool
+    nodes: Nodes, model: Path, tmp_path: Path, dies: bool
 ) -> None:
     sample_together(works(model, tmp_path / "alone"))
     output = tmp_path / "together"
     parts = output / "sampled.parts"
     with connected(nodes.config, output):
         assert workers.executor().workers(Need("sample")) == 2
-        with nodes.one_dies((lambda: len(list(parts.glob("*.parquet"))) >= 8) if dies else None):
+        with nodes.dying({"sample": lambda: len(list(parts.glob("*.parquet"))) >= 8} if dies else {}):
             summaries = sample_together(works(model, output))
     assert [summary["responses"] for summary in summaries] == [160, 32]
     for name in ("sampled.parquet", "greedy.parquet"):
@@ -148,7 +105,7 @@ def test_sampling_on_two_nodes_writes_the_bytes_of_one_process(
 
 @pytest.mark.parametrize("dies", [False, True], ids=["all live", "a node dies"])
 def test_verification_on_two_nodes_writes_the_bytes_of_one_process(
-    nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     monkeypatch.setattr(verify, "PART_ROWS", 25)
     rows = tmp_path / "rows.jsonl"
@@ -157,8 +114,8 @@ def test_verification_on_two_nodes_writes_the_bytes_of_one_process(
     (tmp_path / "alone").mkdir()
     alone = verify.run(config, rows, tmp_path / "alone")
     output = tmp_path / "together"
-    is_time = (lambda: len(list(output.glob("parts/*.json"))) >= 4) if dies else None
-    with connected(nodes.config, output), nodes.one_dies(is_time):
+    moments = {"verify": lambda: len(list(output.glob("parts/*.json"))) >= 4} if dies else {}
+    with connected(nodes.config, output), nodes.dying(moments):
         found = verify.run(config, rows, output)
     assert found == alone
     assert alone["correct"] > 400
@@ -166,7 +123,7 @@ def test_verification_on_two_nodes_writes_the_bytes_of_one_process(
     assert (output / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
-def test_recipe_on_two_nodes_ends_as_in_one_process_and_is_then_done(nodes: TwoNodes, tmp_path: Path) -> None:
+def test_recipe_on_two_nodes_ends_as_in_one_process_and_is_then_done(nodes: Nodes, tmp_path: Path) -> None:
     with local_judge.serving():
         sweep = Sweep(RECIPE, tmp_path)
         run_recipe(sweep.recipe, sweep.run)
@@ -177,6 +134,35 @@ def test_recipe_on_two_nodes_ends_as_in_one_process_and_is_then_done(nodes: TwoN
         assert differences(expected, contents(sweep.run)) == []
         again = run_recipe(sweep.recipe, sweep.run, *on_cluster)
         assert again.count(": unchanged, skipped") == len(units(sweep.run))
+
+
+def test_recipe_when_a_node_dies_in_each_stage_ends_as_without_that(nodes: Nodes, tmp_path: Path) -> None:
+    with local_judge.serving():
+        sweep = Sweep(RECIPE, tmp_path)
+        settings = yaml.safe_load(sweep.recipe.read_text())
+        # Enough responses for several parts of verification, and training by two workers.
+        settings["world"]["prompts"] = 280
+        settings["train"] |= {"max_steps": 40, "eval_strategy": "no"}
+        settings["cluster"] = {"address": nodes.address, "train": {"workers": 2}}
+        sweep.recipe.write_text(yaml.safe_dump(settings))
+        run_recipe(sweep.recipe, sweep.run)
+        expected = contents(sweep.run)
+        shutil.rmtree(sweep.run)
+
+        def some(pattern: str) -> Callable[[], bool]:
+            return lambda: any(sweep.run.glob(pattern))
+
+        moments = {
+            "sample": some("sample/responses.parts/*.parquet"),
+            "verify": some("verify/pending.json"),
+            "judge": some("judge/pending.json"),
+            "train": some("train/*/checkpoint-*/trainer_state.json"),
+            "evaluate": some("evaluate/samples/*/*/*/pending.json"),
+        }
+        with nodes.dying(moments):
+            said = run_recipe(sweep.recipe, sweep.run)
+        assert "a training worker or its node was lost" in " ".join(said.split())
+        assert differences(expected, contents(sweep.run)) == []
 
 
 class Counting:
@@ -206,7 +192,7 @@ class Counting:
     ],
 )
 def test_unit_that_fails_ends_the_run_with_its_reason(
-    nodes: TwoNodes, tmp_path: Path, fails: str, kind: type[RegretlessError], said: str
+    nodes: Nodes, tmp_path: Path, fails: str, kind: type[RegretlessError], said: str
 ) -> None:
     with connected(nodes.config, tmp_path), pytest.raises(kind, match=said) as caught:
         workers.executor().run(Need("sample"), partial(Counting, tmp_path, fails), range(6), lambda _: None)
@@ -215,7 +201,7 @@ def test_unit_that_fails_ends_the_run_with_its_reason(
 
 
 def test_folder_that_a_node_does_not_see_is_refused(
-    nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Both nodes of this machine see every file, so the fault is planted in what they are asked to do.
     monkeypatch.setattr(cluster, "_echo", lambda place, node: "")

@@ -171,10 +171,21 @@ def test_results_that_an_earlier_recipe_set_aside_when_planned_then_they_are_don
     assert found["report"] is State.RUN
 
 
+def test_sampling_when_earlier_responses_cover_a_part_then_only_the_others_are_left(folder: Path) -> None:
+    n = read_json(folder / "sample" / MANIFEST)["settings"]["n"]
+    recipe = small(folder, f"sample.n={n + 4}")
+    (one,) = [one for row in planned(recipe).rows for one in row.estimates if one.unit.name == "sample"]
+    requests = one.counts["requests"]
+    assert one.unit.state is State.RUN
+    assert one.parts == (requests * n / (n + 4), requests)
+    run_recipe(recipe)
+    assert summary(folder, "sample")["kept"] == one.parts[0]
+
+
 def test_sampling_that_is_interrupted_when_planned_then_finished_parts_are_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, batches = small(folder, "sample.batch_size=64"), []
+    recipe, batches = small(folder, "sample.batch_size=64", "sample.seed=5"), []
     generate = TransformersEngine.generate
 
     def three_batches(self: TransformersEngine, prompts: Any, seed: int) -> Any:

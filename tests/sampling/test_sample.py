@@ -12,10 +12,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.prompts import PromptRow
@@ -25,28 +21,6 @@ from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fing
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.sample import SampleConfig, run, sample_prompts
 from regretless.smoke.tiny_models import smoke_architecture
-
-WORDS = ["<pad>", "<end>", *(f"w{number}" for number in range(14))]
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a small stage: 12 prompts of one to four words, two samples each from one model."""
-    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="w0"))
-    backend.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<end>")
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    rows = [{"prompt": " ".join(["w1"] * (1 + number % 4)), "answer": number} for number in range(12)]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    architecture = {**smoke_architecture("qwen3", len(WORDS)), "initializer_range": 0.2}
-    return {
-        "prompts": {"dataset": str(tmp_path / "prompts.jsonl"), "answer_column": "answer"},
-        "models": [{"architecture": architecture, "tokenizer": str(tmp_path / "tokenizer")}],
-        "n": 2,
-        "max_new_tokens": 6,
-        "batch_size": 5,
-        "seed": 3,
-    }
 
 
 def parse(settings: dict[str, Any], **changes: Any) -> SampleConfig:
@@ -157,9 +131,9 @@ def test_stage_when_killed_and_taken_up_again_gives_the_same_bytes(settings: dic
 def _noting(written: list[str]) -> Any:
     from regretless.data.rows import write_records
 
-    def write(path: Path, records: list[Response]) -> None:
+    def write(path: Path, records: list[Response], metadata: Any) -> None:
         written.append(path.name)
-        write_records(path, records)
+        write_records(path, records, metadata)
 
     return write
 
@@ -199,10 +173,10 @@ def _interrupted_after(parts: int) -> Any:
 
     left = iter(range(parts))
 
-    def write(path: Path, records: list[Response]) -> None:
+    def write(path: Path, records: list[Response], metadata: Any) -> None:
         if next(left, None) is None:
             raise InterruptedError
-        write_records(path, records)
+        write_records(path, records, metadata)
 
     return write
 

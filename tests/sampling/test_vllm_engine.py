@@ -31,11 +31,15 @@ from transformers import TemperatureLogitsWarper as Temperature
 from transformers import TopKLogitsWarper as TopK
 from transformers import TopPLogitsWarper as TopP
 
+from regretless.core.cluster import connected
 from regretless.core.errors import ConfigError
+from regretless.core.workers import Need, executor
+from regretless.data.prompts import PromptRow
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
 from regretless.sampling.base import Completion, SamplingParams, VllmOptions
+from regretless.sampling.sample import sample_prompts
 from regretless.sampling.vllm_engine import VllmEngine, check_vllm
 
 WORDS = ["<pad>", "<end>", "<stop>", *(f"w{number}" for number in range(21))]
@@ -304,6 +308,34 @@ def test_stage_when_killed_and_taken_up_again_keeps_the_responses_that_exist(che
     assert process.returncode == 0
     ids = [[row.token_ids for row in read_responses(folder / "responses.parquet")[0]] for folder in (whole, output)]
     assert ids[0] == ids[1] and len(ids[0]) == 96
+
+
+@needs_vllm
+@pytest.mark.skipif(os.environ.get("REGRETLESS_CLUSTER") != "1", reason="needs Ray in a network namespace")
+def test_stage_when_two_workers_of_a_cluster_run_vllm_then_tokens_are_those_of_one_process(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    from ray_nodes import Nodes
+
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    model = ModelConfig(name_or_path=str(checkpoint))
+    prompts = [PromptRow(str(number), f"w{number} w3") for number in range(20)]
+    params = ALL_ON.model_copy(
+        update={"engine": "vllm", "vllm": VllmOptions(**OPTIONS), "n": 8, "batch_size": 8, "max_new_tokens": 60}
+    )
+    nodes = Nodes()
+    with connected(nodes.config, tmp_path):
+        assert executor().workers(Need("sample", gpus=1)) == 2
+        sample_prompts(model, prompts, params, tmp_path / "together.parquet")
+    nodes.cluster.shutdown()
+    sample_prompts(model, prompts, params, tmp_path / "alone.parquet")
+    names = ("alone", "together")
+    alone, together = (read_responses(tmp_path / f"{name}.parquet")[0] for name in names)
+    assert [row.response_id for row in together] == [row.response_id for row in alone]
+    assert [row.token_ids for row in together] == [row.token_ids for row in alone]
+    assert len(together) == 160
+    for one, other in zip(alone, together, strict=True):
+        assert one.logps == near(other.logps or [])
 
 
 def test_engine_when_vllm_is_missing_or_of_another_release_says_what_to_install(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import importlib.util
 import itertools
 import json
@@ -13,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from ray_nodes import Nodes
 from regretless.core.errors import ConfigError, NonFiniteLossError
 from regretless.core.files import read_json
 from regretless.modeling.load import ModelConfig
@@ -47,29 +46,6 @@ TRAIN: dict[str, Any] = {
 TWO = RayWorkers(count=2)
 
 
-class Nodes:
-    """A cluster on this machine: a head node for the driver, and nodes of one CPU for one worker each."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        self.nodes = [self.add(), self.add()]
-
-    def add(self) -> Any:
-        return self.cluster.add_node(num_cpus=1)
-
-    def lose(self, number: int) -> None:
-        """Kill a node hard, with all that runs on it."""
-        node = self.nodes.pop(number)
-        raylet = next(info[0].process for kind, info in node.all_processes.items() if kind == "raylet")
-        below = psutil.Process(raylet.pid).children(recursive=True)
-        self.cluster.remove_node(node, allow_graceful=False)
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
     before = dict(os.environ)
@@ -79,7 +55,7 @@ def nodes() -> Iterator[Nodes]:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "20"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as a run sets it (core/cluster.py)
     cluster = Nodes()
-    ray.init(address=cluster.cluster.address, log_to_driver=False)
+    ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()
     cluster.cluster.shutdown()
@@ -136,9 +112,7 @@ def test_training_when_a_node_is_lost_then_it_resumes_from_a_checkpoint_says_so_
         training = thread.submit(fit, "disturbed", TWO, **steps)
         while not training.done() and not list((tmp_path / "disturbed").glob("checkpoint-*/trainer_state.json")):
             time.sleep(0.01)
-        nodes.lose(1)
-        # Another one takes its place, as on an autoscaling cluster.
-        nodes.nodes.append(nodes.add())
+        nodes.replace()
         disturbed = training.result()
     said = " ".join(capfd.readouterr().err.split())
     assert "a training worker or its node was lost; training resumes from" in said, said
@@ -166,7 +140,7 @@ def test_recipe_when_it_names_workers_then_they_train_its_model_and_one_process_
     values = {
         "name": "run",
         "output_dir": str(tmp_path / "run"),
-        "cluster": {"address": nodes.cluster.address, "train": {"workers": 2}},
+        "cluster": {"address": nodes.address, "train": {"workers": 2}},
         "model": {"name_or_path": str(tmp_path / "model")},
         "pairs": {"dataset": str(tmp_path / "pairs.jsonl")},
         "train": {**TRAIN, "seed": 42},  # the default of `fit`; a recipe has its own

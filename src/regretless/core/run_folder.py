@@ -23,7 +23,7 @@ from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
 from regretless.core.mirror import LOCK, Mirror
 from regretless.core.settings import Section
-from regretless.core.stage_folder import MANIFEST, PENDING, StageFolder
+from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, StageFolder
 from regretless.core.terminal import console
 
 S = TypeVar("S", bound=Section)
@@ -32,8 +32,6 @@ RUN = "{run}"
 BASE = "base"
 """Label of the model before preference training."""
 UNUSED = "unused"
-CACHE = ".cache"
-"""Suffix of the folder beside a unit's folder for files that the unit could compute again."""
 PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -184,6 +182,8 @@ class Unit:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     label: str = ""
     """Its name in messages; by default that of its folder."""
+    keeps: tuple[str, ...] = ()
+    """Results that a run with other settings sets aside instead of deleting them (`StageFolder.begin`)."""
 
     def __str__(self) -> str:
         return self.label or self.name
@@ -228,12 +228,13 @@ class RunFolder:
         work: Callable[[Path], dict[str, Any]],
         inputs: Mapping[str, Path] | None = None,
         label: str | None = None,
+        keeps: Sequence[str] = (),
     ) -> Outcome:
         """Run `work` on the folder `name` unless it is finished with the same settings and inputs (`Unit`).
 
         Raises what `work` raises, and DataError if an input is missing.
         """
-        unit = Unit(name, settings, inputs or {}, label or "")
+        unit = Unit(name, settings, inputs or {}, label or "", tuple(keeps))
         return self.do_together([unit], lambda todo: [work(path) for path in todo.values()])[0]
 
     def do_together(
@@ -245,8 +246,8 @@ class RunFolder:
         """
         folders = {unit.name: self.stage_folder(unit) for unit in units}
         todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
-        for name in todo:
-            self._prepare(folders[name])
+        for name, unit in todo.items():
+            self._prepare(folders[name], unit.keeps)
         started = time.monotonic()
         try:
             summaries = work({name: folders[name].path for name in todo}) if todo else []
@@ -288,7 +289,7 @@ class RunFolder:
         """True if results below the folder `name` are still missing: never in a run, which makes them first."""
         return False
 
-    def _prepare(self, folder: StageFolder) -> None:
+    def _prepare(self, folder: StageFolder, keeps: Sequence[str]) -> None:
         if not is_first_process():
             _await(folder)
             return
@@ -296,7 +297,7 @@ class RunFolder:
             # Of a working copy nobody else makes files.
             if self.mirror is None:
                 _refuse_foreign(folder.path)
-            folder.begin()
+            folder.begin(keeps)
 
     def _still(self) -> contextlib.AbstractContextManager[Any]:
         """A block that moves or empties folders: no upload sees them halfway."""

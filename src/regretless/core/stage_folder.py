@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,16 @@ from regretless.core.versions import versions
 
 MANIFEST = "manifest.json"
 PENDING = "pending.json"
+CACHE = ".cache"
+"""Suffix of the folder beside a unit's folder, for files from which the unit or its next run profits."""
+EARLIER = "earlier"
+MOST_EARLIER = 4
+"""Earlier results that are kept of one unit: a fifth removes the oldest."""
+
+
+def earlier_results(folder: Path) -> list[Path]:
+    """Folders with results of earlier settings, or content, of the unit whose folder this is, newest first."""
+    return sorted(folder.with_name(folder.name + CACHE).glob(f"{EARLIER}/*"), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -46,11 +56,15 @@ class StageFolder:
         """Manifest of the finished stage."""
         return dict(read_json(self.path / MANIFEST))
 
-    def begin(self) -> bool:
-        """Prepare the folder; True if it contains unfinished work with the same key."""
+    def begin(self, keeps: Sequence[str] = ()) -> bool:
+        """Prepare the folder; True if it contains unfinished work with the same key.
+
+        keeps: names of results that are set aside among the `earlier_results` when the folder is emptied.
+        """
         resumes = self.is_interrupted()
         if not resumes:
             if self.path.exists():
+                self._set_aside([self.path / name for name in keeps if (self.path / name).exists()])
                 # Moved first, so that an interrupted deletion does not leave half a folder that looks complete.
                 doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
                 self.path.rename(doomed)
@@ -59,6 +73,20 @@ class StageFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / PENDING, {"key": self.key})
         return resumes
+
+    def _set_aside(self, results: Sequence[Path]) -> None:
+        if not results:
+            return
+        # First, so that an interruption leaves no finished folder without its results.
+        StageFolder(self.path, "none").give_up()
+        before = earlier_results(self.path)
+        for oldest in before[MOST_EARLIER - 1 :]:
+            shutil.rmtree(oldest)
+        number = int(before[0].name) + 1 if before else 0
+        place = self.path.with_name(self.path.name + CACHE) / EARLIER / f"{number:06d}"
+        place.mkdir(parents=True)
+        for path in results:
+            path.rename(place / path.name)
 
     def give_up(self) -> None:
         """Mark the folder as unfinished, whatever it contains, so that the next run of its stage starts over."""

@@ -49,8 +49,10 @@ def pair_row(pair: Pair) -> dict[str, Any]:
     return row
 
 
-def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> None:
-    """Write records atomically, as parquet or (by the suffix) JSONL.
+def write_records(
+    path: Path, records: Sequence[Response] | Sequence[Pair], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write records atomically, as parquet (with metadata, if given) or (by the suffix) JSONL.
 
     Raises DataError if a text column mixes strings and conversations: parquet columns have one type.
     """
@@ -60,11 +62,13 @@ def write_records(path: Path, records: Sequence[Response] | Sequence[Pair]) -> N
         return
     names = [name for name in (rows[0] if rows else ()) if not _is_absent(name, rows)]
     table = pa.table({name: pa.array([row[name] for row in rows], column_type(name, rows)) for name in names})
-    write_parquet(path, table)
+    write_parquet(path, table, metadata)
 
 
-def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table atomically, with checksums so that a reader detects a damaged file."""
+def write_parquet(path: Path, table: pa.Table, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a table atomically, with checksums so that a reader detects a damaged file, and with metadata if given."""
+    if metadata is not None:
+        table = table.replace_schema_metadata(dict(metadata))
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
         pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
 

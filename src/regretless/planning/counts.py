@@ -201,12 +201,17 @@ class Counting:
         estimate.put(guessed_in, tokens_in=tokens_in)
         estimate.put(True, tokens_out=tokens_out)
         estimate.put(True, files=1 + bool(refused), bytes=tokens_out * BYTES_PER_TOKEN + requests * BYTES_PER_ROW)
-        if unit.state is State.INTERRUPTED and rows is not None:
-            # The names of parts depend on the place of the models.
-            here = [resolve(ModelConfig.parse(model, unit.name), self.run_dir) for model in models]
-            work = SampleWork(here, rows, params, unit.folder / "responses.parquet")
+        if rows is None or unit.waits_for:
+            return
+        # The names of parts depend on the place of the models; caches are in the run folder only.
+        here = [resolve(ModelConfig.parse(model, unit.name), self.run_dir) for model in models]
+        work = SampleWork(here, rows, params, self.run_dir / unit.name / "responses.parquet")
+        if unit.state is State.INTERRUPTED:
             files = [part.file for number in range(len(here)) for part in work.parts_of(number)]
             estimate.parts = sum(file.is_file() for file in files), len(files)
+        elif work.kept:
+            estimate.parts = len(work.kept), work.total
+            self.assume(f"{unit.name}: {len(work.kept)} of {work.total} responses are there from earlier settings")
 
     def _prompts_of(self, unit: PlannedUnit) -> tuple[list[PromptRow] | None, int]:
         """The prompts that a unit would answer, and how many rows it would reject; None if they are not at hand."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.errors import RegretlessError, storage_error
-from regretless.core.run_folder import CACHE, Outcome, RunFolder, Unit, named_paths
-from regretless.core.stage_folder import MANIFEST
+from regretless.core.run_folder import Outcome, RunFolder, Unit, named_paths
+from regretless.core.stage_folder import CACHE, MANIFEST
 from regretless.core.stages import STAGES
 from regretless.runs.pipeline import prepare, stages_of
 from regretless.runs.recipe import Recipe

@@ -7,6 +7,7 @@ and pairs that are not there yet are replaced by ones of the expected length.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import shutil
 import time
@@ -23,7 +24,8 @@ from numpy.typing import NDArray
 
 from regretless.analysis import analyze, inspect
 from regretless.core.errors import RegretlessError
-from regretless.core.run_folder import CACHE, resolve
+from regretless.core.run_folder import resolve
+from regretless.core.stage_folder import CACHE
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
@@ -290,14 +292,17 @@ class Calibration:
         return self._sampled[key]
 
     def _time_sampling(self, model: ModelConfig, rows: Sequence[PromptRow], params: SamplingParams) -> Sampled:
-        output = self._scratch / "responses.parquet"
+        scratch, trials = self._scratch, itertools.count()
 
         def trial(batches: int) -> float:
+            output = scratch / f"{next(trials)}.parquet"  # another each time: what one has is not sampled again
             some = _evenly(rows, max(1, batches * params.batch_size // params.n))
             began = time.monotonic()
             sample_prompts(model, some, params, output)
+            lengths.append(_response_lengths(output))
             return time.monotonic() - began
 
+        lengths: list[NDArray[np.integer[Any]]] = []
         seconds, batches = trial(1), 1  # the first call of a process also loads libraries
         load = 0.0 if ENGINES.find(params.engine).takes_vllm else _load_seconds(model, params)
         if seconds < LONG:
@@ -306,8 +311,7 @@ class Calibration:
             seconds = trial(batches)
             # vLLM takes the GPU's memory and frees it late: it is loaded by trials only.
             load = load or (Line.through((1, first), (batches, seconds)).fixed if batches > 1 else 0.0)
-        lengths = _response_lengths(output)
-        return Sampled(load, max(0.0, seconds - load) / batches, lengths)
+        return Sampled(load, max(0.0, seconds - load) / batches, lengths[-1])
 
     # --- labels and pairs --------------------------------------------------------------------------------------------
 

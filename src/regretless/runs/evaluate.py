@@ -17,7 +17,7 @@ from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.job import SampleWork
-from regretless.sampling.sample import sample_prompts, sample_together
+from regretless.sampling.sample import KEEPS, sample_prompts, sample_together
 
 
 def evaluate_models(
@@ -109,7 +109,11 @@ def _answer(
 
     folder.do_together(
         [
-            Unit(name, {"model": dump(model), "prompts": dump(sources[benchmark]), "sampling": dump(params)})
+            Unit(
+                name,
+                {"model": dump(model), "prompts": dump(sources[benchmark]), "sampling": dump(params)},
+                keeps=KEEPS,
+            )
             for name, (benchmark, params) in units.items()
         ],
         work,
@@ -173,6 +177,7 @@ def _respond(
         name,
         {"model": dump(model), "prompts": asked, "sampling": dump(params)},
         lambda output: sample_prompts(resolve(model, folder.path), prompts, params, output / "responses.parquet"),
+        keeps=KEEPS,
     )
 
 

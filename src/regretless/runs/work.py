@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,12 @@ class Job:
         settings: Mapping[str, Any],
         work: Callable[[Path], dict[str, Any]],
         inputs: Mapping[str, Path] | None = None,
+        keeps: Sequence[str] = (),
     ) -> Outcome:
         """Run one unit of work (`RunFolder.do`), in the folder `name` unless the job sets an output."""
         if self.output is None:
-            return self.folder.do(name, settings, work, inputs)
-        return self.folder.do(self.output.name, settings, work, inputs, label=name.partition("/")[0])
+            return self.folder.do(name, settings, work, inputs, keeps=keeps)
+        return self.folder.do(self.output.name, settings, work, inputs, name.partition("/")[0], keeps)
 
     def path(self, *parts: str) -> Path:
         """A path in the run folder."""
@@ -150,7 +151,7 @@ def do_prompts(section: Mapping[str, Any], job: Job) -> None:
 def do_sample(section: sample.SampleConfig, job: Job) -> None:
     """Responses of the behavior models."""
     here = resolve(section, job.folder.path)
-    job.do("sample", dump(section), lambda output: sample.run(here, output))
+    job.do("sample", dump(section), lambda output: sample.run(here, output), keeps=sample.KEEPS)
 
 
 def do_verify(section: verify.VerifyConfig, job: Job) -> None:

@@ -20,12 +20,14 @@ import torch
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
+from regretless.core.stage_folder import earlier_results
 from regretless.core.terminal import bar
 from regretless.core.workers import Advance, InThisProcess, Need, executor
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
 from regretless.data.rows import write_parquet, write_records
 from regretless.modeling.load import ModelConfig
+from regretless.sampling import kept
 from regretless.sampling.base import Completion, Engine, SamplingParams, StreamingEngine
 from regretless.sampling.engines import ENGINES
 
@@ -50,7 +52,7 @@ class Part:
     model: int
     """Index of the model within the work."""
     tasks: range
-    """Indices of its tasks among those of the model."""
+    """Indices of its tasks among those of the model that are left to do."""
     file: Path
 
     def __str__(self) -> str:
@@ -64,7 +66,8 @@ class SampleWork:
     Each model's tasks are sorted by prompt length. Responses of an engine that takes a seed for each response depend on
     the configured seed, the model's index, prompt_id and sample number. For other engines tasks are split into batches,
     and the responses of a batch depend on its tasks and on a seed derived from the configured one, the model's index
-    and the batch's. In both cases they do not depend on anything that ran before, nor on which worker wrote them.
+    and the batch's. In both cases they do not depend on which worker wrote them, nor on anything that ran before, with
+    one exception: responses of earlier settings are kept where the new ones cover them (`sampling.kept`).
 
     Whether the work is already done is the run folder's question (`RunFolder.do`), and so is whether a model's files
     have changed since the work was interrupted. Its key does not cover one thing: the rows of a data set on the hub.
@@ -77,15 +80,35 @@ class SampleWork:
     output: Path
 
     @cached_property
+    def identities(self) -> list[str]:
+        """What the responses of each model are drawn from."""
+        return kept.identities(self.models, self.params)
+
+    @cached_property
+    def kept(self) -> dict[kept.Key, kept.Row]:
+        """Responses that exist already: of earlier settings, or of this work if it was merged before."""
+        places = [self.output, *earlier_results(self.output.parent)]
+        return kept.find(places, self.identities, self.prompts, self.params.n)
+
+    @cached_property
     def question(self) -> str:
-        """Hash of prompts and settings; part of the name of every part, so that no part answers another question."""
+        """Hash of prompts, settings and kept responses; part of the name of every part.
+
+        So no part answers another question.
+        """
         return fingerprint(
             {
                 "models": [model.model_dump() for model in self.models],
                 "prompts": [[row.prompt_id, row.prompt, row.answer] for row in self.prompts],
                 "params": self.params.model_dump(),
+                "kept": sorted(self.kept),
             }
         )
+
+    @property
+    def total(self) -> int:
+        """Number of its responses, kept ones included."""
+        return len(self.models) * len(self.prompts) * self.params.n
 
     @property
     def parts(self) -> Path:
@@ -105,8 +128,9 @@ class SampleWork:
 
     def parts_of(self, number: int) -> list[Part]:
         """Parts of a model, by its index: whole batches, except for the last."""
-        total, batch = len(self.prompts) * self.params.n, self.params.batch_size
-        size = batch * math.ceil(total / batch / MAX_PARTS)
+        here = sum(model == number for model, _, _ in self.kept)
+        total, batch = len(self.prompts) * self.params.n - here, self.params.batch_size
+        size = batch * max(1, math.ceil(total / batch / MAX_PARTS))
         return [
             Part(
                 number,
@@ -116,15 +140,28 @@ class SampleWork:
             for start in range(0, total, size)
         ]
 
+    def seed_of_batch(self, model: int, first: int) -> int:
+        """Seed of a batch, by the index of its first task: never that of a batch of kept responses."""
+        return _seed(self.params.seed, model, first, *([self.question] if self.kept else []))
+
     def merge(self) -> None:
-        """Write all parts as one table, in the order of prompt, model, sample; the parts are deleted."""
-        files = [part.file for number in range(len(self.models)) for part in self.parts_of(number)]
-        table = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
-        place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
+        """Write all parts and kept responses as one table, in the order of prompt, model, sample; delete the parts."""
         models, samples = range(len(self.models)), range(self.params.n)
-        wanted = (_response_id(*key) for key in itertools.product(self.prompts, models, samples))
-        write_parquet(self.output, table.take([place[name] for name in wanted]))
+        wanted = {
+            (model, prompt, sample): _response_id(self.prompts[prompt], model, sample)
+            for prompt, model, sample in itertools.product(range(len(self.prompts)), models, samples)
+        }
+        files = [part.file for number in models for part in self.parts_of(number)]
+        tables = [*map(pq.read_table, files), *kept.read(self.kept, self.prompts, wanted)]
+        table = pa.concat_tables(tables, promote_options="default")
+        place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
+        write_parquet(self.output, table.take([place[name] for name in wanted.values()]), self.metadata)
         shutil.rmtree(self.parts, ignore_errors=True)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Metadata of its files, by which later work finds the responses that it covers."""
+        return kept.metadata(self.identities)
 
 
 Assignment = tuple[int, Part]
@@ -139,7 +176,8 @@ def finish(works: Sequence[SampleWork]) -> None:
     """
     for work in works:
         work.check()
-    with bar("sample", total=sum(len(work.models) * len(work.prompts) * work.params.n for work in works)) as advance:
+    with bar("sample", total=sum(work.total for work in works)) as advance:
+        advance(sum(len(work.kept) for work in works))
         for missing in _by_engine(works, advance):
             work, part = works[missing[0][0]], missing[0][1]
             kind = ENGINES.find(work.params.engine)
@@ -191,20 +229,20 @@ class PartSampler:
     def __init__(self, model: ModelConfig, works: Sequence[SampleWork]) -> None:
         self.model, self.works = model, works
         self._engine: Engine[Any] | None = None
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[tuple[int, int], _Asked] = {}
 
     def __call__(self, unit: Sequence[Assignment], advance: Advance) -> None:
         """Write the parts that have no file yet."""
-        for index, assigned in itertools.groupby(unit, key=lambda assignment: assignment[0]):
+        for (index, number), assigned in itertools.groupby(unit, key=lambda one: (one[0], one[1].model)):
             parts = [part for _, part in assigned if not part.file.is_file()]
-            asked = self._asked.get(index) or self._ask(index)
+            work, asked = self.works[index], self._asked.get((index, number)) or self._ask(index, number)
             if isinstance(asked.engine, StreamingEngine):
-                self._stream(asked.engine, asked, self.works[index], parts, advance)
+                self._stream(asked.engine, asked, work, parts, advance)
                 continue
             for part in parts:
-                write_records(part.file, _in_batches(asked, self.works[index], part, advance))
+                write_records(part.file, _in_batches(asked, work, part, advance), work.metadata)
 
-    def _ask(self, index: int) -> _Asked:
+    def _ask(self, index: int, number: int) -> _Asked:
         work = self.works[index]
         if self._engine is None:
             self._engine = ENGINES.find(work.params.engine).load(self.model, work.params)
@@ -213,9 +251,13 @@ class PartSampler:
         _check_context(self.model, engine, prompts, work.params)
         # Longest first: a batch that exceeds the memory fails at once, and the rows of a batch need little padding.
         longest_first = sorted(range(len(prompts)), key=lambda prompt: -len(prompts[prompt]))
-        tasks = [Task(prompt, sample) for prompt in longest_first for sample in range(work.params.n)]
-        self._asked[index] = _Asked(engine, prompts, tasks)
-        return self._asked[index]
+        tasks = [
+            Task(prompt, sample)
+            for prompt, sample in itertools.product(longest_first, range(work.params.n))
+            if (number, prompt, sample) not in work.kept
+        ]
+        self._asked[index, number] = _Asked(engine, prompts, tasks)
+        return self._asked[index, number]
 
     @staticmethod
     def _stream(
@@ -235,14 +277,14 @@ class PartSampler:
             advance(1)
             if len(found[part]) == len(part.tasks):
                 records = found.pop(part)
-                write_records(part.file, [records[index] for index in part.tasks])
+                write_records(part.file, [records[index] for index in part.tasks], work.metadata)
 
 
 def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -> list[Response]:
     records: list[Response] = []
     for first in range(part.tasks.start, part.tasks.stop, work.params.batch_size):
         batch = asked.tasks[first : min(first + work.params.batch_size, part.tasks.stop)]
-        seed = _seed(work.params.seed, part.model, first)
+        seed = work.seed_of_batch(part.model, first)
         completions = _generate(asked.engine, [asked.prompts[task.prompt] for task in batch], seed, work.params)
         records += [
             _response(asked.engine, work, part.model, task, completion)

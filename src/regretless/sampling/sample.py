@@ -19,6 +19,9 @@ from regretless.sampling.base import SamplingParams
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.sampling.job import SampleWork, finish
 
+KEEPS = ("responses.parquet", "responses.parts")
+"""Results that work with other settings may still cover (`sampling.kept`)."""
+
 
 class SampleConfig(SamplingParams):
     """Settings of the sample stage."""
@@ -94,6 +97,7 @@ def sample_together(works: Sequence[SampleWork]) -> list[dict[str, Any]]:
 
 def _counts(work: SampleWork) -> dict[str, Any]:
     table = pq.read_table(work.output, columns=["token_ids", "logps", "finish_reason"])
+    earlier = sum(row.file != work.output for row in work.kept.values())
     # A server may return no ids; without log-probabilities as well, the number of tokens is unknown.
     counts = pc.coalesce(pc.list_value_length(table["token_ids"]), pc.list_value_length(table["logps"]))
     return {
@@ -101,6 +105,7 @@ def _counts(work: SampleWork) -> dict[str, Any]:
         "responses": len(table),
         "tokens": pc.sum(counts).as_py() or 0,
         "cut": pc.sum(pc.equal(table["finish_reason"], "length")).as_py(),
+        **({"kept": earlier} if earlier else {}),
     }
 
 

@@ -10,7 +10,8 @@ import torch
 from transformers import TrainingArguments
 
 from regretless.core.errors import reject
-from regretless.core.run_folder import CACHE, processes
+from regretless.core.run_folder import processes
+from regretless.core.stage_folder import CACHE
 from regretless.training.argument_checks import argument_problems, given_arguments
 from regretless.training.methods import DEFAULT_METHOD
 

@@ -22,7 +22,8 @@ from transformers import (
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import write_jsonl
-from regretless.core.run_folder import CACHE, processes
+from regretless.core.run_folder import processes
+from regretless.core.stage_folder import CACHE
 from regretless.core.terminal import bar
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.training_folder import last_complete_checkpoint

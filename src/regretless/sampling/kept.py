@@ -1,0 +1,109 @@
+"""Responses of earlier work that new settings still cover: of the same model, drawn in the same way from a prompt.
+
+More prompts, a larger `n` or one more model then cost only what is new. The responses of earlier settings lie in the
+cache beside the folder of the unit (`core.stage_folder.earlier_results`), each file with the identity of its models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regretless.core.files import fingerprint
+from regretless.core.run_folder import content, dump, named_paths
+from regretless.core.versions import versions
+from regretless.data.prompts import PromptRow
+from regretless.data.records import text_key
+from regretless.modeling.load import ModelConfig
+from regretless.sampling.base import SamplingParams
+
+METADATA = "regretless.drawn"
+"""Key of the models' identities in the metadata of a file of responses."""
+NOT_DRAWING = {"n", "batch_size", "server", "vllm"}
+"""Settings that change how many responses there are, or how the engine is run, and not what each is drawn from."""
+SERVER = {"base_url", "base_urls", "endpoint", "logprobs", "logprobs_mode", "extensions"}
+VLLM = {"logprobs_mode", "engine_args"}
+"""Settings of a server, and of vLLM, that say what a response is, not how fast it comes."""
+
+Key = tuple[int, int, int]
+"""A response of a work: the indices of its model and prompt, and its sample number."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The place of a kept response."""
+
+    file: Path
+    row: int
+
+
+def identities(models: Sequence[ModelConfig], params: SamplingParams) -> list[str]:
+    """What the responses of each model are drawn from: its content, its engine, and the settings of drawing.
+
+    Models with the same content are told apart by their order. Raises DataError for files that cannot be read.
+    """
+    drawing = params.model_dump(exclude=NOT_DRAWING)
+    drawing["server"] = params.server and params.server.model_dump(include=SERVER)
+    drawing["vllm"] = params.vllm and params.vllm.model_dump(include=VLLM)
+    found: list[str] = []
+    for model in models:
+        files = {text: content(path) for text, path in named_paths(dump(model), Path()).items()}
+        # Content in place of a path: a run folder may move.
+        settings = {name: files.get(str(value), value) for name, value in dump(model).items()}
+        number = 0
+        while (identity := fingerprint([settings, drawing, versions(), number])) in found:
+            number += 1
+        found.append(identity)
+    return found
+
+
+def metadata(models: Sequence[str]) -> dict[str, str]:
+    """Metadata of a file of responses: the identities of the models of its work, in order."""
+    return {METADATA: json.dumps(models)}
+
+
+def find(places: Iterable[Path], models: Sequence[str], prompts: Sequence[PromptRow], samples: int) -> dict[Key, Row]:
+    """The responses below `places` (files of responses, or folders of such) that belong to a work.
+
+    models: the identities of the work's models. samples: its responses per prompt and model.
+    """
+    number_of = {identity: number for number, identity in enumerate(models)}
+    prompt_of = {(row.prompt_id, text_key(row.prompt)): number for number, row in enumerate(prompts)}
+    found: dict[Key, Row] = {}
+    for place in places:
+        for file in sorted(place.rglob("*.parquet")) if place.is_dir() else [place]:
+            drawn = (pq.read_schema(file).metadata or {}).get(METADATA.encode()) if file.is_file() else None
+            numbers = [number_of.get(identity) for identity in json.loads(drawn or "[]")]
+            if not any(number is not None for number in numbers):
+                continue
+            columns = pq.read_table(file, columns=["prompt_id", "prompt", "response_id"]).to_pylist()
+            for row, values in enumerate(columns):
+                model, sample = map(int, values["response_id"].rsplit("-", 2)[1:])
+                prompt = prompt_of.get((values["prompt_id"], text_key(values["prompt"])))
+                number = numbers[model]
+                if number is not None and prompt is not None and sample < samples:
+                    found.setdefault((number, prompt, sample), Row(file, row))
+    return found
+
+
+def read(rows: dict[Key, Row], prompts: Sequence[PromptRow], ids: dict[Key, str]) -> list[pa.Table]:
+    """Kept responses as tables, under the ids and gold answers that they have in the new work."""
+    by_file: dict[Path, list[tuple[Key, int]]] = {}
+    for key, place in rows.items():
+        by_file.setdefault(place.file, []).append((key, place.row))
+    tables = []
+    for file, taken in by_file.items():
+        table = pq.read_table(file).take([row for _, row in taken])
+        renewed = {
+            "response_id": [ids[key] for key, _ in taken],
+            "answer": [prompts[prompt].answer for (_, prompt, _), _ in taken],
+        }
+        for name, values in renewed.items():
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.string()))
+        tables.append(table)
+    return tables

@@ -1,0 +1,66 @@
+"""A Ray cluster on this machine, with nodes that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from regretless.core.cluster import ClusterConfig
+
+
+class Nodes:
+    """A head node for the first process, and two nodes with one CPU each, for one worker each."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.address = str(self.cluster.address)
+        self.nodes = [self.add(), self.add()]
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Settings of a run on this cluster."""
+        return ClusterConfig(address=self.address)
+
+    def add(self) -> Any:
+        """Start another node."""
+        return self.cluster.add_node(num_cpus=1)
+
+    def replace(self) -> None:
+        """Kill a node hard, with all that runs on it; another one takes its place, as on an autoscaling cluster."""
+        node = self.nodes.pop()
+        raylet = next(info[0].process for kind, info in node.all_processes.items() if kind == "raylet")
+        below = psutil.Process(raylet.pid).children(recursive=True)
+        self.cluster.remove_node(node, allow_graceful=False)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.nodes.insert(0, self.add())
+
+    @contextlib.contextmanager
+    def dying(self, moments: Mapping[str, Callable[[], bool]]) -> Iterator[None]:
+        """Within the block, replace a node as soon as each moment has come, one moment after the other."""
+        ended, left = threading.Event(), dict(moments)
+
+        def wait() -> None:
+            while left and not ended.is_set():
+                name, has_come = next(iter(left.items()))
+                if has_come():
+                    self.replace()
+                    del left[name]
+                time.sleep(0.002)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        assert not left, f"the work ended before a node was killed in {', '.join(left)}"
