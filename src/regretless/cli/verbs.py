@@ -32,6 +32,8 @@ from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
+from regretless.studies.runner import run_study
+from regretless.studies.study import load_study
 
 quiet_libraries()
 
@@ -82,6 +84,30 @@ def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
             for name, url in found.items()
         ],
     )
+
+
+def study(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    processes: int | None,
+    smoke: bool,
+    output_dir: str | None,
+    cluster: str | None,
+) -> None:
+    """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
+    _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
+    if cluster is not None:
+        overrides = [*overrides, f"cluster.address={cluster}"]
+    found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
+    failures = run_study(found, processes=processes)
+    if smoke:
+        console.print(NOTE)
+    if failures:
+        listed = "".join(f"\n  - {one.job.name}: {one.reason}" for one in failures)
+        raise RegretlessError(
+            f"{len(failures)} job(s) failed; the others are done, and the same command tries these again:{listed}"
+        )
 
 
 def plan(
