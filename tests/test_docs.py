@@ -108,6 +108,7 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     monkeypatch.chdir(PROJECT)
     monkeypatch.setattr(verbs, "run", check_run)
     monkeypatch.setattr(verbs, "plan", check_run)
+    monkeypatch.setattr(verbs, "compare", lambda *_, **__: None)
     monkeypatch.setattr(verbs, "stage", check_stage)
     monkeypatch.setattr("regretless.cli.watch.watch_training", lambda *_, **__: None)
 

@@ -32,6 +32,8 @@ from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
+from regretless.studies import comparison, tables
+from regretless.studies.observations import Run
 
 quiet_libraries()
 
@@ -111,6 +113,20 @@ def plan(
         terminal().print(json.dumps(made.as_json(), indent=2, ensure_ascii=False), soft_wrap=True)
     else:
         show_plan(made, terminal())
+
+
+def compare(runs: Sequence[str], *, baseline: str | None, form: str, as_json: bool) -> None:
+    """Print the tables of several runs. Raises ConfigError for runs that cannot be compared."""
+    with contextlib.ExitStack() as copies:
+        read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
+        found = comparison.compare(read, baseline)
+        screen = terminal()
+        if as_json:
+            screen.print(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False), soft_wrap=True)
+        elif form in tables.FORMATS:
+            screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
+        else:
+            screen.print(tables.for_terminal(found, screen.width))
 
 
 def stage(request: Request) -> None:
