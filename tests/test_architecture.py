@@ -13,6 +13,7 @@ STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "reporting"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
+    {"studies"},
     {"smoke"},
     {"planning"},
     {"runs"},

@@ -18,7 +18,7 @@ from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
-VERBS = ("run", *STAGES, "watch", "objectives", "env")
+VERBS = ("run", *STAGES, "watch", "compare", "objectives", "env")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
 LABELED = {

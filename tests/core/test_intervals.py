@@ -6,8 +6,18 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from regretless.core.intervals import PairedDifference, over_seeds, paired_difference, t_interval, wilson
+from regretless.core.intervals import (
+    PairedDifference,
+    difference,
+    difference_over_seeds,
+    holm,
+    over_seeds,
+    paired_difference,
+    t_interval,
+    wilson,
+)
 
 
 def test_t_interval_when_given_the_papers_gsm8k_row_then_it_is_the_papers() -> None:
@@ -65,3 +75,44 @@ def test_paired_difference_when_drawn_often_then_nineteen_of_twenty_intervals_ho
     intervals = [of_counts(*draw).interval for draw in draws]
     covered = sum(low <= shares[1] - shares[2] <= high for low, high in intervals) / len(intervals)
     assert 0.92 <= covered <= 0.99
+
+
+def test_holm_when_given_textbook_p_values_then_they_are_adjusted_step_by_step() -> None:
+    # By hand: 4 x 0.005, 3 x 0.01, 2 x 0.03, and 1 x 0.04, which may not be below the one before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    # R: p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm")
+    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match="expected probabilities"):
+        holm([0.1, math.nan])
+
+
+def test_holm_when_nothing_differs_then_one_family_in_twenty_has_a_finding() -> None:
+    draws = np.random.default_rng(0).uniform(size=(2000, 10))
+    assert np.mean([min(holm(list(family))) < 0.05 for family in draws]) == pytest.approx(0.05, abs=0.012)
+
+
+def test_difference_over_seeds_when_given_seeds_then_it_is_the_paired_t_test() -> None:
+    first, second = [0.52, 0.49, 0.55, 0.50], [0.55, 0.55, 0.56, 0.51]
+    found, expected = difference_over_seeds(first, second), stats.ttest_rel(second, first)
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert tuple(found.interval) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    with pytest.raises(ValueError, match="shorter"):
+        difference_over_seeds([0.1, 0.2], [0.1])
+
+
+def test_difference_over_seeds_when_it_does_not_vary_then_its_uncertainty_is_unknown() -> None:
+    # 0.3 - 0.2 and 0.8 - 0.7 differ in the last bit: a t-test would find p = 1e-15.
+    found = difference_over_seeds([0.2, 0.7], [0.3, 0.8])
+    assert found.mean == pytest.approx(0.1)
+    assert math.isnan(found.p_value) and math.isnan(found.interval.low)
+    assert math.isnan(difference_over_seeds([0.2], [0.3]).p_value)
+    assert difference_over_seeds([0.2, 0.7], [0.2, 0.7]).p_value == 1.0
+
+
+def test_p_value_of_an_estimate_when_values_are_paired_then_it_is_that_of_the_t_test() -> None:
+    first, second = [2.0, 5.0, 6.0, 3.0], [4.0, 6.0, 6.0, 7.0]
+    sums = [{str(key): (value, 1.0) for key, value in enumerate(values)} for values in (first, second)]
+    assert difference(*sums).p_value == pytest.approx(stats.ttest_rel(second, first).pvalue)
+    assert math.isnan(difference({"a": (1.0, 1.0)}, {"a": (2.0, 1.0)}).p_value)

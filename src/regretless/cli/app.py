@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -54,6 +55,16 @@ FLAGS: dict[str, Any] = {
     "run_dir": Annotated[Path | None, typer.Argument(help="Run folder, or its URL, to report on.")],
 }
 """Options and arguments for what a stage reads, keyed by the names in `core.stages`."""
+
+
+class TableFormat(StrEnum):
+    """How `compare` prints its tables."""
+
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+    HTML = "html"
 
 
 class StageCommand(TyperCommand):
@@ -210,6 +221,22 @@ def watch(
 
     with interrupt.saying("stopped watching; training continues"):
         watch_training(run_dir, once=once, every=every)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or their URLs.")],
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Method to take differences to; by default base, if it was evaluated."),
+    ] = None,
+    form: Annotated[TableFormat, typer.Option("--format", help="How to print the tables.")] = TableFormat.TERMINAL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, for programs.")] = False,
+) -> None:
+    """Compare runs: methods × benchmarks, means over seeds, paired differences with Holm's correction."""
+    from regretless.cli import verbs
+
+    verbs.compare(runs, baseline=baseline, form=form.value, as_json=as_json)
 
 
 @app.command()

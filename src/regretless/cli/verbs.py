@@ -32,6 +32,8 @@ from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
+from regretless.studies import comparison, tables
+from regretless.studies.observations import Run
 from regretless.studies.runner import run_study
 from regretless.studies.study import load_study
 
@@ -100,7 +102,14 @@ def study(
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
+    if not smoke:
+        problems = {cell.name: recipe_problems(cell.recipe) for cell in found.cells}
+        reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     failures = run_study(found, processes=processes)
+    runs = [cell.run for cell in found.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
+    if runs:
+        screen = terminal()
+        screen.print(tables.for_terminal(comparison.compare(runs, found.config.baseline), screen.width))
     if smoke:
         console.print(NOTE)
     if failures:
@@ -137,6 +146,20 @@ def plan(
         terminal().print(json.dumps(made.as_json(), indent=2, ensure_ascii=False), soft_wrap=True)
     else:
         show_plan(made, terminal())
+
+
+def compare(runs: Sequence[str], *, baseline: str | None, form: str, as_json: bool) -> None:
+    """Print the tables of several runs. Raises ConfigError for runs that cannot be compared."""
+    with contextlib.ExitStack() as copies:
+        read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
+        found = comparison.compare(read, baseline)
+        screen = terminal()
+        if as_json:
+            screen.print(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False), soft_wrap=True)
+        elif form in tables.FORMATS:
+            screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
+        else:
+            screen.print(tables.for_terminal(found, screen.width))
 
 
 def stage(request: Request) -> None:

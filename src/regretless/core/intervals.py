@@ -35,13 +35,13 @@ class SeedSummary(NamedTuple):
 
 
 class PairedDifference(NamedTuple):
-    """Difference of two shares on the same problems."""
+    """Difference of two models on the same `n` problems, questions or seeds, with a two-sided p-value."""
 
     n: int
     mean: float
     interval: Interval
     p_value: float
-    """Exact McNemar test: probability by chance of so uneven a split of the problems on which the two differ."""
+    """Probability, if the two do not differ, of a difference at least as large; NaN if it cannot be estimated."""
 
 
 def wilson(successes: int, n: int) -> Interval:
@@ -79,7 +79,8 @@ def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> PairedDi
     The interval is Newcombe's hybrid score interval for paired shares (Statistics in Medicine 17, 1998, method 10): the
     two Wilson intervals, joined through the correlation of the models' successes. Only problems on which the two differ
     contribute, so it is tighter than that of independent shares. If they never differ, its width is not 0, unlike that
-    of mean ± t standard errors. Raises ValueError for unequal lengths.
+    of mean ± t standard errors. The p-value is that of the exact McNemar test: the probability by chance of so uneven a
+    split of the problems on which the two differ. Raises ValueError for unequal lengths.
     """
     if len(first) != len(second):
         raise ValueError(f"expected the same problems on both sides, got {len(first)} and {len(second)}")
@@ -95,6 +96,41 @@ def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> PairedDi
     above = _reach(new.high - after, before - old.low, correlation)
     p_value = float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     return PairedDifference(n, after - before, Interval(after - before - below, after - before + above), p_value)
+
+
+def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
+    """Mean over seeds of `second` minus `first`, paired by seed: t-interval and paired t-test.
+
+    Interval and p-value are NaN with one seed, and where all differences are equal: then nothing is known of how they
+    vary, and only equal values throughout have the p-value 1. Raises ValueError for unequal lengths or no seed.
+    """
+    differences = [after - before for before, after in zip(first, second, strict=True)]
+    found = over_seeds(differences)
+    # Differences of equal percentages may differ in the last bit, which a t-test would take for a tiny spread.
+    if found.n < 2 or found.sd <= ROUNDING * max(map(abs, (*first, *second))):
+        is_equal = found.n > 1 and not any(abs(value) > ROUNDING for value in differences)
+        return PairedDifference(found.n, found.mean, UNKNOWN, 1.0 if is_equal else math.nan)
+    return PairedDifference(found.n, found.mean, found.interval, float(stats.ttest_1samp(differences, 0.0).pvalue))
+
+
+ROUNDING = 1e-12
+"""Relative size of differences that come from rounding alone."""
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for all of these comparisons, in their order (Holm, Scand. J. Statist. 6, 1979).
+
+    The share of families with any false finding stays below the level at which the adjusted values are read, whatever
+    the comparisons have in common. Raises ValueError for values that are no probabilities.
+    """
+    if any(not 0 <= p <= 1 for p in p_values):
+        raise ValueError(f"expected probabilities, got {list(p_values)}")
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 def _correlation(both: int, gained: int, lost: int, neither: int) -> float:
@@ -128,6 +164,13 @@ class Estimate(NamedTuple):
         low, high = self.interval
         numbers = {"value": self.value, "standard_error": self.standard_error, "low": low, "high": high}
         return {**{key: known(value) for key, value in numbers.items()}, "n": self.n, **more}
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided p-value of the t-test that the true value is 0; NaN if it cannot be computed."""
+        if self.n < 2 or not self.standard_error > 0:
+            return math.nan
+        return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.n - 1))
 
 
 def known(value: float) -> float | None:

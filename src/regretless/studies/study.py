@@ -18,6 +18,7 @@ from regretless.core.settings import FolderName, Section
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
+from regretless.studies.observations import Run
 
 RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""
@@ -107,6 +108,17 @@ class Cell:
     def methods(self) -> list[str]:
         """Its trained objectives."""
         return self.recipe.train.objectives if self.recipe.train is not None else []
+
+    @property
+    def run(self) -> Run:
+        """Its run folder, with the labels that the study gives it."""
+        return Run(
+            self.recipe.run_dir,
+            model=self.model or None,
+            variant=", ".join(f"{key}={label}" for key, label in self.variant.items()) or None,
+            data_seed=self.data_seed,
+            train_seed=self.training_seed,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""What can be compared: labels of runs, and every reason against a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_runs import BENCHMARK, made_run, rate
+
+from regretless.core.errors import ConfigError
+from regretless.core.stage_folder import MANIFEST
+from regretless.studies.observations import Run, observe
+
+VERDICTS = {"base": {BENCHMARK: [1, 0, 0, 1]}, "dpo": {BENCHMARK: [1, 1, 0, 1]}}
+
+
+def refusal(*runs: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        observe([Run(run) for run in runs])
+    return str(caught.value)
+
+
+def test_labels_of_runs_when_read_then_they_come_from_recipe_and_manifests(tmp_path: Path) -> None:
+    one = made_run(tmp_path / "a", VERDICTS, seed=3, train={"seed": 5})
+    other = made_run(tmp_path / "b", VERDICTS, model={"name_or_path": "{run}/pretrain/base"}, name="quick")
+    found = observe([Run(one), Run(other, model="given", data_seed=9)])
+    assert [(run.model, run.variant, run.data_seed, run.train_seed) for run in found.runs] == [
+        ("Tiny-1B", "", 3, 5),
+        ("given", "", 9, 0),
+    ]
+    assert observe([Run(other)]).runs[0].model == "quick"
+    base, dpo = found.observations[:2]
+    assert (base.method, base.value, base.n, base.train_seed) == ("base", 50.0, 4, None)
+    assert (dpo.method, dpo.value, dpo.train_seed, dpo.verdicts["test-2"]) == ("dpo", 75.0, 5, False)
+
+
+def test_models_with_equal_short_names_when_read_then_they_keep_their_owners(tmp_path: Path) -> None:
+    runs = [
+        made_run(tmp_path / name, VERDICTS, model={"name_or_path": f"{name}/Tiny-1B"}) for name in ("left", "right")
+    ]
+    assert [run.model for run in observe([Run(run) for run in runs]).runs] == ["left/Tiny-1B", "right/Tiny-1B"]
+
+
+def test_folders_that_are_no_runs_when_named_then_all_are_listed(tmp_path: Path) -> None:
+    said = refusal(made_run(tmp_path / "a", VERDICTS), tmp_path, tmp_path / "none")
+    assert "2 problem(s)" in said and f"{tmp_path}: expected the folder of a run" in said and "none" in said
+    assert "expected at least one run" in refusal()
+    run = tmp_path / "a"
+    assert "named twice" in refusal(run, run)
+
+
+def test_evaluation_that_is_not_finished_when_read_then_it_is_refused(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", VERDICTS, sampled={label: {41: [1, 1, 0, 0]} for label in VERDICTS})
+    (run / "evaluate" / "dpo" / BENCHMARK / "seed-41" / MANIFEST).unlink()
+    assert f"not finished, evaluate/dpo/{BENCHMARK}/seed-41/{MANIFEST} missing" in refusal(run)
+    trained = made_run(tmp_path / "b", VERDICTS, train={"objective": ["dpo", "repo"]})
+    assert f"evaluate/repo/{BENCHMARK}/result.json and 1 more missing" in refusal(trained)
+    nothing = made_run(tmp_path / "c", {}, evaluate={"benchmarks": {}})
+    assert "nothing was evaluated" in refusal(nothing)
+
+
+def test_problems_that_differ_when_compared_then_they_are_refused_with_counts(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", VERDICTS)
+    more = made_run(tmp_path / "b", {label: {BENCHMARK: [1, 0, 0, 1, 1]} for label in VERDICTS}, train={"seed": 1})
+    assert "0 only in the first, 1 only in the second, 0 with other text" in refusal(run, more)
+    other = made_run(tmp_path / "c", VERDICTS, train={"seed": 1}, problem="What is {number} + 2?")
+    assert "0 only in the first, 0 only in the second, 4 with other text or gold answer" in refusal(run, other)
+
+
+def test_worlds_of_other_data_seeds_when_compared_then_each_has_its_own_problems(tmp_path: Path) -> None:
+    runs = [
+        made_run(tmp_path / str(seed), VERDICTS, seed=seed, world={"seed": seed}, problem=f"{seed} + {{number}}?")
+        for seed in (0, 1)
+    ]
+    assert any("made with the data seed" in note for note in observe([Run(run) for run in runs]).notes)
+    # The same data seed has the same problems, and no world may have another number of them.
+    changed = made_run(tmp_path / "c", VERDICTS, world={"seed": 0}, train={"seed": 4}, problem="2 + {number}?")
+    assert "4 with other text" in refusal(runs[0], changed, runs[1])
+    fewer = made_run(tmp_path / "d", {label: {BENCHMARK: [1, 0]} for label in VERDICTS}, seed=2, world={"seed": 2})
+    assert "2 problems in" in refusal(*runs, fewer)
+
+
+def test_grading_and_decoding_that_differ_when_compared_then_the_settings_are_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", VERDICTS)
+    graded = made_run(tmp_path / "b", VERDICTS, train={"seed": 1}, verify={"grade_cut": True, "workers": 3})
+    decoded = made_run(tmp_path / "c", VERDICTS, train={"seed": 2}, sampling={"max_new_tokens": 9, "batch_size": 3})
+    said = refusal(run, graded, decoded)
+    assert "2 problem(s)" in said  # neither workers nor batch size changes a verdict
+    assert f"verify.grade_cut is False in {run} (base) and 3 more; True in {graded} (base) and 1 more" in said
+    assert "evaluate.max_new_tokens is 64" in said and f"9 in {decoded} (base)" in said
+
+
+def test_chat_benchmarks_when_questions_or_judging_differ_then_they_are_refused(tmp_path: Path) -> None:
+    runs = []
+    for seed in range(3):
+        runs.append(made_run(tmp_path / str(seed), VERDICTS, train={"seed": seed}))
+        for label in VERDICTS:
+            asked, temperature = ("others" if seed == 1 else "asked"), (0.5 if seed == 2 else 0.0)
+            rate(runs[-1], label, [3.0, 4.0], asked, temperature=temperature)
+    assert "mt: " in refusal(runs[0], runs[1]) and "answered different problems" in refusal(runs[0], runs[1])
+    assert "evaluate.chat.mt.temperature is 0.0" in refusal(runs[0], runs[2])
+
+
+def test_runs_of_equal_settings_and_seeds_when_compared_then_one_is_too_many(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / name, VERDICTS) for name in "ab"]
+    assert "both have dpo of Tiny-1B with data seed 0, training seed 0" in refusal(*runs)
+
+
+def test_settings_that_differ_when_read_then_they_are_listed_without_seeds(tmp_path: Path) -> None:
+    runs = [
+        made_run(tmp_path / "a", VERDICTS, train={"learning_rate": 1e-4}),
+        made_run(tmp_path / "b", VERDICTS, train={"seed": 1}, name="other"),
+    ]
+    found = observe([Run(run) for run in runs])
+    assert found.differing == {"train.learning_rate": {str(runs[0]): "0.0001", str(runs[1]): "default"}}
