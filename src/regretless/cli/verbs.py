@@ -34,6 +34,7 @@ from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
+from regretless.studies.page import PAGE, write_page
 
 quiet_libraries()
 
@@ -115,11 +116,17 @@ def plan(
         show_plan(made, terminal())
 
 
-def compare(runs: Sequence[str], *, baseline: str | None, form: str, as_json: bool) -> None:
-    """Print the tables of several runs. Raises ConfigError for runs that cannot be compared."""
+def compare(
+    runs: Sequence[str], *, baseline: str | None, output: Path | None, figures: Sequence[str], form: str, as_json: bool
+) -> None:
+    """Print the tables of several runs, and write their page. Raises ConfigError for runs that cannot be compared."""
+    _refuse_urls({"--output": output})
+    reject("regretless compare", ["--figure-format: needs --output"] if figures and output is None else [])
     with contextlib.ExitStack() as copies:
         read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
         found = comparison.compare(read, baseline)
+        if output is not None:
+            write_page(found, output, figures)
         screen = terminal()
         if as_json:
             screen.print(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False), soft_wrap=True)
@@ -127,6 +134,8 @@ def compare(runs: Sequence[str], *, baseline: str | None, form: str, as_json: bo
             screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
         else:
             screen.print(tables.for_terminal(found, screen.width))
+    if output is not None:
+        console.print(f"compare: {output / PAGE}", markup=False, soft_wrap=True)
 
 
 def stage(request: Request) -> None:
