@@ -39,6 +39,8 @@ CURVES = {
 """Logged measures that are drawn, with the labels of their axes."""
 NUMERIC = re.compile(r"(.+)=([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
 """A variant on a numeric axis: `mask.count=3000`."""
+LOGARITHMIC = 30
+"""Ratio of the largest to the smallest value of a setting from which on its axis is logarithmic."""
 SIZE = 8.0
 """Points of the text."""
 PANEL = (3.3, 2.5)
@@ -92,8 +94,12 @@ def as_svg(drawing: Drawing) -> str:
     text = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": drawing.name}):
         drawing.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    # Numbered groups of several figures would share their ids on one page; nothing refers to them.
-    return re.sub(r'<g id="[^"]*"', "<g", text.getvalue()[text.getvalue().index("<svg") :])
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    # Ids of groups, which nothing refers to, repeat in every figure; those of clip paths depend on memory addresses.
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    for number, name in enumerate(dict.fromkeys(re.findall(r' id="(\w+)"', svg))):
+        svg = re.sub(rf'(id="|#){name}\b', rf"\g<1>{drawing.name}-{number}", svg)
+    return svg
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
@@ -252,6 +258,9 @@ def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
             base = table.cells.get((Row(BASE), column))
             if base is not None and base.value is not None:
                 axes.axhline(base.value, color=COLORS[0], lw=1, ls="--", label=BASE)
+            values = sorted(numbers.values())
+            if values[0] > 0 and values[-1] >= LOGARITHMIC * values[0]:
+                axes.set_xscale("log")
             axes.set_xlabel(_text(key), fontsize=SIZE)
             axes.set_ylabel(_text(f"{title_of(column)} ({column.unit})"), fontsize=SIZE)
         _legend(figure, panels)
@@ -337,15 +346,19 @@ def _distances(comparison: Comparison) -> Iterator[Drawing]:
         np.fill_diagonal(matrix, 0.0)
         figure, (axes,) = _panels(1)
         axes.grid(visible=False)
-        axes.imshow(matrix, cmap="Blues", vmin=0)
+        # Not an image: the page allows none.
+        axes.pcolormesh(np.ma.masked_invalid(matrix), cmap="Blues", vmin=0)
+        axes.invert_yaxis()
+        axes.set_aspect("equal")
         largest = np.nanmax(matrix)
         for (row, column), value in np.ndenumerate(matrix):
             shown = "–" if math.isnan(value) else f"{value:.3g}"
             color = "white" if value > 0.6 * largest else "#1c1c1b"
-            axes.text(column, row, shown, ha="center", va="center", size=SIZE - 1, color=color)
+            axes.text(column + 0.5, row + 0.5, shown, ha="center", va="center", size=SIZE - 1, color=color)
         shown_names = [_text(name) for name in names]
-        axes.set_xticks(range(len(names)), shown_names, fontsize=SIZE - 1, rotation=30, ha="right")
-        axes.set_yticks(range(len(names)), shown_names, fontsize=SIZE - 1)
+        middles = np.arange(len(names)) + 0.5
+        axes.set_xticks(middles, shown_names, fontsize=SIZE - 1, rotation=30, ha="right")
+        axes.set_yticks(middles, shown_names, fontsize=SIZE - 1)
         title = f"{model} ({variant})" if variant else model
         axes.set_title(_text(title), fontsize=SIZE)
         over = f", means over {len(runs)} runs" if len(runs) > 1 else ""
