@@ -18,6 +18,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
+from made_runs import made_run
 from regretless.cli.app import app
 from regretless.core.errors import ConfigError
 from regretless.core.mirror import CACHE_VARIABLE, working_copy
@@ -134,6 +135,25 @@ def test_report_when_of_a_url_then_it_is_written_here_and_the_store_stays_as_it_
     assert "world" in (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
     assert ObjectStore(url).list() == before
     assert "--output: required" in str(CliRunner().invoke(app, ["report", url]).exception)
+
+
+def test_runs_at_urls_when_compared_then_they_are_read_from_the_store(bucket: str, tmp_path: Path) -> None:
+    greedy = {"base": {"sums": [1, 0, 0, 0]}, "dpo": {"sums": [1, 1, 0, 0]}}
+    made = made_run(tmp_path / "made", greedy)
+    url = f"{bucket}/runs/made"
+    store = ObjectStore(url)
+    for file in sorted(path for path in made.rglob("*") if path.is_file()):
+        store.put(file, file.relative_to(made).as_posix())
+    other = made_run(tmp_path / "other", greedy, train={"seed": 1})
+    command = ["compare", url, str(other), "--output", str(tmp_path / "page"), "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.exception
+    content = json.loads(result.stdout)
+    assert [run["path"] for run in content["runs"]] == [url, str(other)]
+    assert [cell["value"] for cell in content["cells"]] == [25.0, 50.0]
+    assert url in (tmp_path / "page" / "comparison.html").read_text(encoding="utf-8")
+    result = CliRunner().invoke(app, ["compare", url, "--output", f"{bucket}/page"])
+    assert "expected a path on this machine" in str(result.exception)
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_runs import BENCHMARK, made_run, rate
 
-from regretless.core.errors import ConfigError
+from made_runs import BENCHMARK, made_run, rate
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.stage_folder import MANIFEST
 from regretless.studies.observations import Run, observe
 
@@ -103,7 +103,26 @@ def test_chat_benchmarks_when_questions_or_judging_differ_then_they_are_refused(
 
 def test_runs_of_equal_settings_and_seeds_when_compared_then_one_is_too_many(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / name, VERDICTS) for name in "ab"]
-    assert "both have dpo of Tiny-1B with data seed 0, training seed 0" in refusal(*runs)
+    assert "both have dpo of Tiny-1B on sums with data seed 0, training seed 0" in refusal(*runs)
+
+
+def test_runs_of_one_model_when_they_have_other_benchmarks_then_they_go_together(tmp_path: Path) -> None:
+    one = made_run(tmp_path / "a", VERDICTS)
+    other = made_run(tmp_path / "b", {label: {"more": [1, 1, 0]} for label in VERDICTS})
+    found = observe([Run(one), Run(other)])
+    assert [(seen.method, seen.benchmark) for seen in found.observations] == [
+        ("base", BENCHMARK),
+        ("dpo", BENCHMARK),
+        ("base", "more"),
+        ("dpo", "more"),
+    ]
+
+
+def test_result_of_another_program_when_read_then_the_message_says_so(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", VERDICTS)
+    (run / "evaluate" / "dpo" / BENCHMARK / "result.json").write_text('{"accuracy": 0.5}')
+    with pytest.raises(DataError, match="unexpected content"):
+        observe([Run(run)])
 
 
 def test_settings_that_differ_when_read_then_they_are_listed_without_seeds(tmp_path: Path) -> None:

@@ -230,13 +230,20 @@ def compare(
         str | None,
         typer.Option(metavar="NAME", help="Method to take differences to; by default base, if it was evaluated."),
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write: one HTML page, its tables and figures as files.")
+    ] = None,
+    figure_format: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FORMAT", help="png, pdf or svg: figures as files in the output; repeat for several."),
+    ] = None,
     form: Annotated[TableFormat, typer.Option("--format", help="How to print the tables.")] = TableFormat.TERMINAL,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, for programs.")] = False,
 ) -> None:
     """Compare runs: methods × benchmarks, means over seeds, paired differences with Holm's correction."""
     from regretless.cli import verbs
 
-    verbs.compare(runs, baseline=baseline, form=form.value, as_json=as_json)
+    verbs.compare(runs, baseline=baseline, output=output, figures=figure_format or [], form=form.value, as_json=as_json)
 
 
 @app.command()

@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from markupsafe import Markup
+
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
@@ -34,8 +36,9 @@ from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
-from regretless.studies.runner import run_study
-from regretless.studies.study import load_study
+from regretless.studies.page import PAGE, write_page
+from regretless.studies.runner import Failure, run_study
+from regretless.studies.study import Study, load_study
 
 quiet_libraries()
 
@@ -106,10 +109,7 @@ def study(
         problems = {cell.name: recipe_problems(cell.recipe) for cell in found.cells}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     failures = run_study(found, processes=processes)
-    runs = [cell.run for cell in found.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
-    if runs:
-        screen = terminal()
-        screen.print(tables.for_terminal(comparison.compare(runs, found.config.baseline), screen.width))
+    _show_study(found, failures)
     if smoke:
         console.print(NOTE)
     if failures:
@@ -117,6 +117,21 @@ def study(
         raise RegretlessError(
             f"{len(failures)} job(s) failed; the others are done, and the same command tries these again:{listed}"
         )
+
+
+def _show_study(study: Study, failures: Sequence[Failure]) -> None:
+    """Print the tables of the runs that are evaluated, and write their page."""
+    runs = [cell.run for cell in study.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
+    if not runs:
+        return
+    found = comparison.compare(runs, study.config.baseline)
+    reasons = Markup("").join(Markup("<li>{}: {}</li>").format(one.job.name, one.reason) for one in failures)
+    more = {"Jobs that failed": Markup("<ul>{}</ul>").format(reasons)} if failures else {}
+    output = study.folder / "comparison"
+    write_page(found, output, study.config.figures, title=study.config.name, more=more)
+    screen = terminal()
+    screen.print(tables.for_terminal(found, screen.width))
+    console.print(f"study: {output / PAGE}", markup=False, soft_wrap=True)
 
 
 def plan(
@@ -148,11 +163,17 @@ def plan(
         show_plan(made, terminal())
 
 
-def compare(runs: Sequence[str], *, baseline: str | None, form: str, as_json: bool) -> None:
-    """Print the tables of several runs. Raises ConfigError for runs that cannot be compared."""
+def compare(
+    runs: Sequence[str], *, baseline: str | None, output: Path | None, figures: Sequence[str], form: str, as_json: bool
+) -> None:
+    """Print the tables of several runs, and write their page. Raises ConfigError for runs that cannot be compared."""
+    _refuse_urls({"--output": output})
+    reject("regretless compare", ["--figure-format: needs --output"] if figures and output is None else [])
     with contextlib.ExitStack() as copies:
         read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
         found = comparison.compare(read, baseline)
+        if output is not None:
+            write_page(found, output, figures)
         screen = terminal()
         if as_json:
             screen.print(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False), soft_wrap=True)
@@ -160,6 +181,8 @@ def compare(runs: Sequence[str], *, baseline: str | None, form: str, as_json: bo
             screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
         else:
             screen.print(tables.for_terminal(found, screen.width))
+    if output is not None:
+        console.print(f"compare: {output / PAGE}", markup=False, soft_wrap=True)
 
 
 def stage(request: Request) -> None:

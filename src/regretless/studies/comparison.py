@@ -404,7 +404,8 @@ class _Group:
         if not values:
             return Cell(None, None, None, None, 0, self.over, None, parts, versus)
         found = over_seeds(values)
-        low, high = map(known, found.interval)
+        # Equal values show nothing of how they vary: an interval without width would be a certainty.
+        low, high = map(known, found.interval if len(set(values)) > 1 else UNKNOWN)
         return Cell(found.mean, known(found.sd), low, high, found.n, self.over, None, parts, versus)
 
     # --- differences ---
@@ -477,18 +478,22 @@ class _Group:
         if not self.observations:
             return
         where = f"{self.model}, {self.decoding} answers"
-        for (row, column), places in self.by_place.items():
-            known_values = self._values(row, column)
-            if row.method != BASE and column == self.columns[0] and len(self.seeds) > 1:
-                missing = [seeds for seeds in self.seeds if seeds not in known_values]
-                if missing:
-                    yield f"{where}: {row.label} lacks {_seeds_text(missing)}; differences use the others."
-            if any(len({self._value(one) for one in found}) > 1 for found in places.values()):
+        for row in self.rows:
+            places = {column: found for (other, column), found in self.by_place.items() if other == row}
+            missing = [seeds for seeds in self.seeds if not any(seeds in found for found in places.values())]
+            if missing and row.method != BASE:
+                yield f"{where}: {row.label} lacks {_seeds_text(missing)}; differences use the others."
+            changed = [
+                column.benchmark
+                for column, found in places.items()
+                if any(len({self._value(one) for one in group}) > 1 for group in found.values())
+            ]
+            if changed:
                 yield (
-                    f"{where}: {row.label} was evaluated in several runs with the same seeds, and its answers to "
-                    f"{column.benchmark} differ between them; its value is their mean."
+                    f"{where}: several runs evaluated {row.label} with the same seeds, and its results differ between "
+                    f"them on {', '.join(dict.fromkeys(changed))}; its value is their mean."
                 )
-        if len(self.seeds) > 1 and any(row.method == BASE for row in self.rows) and self.over is Over.TRAINING:
+        if self.over is Over.TRAINING and any(row.method == BASE for row in self.rows):
             yield f"{BASE} has no training seed: it has one value and no deviation."
 
 

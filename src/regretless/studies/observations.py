@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from regretless.core.errors import ConfigError, reject
+from regretless.core.errors import ConfigError, DataError, reject
 from regretless.core.files import fingerprint, path_fingerprint, read_json
 from regretless.core.intervals import Interval, Sums
 from regretless.core.mirror import RECIPE
@@ -18,6 +18,7 @@ from regretless.core.run_folder import BASE, RUN
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.yaml_settings import read_yaml
 from regretless.evaluation.chat.chat_results import CATEGORY, MAIN_METRICS, RESULT, SCALES, TURN, UNITS
+from regretless.reporting.report import UNREADABLE
 from regretless.training.methods import methods_of
 
 PASS_AT_1 = "pass_at_1"
@@ -32,8 +33,8 @@ NOT_GRADING = {"workers"}
 NOT_DECODING = {"batch_size", "server", "vllm", "seed"}
 """Settings of sampling that change where answers are made, and the seed: greedy decoding has none, and that of a
 sampled pass is in its name."""
-NOT_JUDGING = {"server", "replies", "when_spent", "parameters", "bootstrap", "seed", "benchmark", "judge"}
-"""Settings of a chat benchmark that change no judgment, or are in the name of its column."""
+NOT_JUDGING = {"server", "replies", "when_spent", "bootstrap", "seed", "benchmark", "judge", "questions", "limit"}
+"""Settings of a chat benchmark that change no judgment, that name its column, or whose content is compared."""
 ANSWERING = ("benchmark", "questions", "limit", "template", "max_new_tokens", "seed")
 """Settings whose hash names the folder of a chat benchmark's answers (`ChatBenchmarkConfig.answering`)."""
 
@@ -126,15 +127,18 @@ def observe(runs: Sequence[Run]) -> Observed:
     reject(COMPARE, [problem for folder in folders for problem in folder.unfinished()])
     labeled = _labeled(folders)
     reject(COMPARE, _twice(labeled))
-    evaluated = [_Evaluated(folder, *place) for folder in labeled for place in folder.evaluated()]
-    conflicts, notes = _conflicts(evaluated)
+    try:
+        evaluated = [_Evaluated(folder, *place) for folder in labeled for place in folder.evaluated()]
+        conflicts, notes = _conflicts(evaluated)
+        observations = tuple(observation for one in evaluated for observation in one.observations())
+        differing = _differing(labeled)
+    except UNREADABLE as error:
+        raise DataError(
+            f"{COMPARE}: a file of an evaluation has unexpected content ({type(error).__name__}: {error}); evaluate "
+            "the runs again with this version"
+        ) from error
     reject(COMPARE, conflicts)
-    return Observed(
-        runs=tuple(folder.run for folder in labeled),
-        observations=tuple(observation for one in evaluated for observation in one.observations()),
-        differing=_differing(labeled),
-        notes=tuple(notes),
-    )
+    return Observed(tuple(folder.run for folder in labeled), observations, differing, tuple(notes))
 
 
 class _Folder:
@@ -300,17 +304,19 @@ def _text(value: Any) -> str:
 
 
 def _twice(folders: Sequence[_Folder]) -> list[str]:
-    """Runs of the same method, seeds and variant: one of them too many."""
+    """Runs of the same method, benchmark, seeds and variant: one of them too many."""
     seen: dict[tuple[Any, ...], Run] = {}
     problems = []
     for folder in folders:
         run = folder.run
-        for method in folder.methods or [BASE]:
-            key = (run.model, method, run.variant or "", run.data_seed, run.train_seed)
+        labels = folder.methods or [BASE]
+        for method, benchmark in [place for place in folder.evaluated() if place[0] in labels]:
+            key = (run.model, method, benchmark, run.variant or "", run.data_seed, run.train_seed)
             if key in seen:
                 problems.append(
-                    f"{run.shown} and {seen[key].shown}: both have {method} of {run.model} with data seed "
-                    f"{run.data_seed}, training seed {run.train_seed} and no other setting that differs; leave one out"
+                    f"{run.shown} and {seen[key].shown}: both have {method} of {run.model} on {benchmark} with data "
+                    f"seed {run.data_seed}, training seed {run.train_seed} and no other setting that differs; leave "
+                    "one out"
                 )
                 break
             seen[key] = run
@@ -343,11 +349,12 @@ class _Evaluated:
         """How it was decoded and graded, or judged, by keys of the recipe."""
         own = read_json(self.path / MANIFEST)["settings"]
         if self.is_chat:
-            return {
+            judging = {
                 f"evaluate.chat.{self.benchmark}.{key}": self._file_or_text(key, value)
                 for key, value in own.items()
-                if key not in NOT_JUDGING and key != "questions"
-            } | self._decoding(self._first_turn())
+                if key not in NOT_JUDGING
+            }
+            return judging | (self._decoding(self.first_turns[0]) if self.first_turns else {})
         found = {f"verify.{key}": _text(value) for key, value in own.items() if key not in NOT_GRADING}
         found |= self._decoding(self.samples / self.benchmark / "greedy")
         for seed in self.folder.decoding_seeds[:1]:
@@ -355,8 +362,8 @@ class _Evaluated:
             found |= {f"{key} (sampled)": value for key, value in sampled.items()}
         return found
 
-    def _decoding(self, folder: Path | None) -> dict[str, str]:
-        if folder is None or not (folder / MANIFEST).is_file():
+    def _decoding(self, folder: Path) -> dict[str, str]:
+        if not (folder / MANIFEST).is_file():
             return {}
         sampling = read_json(folder / MANIFEST)["settings"]["sampling"]
         return {f"evaluate.{key}": _text(value) for key, value in sampling.items() if key not in NOT_DECODING}
@@ -366,32 +373,28 @@ class _Evaluated:
         if key not in ("judge_prompt", "references", "baseline", "gamed_baselines") or not isinstance(value, str):
             return _text(value)
         path = Path(value).expanduser()
-        if self.folder.makes_its_problems:
+        if self.folder.makes_its_problems and key != "judge_prompt":
             return "a file"  # made with the run's seed, like its problems
         return path_fingerprint(path) if path.is_file() else value
 
-    def _first_turn(self) -> Path | None:
+    @cached_property
+    def first_turns(self) -> list[Path]:
+        """Folders of the answers to a chat benchmark's first prompts, one for each temperature."""
         settings = read_json(self.path / MANIFEST)["settings"]
         kind = f"{settings['benchmark']}-{fingerprint({name: settings.get(name) for name in ANSWERING})[:8]}"
-        found = sorted((self.samples / kind).glob("turn-1-*"))
-        return found[0] if found else None
+        return sorted(manifest.parent for manifest in self.samples.glob(f"{kind}/turn-1-*/{MANIFEST}"))
 
     @cached_property
     def problems(self) -> dict[str, str]:
         """Problem → hash of its text and gold answer (empty where the answers' file is not there)."""
         if self.is_chat:
-            turns = sorted(turn.parent for turn in self.samples.glob(f"{self._kind()}/turn-1-*/{MANIFEST}"))
-            asked = [str(read_json(turn / MANIFEST)["settings"]["prompts"]) for turn in turns]
+            asked = [str(read_json(turn / MANIFEST)["settings"]["prompts"]) for turn in self.first_turns]
             return {"questions": fingerprint([self.result["questions"], *asked])}
         file = self.path / "responses.parquet"
         if not file.is_file():
             return dict.fromkeys(self.result["verdicts"], "")
         rows = pq.read_table(file, columns=["prompt_id", "prompt", "answer"]).to_pylist()
         return {row["prompt_id"]: fingerprint([row["prompt"], row["answer"]]) for row in rows}
-
-    def _kind(self) -> str:
-        turn = self._first_turn()
-        return turn.parent.name if turn is not None else "none"
 
     def observations(self) -> Iterator[Observation]:
         run = self.folder.run

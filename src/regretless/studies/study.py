@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,7 +68,9 @@ class StudyConfig(Section):
     settings: dict[str, Any] = Field(default={})
     """Settings of all runs, by key."""
     baseline: str = BASE
-    """Method that the others are compared with."""
+    """Method that the others are compared with, or a variant."""
+    figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
+    """Formats in which figures are also written as files."""
 
     @field_validator("overrides")
     @classmethod

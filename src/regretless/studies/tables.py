@@ -179,9 +179,7 @@ def _markdown_text(text: str) -> str:
 
 def _markdown_entry(entry: Entry) -> str:
     value = {1: "**{}**", 2: "<ins>{}</ins>"}.get(entry.rank or 0, "{}").format(entry.value)
-    return _joined(
-        value, " ± ", entry.spread, [detail.replace("[", "\\[", 1).replace("<", "\\<") for detail in entry.details]
-    )
+    return _joined(value, " ± ", entry.spread, entry.details)
 
 
 def _joined(value: str, sign: str, spread: str, details: Iterable[str]) -> str:

@@ -1,0 +1,96 @@
+"""One HTML page of a comparison, with its tables and figures also as files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from regretless import __version__
+from regretless.core.errors import ConfigError
+from regretless.core.files import write_json, write_text
+from regretless.studies.comparison import Comparison
+from regretless.studies.figures import as_svg, check_formats, drawings, write_figures
+from regretless.studies.observations import Run
+from regretless.studies.tables import as_csv, as_html, as_latex, as_markdown
+
+PAGE = "comparison.html"
+
+
+def write_page(
+    comparison: Comparison,
+    output: Path,
+    formats: Sequence[str] = (),
+    *,
+    title: str = "Comparison of runs",
+    more: Mapping[str, Markup] | None = None,
+) -> None:
+    """Write `output`/comparison.html, which needs no other file, and its tables and figures as files beside it.
+
+    Tables: comparison.md, .tex, .csv and .json. Figures: figures/<name>.<format> for each of `formats` (png, pdf, svg).
+    more: further sections of the page, HTML by heading. Without matplotlib the page has no figures and says so.
+    Raises ConfigError for an unknown format, and without matplotlib if a format is given.
+    """
+    check_formats(formats)
+    missing = ""
+    try:
+        found = drawings(comparison)
+    except ConfigError as error:
+        if formats:
+            raise
+        found, missing = [], str(error)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("regretless.studies"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("comparison.html.jinja").render(
+        title=title,
+        comparison=comparison,
+        names=_short(comparison.runs),
+        links={run.shown: report_link(run, output) for run in comparison.runs},
+        tables=as_html(comparison, lambda run: report_link(run, output)),
+        figures=[(drawing, Markup(as_svg(drawing))) for drawing in found],
+        differing={key: _by_value(values) for key, values in comparison.observed.differing.items()},
+        missing=missing,
+        more=dict(more or {}),
+        version=__version__,
+        style=Markup(_style("regretless.reporting", "report.css") + _style("regretless.studies", "comparison.css")),
+    )
+    write_text(output / PAGE, page)
+    for suffix, text in (("md", as_markdown), ("tex", as_latex), ("csv", as_csv)):
+        write_text(output / f"comparison.{suffix}", text(comparison))
+    write_json(output / "comparison.json", comparison.as_json())
+    write_figures(found, output / "figures", formats)
+
+
+def report_link(run: Run, output: Path) -> str | None:
+    """Address of the run's own report, relative to a page in `output`; None if it has none on this machine."""
+    report = run.path / "report" / "report.html"
+    if run.url or not report.is_file():
+        return None
+    return quote(Path(os.path.relpath(report.resolve(), output.resolve())).as_posix())
+
+
+def _short(runs: Sequence[Run]) -> dict[str, str]:
+    """The runs' folders without the folders that all of them are in."""
+    parts = [run.shown.rstrip("/").split("/") for run in runs]
+    common = 0
+    while len(runs) > 1 and len({tuple(one[: common + 1]) for one in parts}) == 1:
+        common += 1
+    return {run.shown: "/".join(one[common:]) for run, one in zip(runs, parts, strict=True)}
+
+
+def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """Runs by the value that a setting has in them."""
+    groups: dict[str, list[str]] = {}
+    for run, value in values.items():
+        groups.setdefault(value, []).append(run)
+    return groups
+
+
+def _style(package: str, name: str) -> str:
+    return resources.files(package).joinpath("templates", name).read_text(encoding="utf-8")

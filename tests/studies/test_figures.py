@@ -1,0 +1,131 @@
+"""Figures hold the numbers of the tables and of the training logs, and only what the runs have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from made_runs import BENCHMARK, made_run, rate
+from regretless.core.errors import ConfigError
+from regretless.core.files import read_json, write_json
+from regretless.studies.comparison import Row, compare
+from regretless.studies.figures import Drawing, as_svg, axis_of, distances, drawings, write_figures
+from regretless.studies.observations import Run
+from regretless.training import log
+
+
+def right(count: int, n: int = 40) -> list[bool]:
+    return [index < count for index in range(n)]
+
+
+def named(found: list[Drawing]) -> dict[str, Any]:
+    return {drawing.name: drawing.figure for drawing in found}
+
+
+def test_bars_when_drawn_then_they_are_means_with_one_standard_deviation(tmp_path: Path) -> None:
+    runs = []
+    for seed, count in enumerate((20, 24, 22)):
+        greedy = {"base": {BENCHMARK: right(10), "more": right(8)}, "dpo": {BENCHMARK: right(count), "more": right(9)}}
+        runs.append(Run(made_run(tmp_path / str(seed), greedy, train={"seed": seed})))
+    found = compare(runs)
+    figure = named(drawings(found))["bars-greedy"]
+    (axes,) = figure.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [BENCHMARK, "more"]
+    base, dpo = (group for group in axes.containers if hasattr(group, "patches"))
+    assert [bar.get_height() for bar in dpo.patches] == pytest.approx([55, 22.5])
+    assert [bar.get_height() for bar in base.patches] == pytest.approx([25, 20])
+    (segments,) = [each.get_segments() for each in axes.collections if len(each.get_segments()) == 2][-1:]
+    assert segments[0][:, 1] == pytest.approx([50, 60])  # 55 ± 5
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["base", "dpo"]
+    assert set(named(drawings(found))) == {"bars-greedy"}  # no logs, no analysis, no sweep
+
+
+def test_units_when_they_differ_then_they_share_no_axis(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}})
+    for label in ("base", "dpo"):
+        rate(run, label, [4.0, 5.0])
+    figures = named(drawings(compare([Run(run)])))
+    labels = [figures[name].axes[0].get_ylabel() for name in ("bars-greedy", "bars-greedy-1_10")]
+    assert labels == ["%", "1–10"]
+
+
+def test_sweep_when_variants_are_values_of_one_setting_then_it_is_a_line_with_a_band(tmp_path: Path) -> None:
+    runs = []
+    for count in (1000, 0, 100):
+        for seed in range(2):
+            greedy = {"base": {BENCHMARK: right(10)}, "dpo": {BENCHMARK: right(20 + count // 100 + 2 * seed)}}
+            made = made_run(tmp_path / f"{count}-{seed}", greedy, train={"seed": seed}, mask={"count": count})
+            runs.append(Run(made))
+    figures = named(drawings(compare(runs)))
+    (axes,) = figures["sweep-Tiny-1B-greedy"].axes
+    line = next(line for line in axes.lines if line.get_label() == "dpo")
+    assert line.get_xydata() == pytest.approx(np.array([[0, 52.5], [100, 55], [1000, 77.5]]))
+    band = axes.collections[0].get_paths()[0].vertices
+    deviation = 100 * np.std([0, 2], ddof=1) / 40
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((52.5 - deviation, 77.5 + deviation))
+    assert axes.get_xlabel() == "mask.count"
+    assert "bars-greedy" not in figures
+
+
+@pytest.mark.parametrize(
+    ("variants", "expected"),
+    [
+        (["mask.count=0", "mask.count=3e4"], ("mask.count", {"mask.count=0": 0.0, "mask.count=3e4": 30000.0})),
+        (["", "mask.count=5"], ("mask.count", {"": 0.0, "mask.count=5": 5.0})),
+        (["mask.count=5"], None),
+        (["mask", "mask.count=5"], None),
+        (["a=1", "b=2"], None),
+        (["a=1, b=2", "a=2, b=2"], None),
+        ([""], None),
+    ],
+)
+def test_axis_of_variants_when_they_are_not_one_setting_then_there_is_none(variants: list[str], expected: Any) -> None:
+    assert axis_of(variants) == expected
+
+
+@pytest.mark.slow
+def test_curves_and_distances_when_runs_have_them_then_they_are_means_over_the_seeds(quickstarts: list[Path]) -> None:
+    found = compare([Run(run) for run in quickstarts])
+    figures = named(drawings(found))
+    panels = {axes.get_ylabel(): axes for axes in figures["curves-quickstart"].axes}
+    logs = [log.read(run / "train" / "repo" / log.FILE) for run in quickstarts]
+    losses = [[(line["step"], line["loss"]) for line in one.lines] for one in logs if one is not None]
+    line = next(line for line in panels["loss"].lines if line.get_label() == "repo")
+    assert len(losses) == 3 and len(losses[0]) > 2
+    assert line.get_xydata() == pytest.approx(np.mean(losses, axis=0))
+    assert len({tuple(one) for one in losses}) == 3  # the seeds differ
+    rows = [read_json(run / "analyze" / "score_distance.json")["models"] for run in quickstarts]
+    pairs = distances(found.runs)
+    assert set(pairs) == {("base", "dpo"), ("base", "repo"), ("dpo", "repo")}
+    assert pairs["base", "repo"] == pytest.approx(np.mean([one[1]["value"] for one in rows]))
+    texts = [text.get_text() for text in figures["distance-quickstart"].axes[0].texts]
+    assert texts[2] == texts[6] == f"{pairs['base', 'repo']:.3g}"
+
+
+def test_distances_when_runs_lack_a_pair_then_its_place_is_empty(tmp_path: Path) -> None:
+    runs = []
+    for method in ("dpo", "repo"):
+        run = made_run(tmp_path / method, {"base": {BENCHMARK: right(3)}, method: {BENCHMARK: right(4)}})
+        write_json(
+            run / "analyze" / "score_distance.json",
+            {"models": [{"first": "base", "second": method, "value": 0.5 if method == "dpo" else None}]},
+        )
+        runs.append(Run(run))
+    found = compare(runs)
+    assert list(found.tables[0].rows) == [Row("base"), Row("dpo"), Row("repo")]
+    assert distances(found.runs) == {("base", "dpo"): 0.5}
+
+
+def test_files_when_written_then_they_are_of_the_formats_asked_for(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", {"base": {BENCHMARK: right(3)}, "a_$b_$": {BENCHMARK: right(4)}})
+    found = drawings(compare([Run(run, model="Tiny/$x$")]))
+    written = write_figures(found, tmp_path / "figures", ["png", "pdf", "svg"])
+    assert [path.read_bytes()[:4] for path in written[:2]] == [b"\x89PNG", b"%PDF"]
+    svg = as_svg(found[0])
+    assert svg.startswith("<svg") and "a_$b_$" in svg and "Tiny/$x$" in svg  # text, not mathematics
+    assert svg == as_svg(drawings(compare([Run(run, model="Tiny/$x$")]))[0])
+    with pytest.raises(ConfigError, match="expected png, pdf, svg; got gif"):
+        write_figures(found, tmp_path / "figures", ["gif"])
