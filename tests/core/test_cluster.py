@@ -22,7 +22,7 @@ import yaml
 from kill_sweep import RECIPE, Sweep, units
 from ray_nodes import Nodes
 from regretless.core import cluster, workers
-from regretless.core.cluster import ClusterConfig, connected
+from regretless.core.cluster import ClusterConfig, check_shared, connected
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.workers import Advance, Need
 from regretless.data.prompts import PromptRow
@@ -211,6 +211,17 @@ def test_folder_that_a_node_does_not_see_is_refused(
     ):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_node_that_died_a_moment_ago_keeps_nobody_from_running(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(nodes.config, tmp_path):
+        import ray
+
+        listed = [*ray.nodes(), {"NodeID": "ab" * 28, "NodeManagerAddress": "127.0.0.2", "Alive": True}]
+        monkeypatch.setattr(ray, "nodes", lambda: listed)
+        check_shared(ray, tmp_path / "run")
 
 
 def test_address_without_a_cluster_is_refused(tmp_path: Path) -> None:

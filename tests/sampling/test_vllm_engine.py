@@ -310,14 +310,24 @@ def test_stage_when_killed_and_taken_up_again_keeps_the_responses_that_exist(che
     assert ids[0] == ids[1] and len(ids[0]) == 96
 
 
+@pytest.fixture
+def _own_environment() -> Iterator[None]:
+    """Ray and vLLM leave settings in the environment."""
+    before = dict(os.environ)
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @needs_vllm
 @pytest.mark.skipif(os.environ.get("REGRETLESS_CLUSTER") != "1", reason="needs Ray in a network namespace")
+@pytest.mark.usefixtures("_own_environment")
 def test_stage_when_two_workers_of_a_cluster_run_vllm_then_tokens_are_those_of_one_process(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     from ray_nodes import Nodes
 
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     model = ModelConfig(name_or_path=str(checkpoint))
     prompts = [PromptRow(str(number), f"w{number} w3") for number in range(20)]
     params = ALL_ON.model_copy(

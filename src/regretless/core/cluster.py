@@ -146,6 +146,8 @@ def check_shared(ray: Any, folder: Path) -> None:
         for node, answer in asked.items():
             try:
                 seen = ray.get(answer, timeout=300)
+            except (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError):
+                continue  # it died: the cluster lists such a node for a while
             except ray.exceptions.RayError as error:
                 seen = f"{type(error).__name__}: {error}".splitlines()[0]
             mine = place / node
