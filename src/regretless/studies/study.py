@@ -91,7 +91,6 @@ class StudyConfig(Section):
 class Cell:
     """One run of a study: a model, a variant of settings, a seed of the data and a seed of training."""
 
-    study: str
     model: str
     """Its label; empty if the study has one model."""
     variant: Mapping[str, str]
@@ -99,6 +98,8 @@ class Cell:
     data_seed: int | None
     training_seed: int | None
     recipe: Recipe = field(compare=False)
+    recipe_name: str = ""
+    """Name of the recipe before it was made one of the study; it stands for the model if that has no label."""
 
     @property
     def name(self) -> str:
@@ -118,7 +119,7 @@ class Cell:
         """Its run folder, with the labels that the study gives it."""
         return Run(
             self.recipe.run_dir,
-            model=self.model or self.study,
+            model=self.model or self.recipe_name,
             variant=", ".join(f"{key}={label}" for key, label in self.variant.items()) or None,
             data_seed=self.data_seed,
             train_seed=self.training_seed,
@@ -188,7 +189,7 @@ def _cells(
             except ConfigError as error:
                 yield error
                 continue
-            cell = Cell(config.name, model, variant, data_seed, training_seed, recipe)
+            cell = Cell(model, variant, data_seed, training_seed, recipe, recipe.name)
             run_dir = str((folder / "runs" / cell.name).resolve())
             yield replace(cell, recipe=recipe.model_copy(update={"name": cell.name, "output_dir": run_dir}))
 
