@@ -22,11 +22,13 @@ from regretless.core.stages import STAGES
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe, load_recipe, section_type
+from regretless.studies.study import load_study
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
 RECIPES = sorted(PROJECT.glob("recipes/**/*.yaml"))
+STUDIES = sorted(PROJECT.glob("studies/*.yaml"))
 LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 """Target of a Markdown link."""
 EXAMPLE = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -99,6 +101,9 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     def check_run(recipe: Path, overrides: Sequence[str], **_: object) -> None:
         load_recipe(recipe, overrides)
 
+    def check_study(study: Path, overrides: Sequence[str], **_: object) -> None:
+        load_study(study, overrides)
+
     def check_stage(request: verbs.Request) -> None:
         kind = section_type(Recipe.model_fields[request.verb].annotation)
         # What these need beside their settings comes from flags.
@@ -108,6 +113,7 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     monkeypatch.chdir(PROJECT)
     monkeypatch.setattr(verbs, "run", check_run)
     monkeypatch.setattr(verbs, "plan", check_run)
+    monkeypatch.setattr(verbs, "study", check_study)
     monkeypatch.setattr(verbs, "compare", lambda *_, **__: None)
     monkeypatch.setattr(verbs, "stage", check_stage)
     monkeypatch.setattr("regretless.cli.watch.watch_training", lambda *_, **__: None)
@@ -129,7 +135,7 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     return check
 
 
-@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES, *STUDIES], ids=name)
 def test_commands_of_a_page_when_parsed_then_they_can_be_run(
     page: Path, problem: Callable[[list[str]], str | None]
 ) -> None:

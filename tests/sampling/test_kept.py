@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.run_folder import RunFolder, dump
 from regretless.core.stage_folder import MANIFEST, earlier_results
@@ -192,6 +193,20 @@ def test_work_when_interrupted_then_its_parts_and_its_merged_result_are_kept(
     drawn.clear()
     assert len(responses(broken, settings, n=8)) == 96
     assert sum(drawn) == 96 - 60 - begun
+
+
+def test_earlier_result_when_it_is_damaged_then_it_is_refused_by_name(settings: dict[str, Any], tmp_path: Path) -> None:
+    responses(tmp_path / "run", settings)
+    responses(tmp_path / "run", settings, temperature=4.0)
+    (place,) = earlier_results(tmp_path / "run" / "sample")
+    file = place / "responses.parquet"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 0xFF
+    file.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"earlier/000000/responses.parquet: damaged .*delete it"):
+        responses(tmp_path / "run", settings, n=3)
+    file.unlink()
+    assert len(responses(tmp_path / "run", settings, n=3)) == 36
 
 
 def test_earlier_results_when_they_are_many_then_the_oldest_go(settings: dict[str, Any], tmp_path: Path) -> None:

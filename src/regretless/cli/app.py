@@ -155,6 +155,28 @@ def plan(
     )
 
 
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file, for example studies/quickstart.yaml.")],
+    overrides: Overrides = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Jobs at the same time; by default one for each GPU, or one.")
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run everything offline and in miniature; its numbers mean nothing.")
+    ] = False,
+    output_dir: Annotated[str | None, typer.Option(help="Folder of the study; overrides the file's.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
+    ] = None,
+) -> None:
+    """Run a recipe over models, methods, seeds and settings, and compare. The same command resumes and extends it."""
+    from regretless.cli import verbs
+
+    verbs.study(file, overrides or [], processes=processes, smoke=smoke, output_dir=output_dir, cluster=cluster)
+
+
 def _add_stage(stage: Stage) -> None:
     """Add the command of a stage: its own flags, then settings file, output and settings."""
 

@@ -35,6 +35,8 @@ from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page
+from regretless.studies.runner import run_study
+from regretless.studies.study import load_study
 
 quiet_libraries()
 
@@ -85,6 +87,37 @@ def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
             for name, url in found.items()
         ],
     )
+
+
+def study(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    processes: int | None,
+    smoke: bool,
+    output_dir: str | None,
+    cluster: str | None,
+) -> None:
+    """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
+    _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
+    if cluster is not None:
+        overrides = [*overrides, f"cluster.address={cluster}"]
+    found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
+    if not smoke:
+        problems = {cell.name: recipe_problems(cell.recipe) for cell in found.cells}
+        reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
+    failures = run_study(found, processes=processes)
+    runs = [cell.run for cell in found.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
+    if runs:
+        screen = terminal()
+        screen.print(tables.for_terminal(comparison.compare(runs, found.config.baseline), screen.width))
+    if smoke:
+        console.print(NOTE)
+    if failures:
+        listed = "".join(f"\n  - {one.job.name}: {one.reason}" for one in failures)
+        raise RegretlessError(
+            f"{len(failures)} job(s) failed; the others are done, and the same command tries these again:{listed}"
+        )
 
 
 def plan(

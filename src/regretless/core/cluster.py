@@ -8,6 +8,7 @@ import os
 import pickle
 import platform
 import re
+import secrets
 import socket
 import traceback
 from collections import Counter
@@ -128,8 +129,8 @@ def check_shared(ray: Any, folder: Path) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder.resolve() / ".nodes"
-    place.mkdir(exist_ok=True)
+    place = folder.resolve() / f".nodes.{secrets.randbits(48)}.tmp"
+    place.mkdir()
     try:
         token = os.urandom(8).hex()
         write_text(place / "driver", token)

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -25,6 +25,7 @@ from regretless.core.mirror import LOCK, Mirror
 from regretless.core.settings import Section
 from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, StageFolder
 from regretless.core.terminal import console
+from regretless.core.unit_store import UnitStore
 
 S = TypeVar("S", bound=Section)
 RUN = "{run}"
@@ -197,6 +198,8 @@ class RunFolder:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     mirror: Mirror | None = None
     """Set if `path` is the working copy of a run folder in an object store."""
+    store: UnitStore | None = None
+    """Finished units of this and other run folders, to take and to add to."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -245,7 +248,21 @@ class RunFolder:
         A manifest's seconds are an equal share of the work's. Otherwise like `do`.
         """
         folders = {unit.name: self.stage_folder(unit) for unit in units}
-        todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
+        with self._taken(folders.values()):
+            todo = {unit.name: unit for unit in units if not folders[unit.name].is_done()}
+            self._do_all(todo, folders, work)
+        for unit in units:
+            if unit.name not in todo:
+                self.outcomes[unit.name] = _known_outcome(folders[unit.name])
+            _say(unit, self.outcomes[unit.name])
+        return [self.outcomes[unit.name] for unit in units]
+
+    def _do_all(
+        self,
+        todo: Mapping[str, Unit],
+        folders: Mapping[str, StageFolder],
+        work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]],
+    ) -> None:
         for name, unit in todo.items():
             self._prepare(folders[name], unit.keeps)
         started = time.monotonic()
@@ -258,14 +275,25 @@ class RunFolder:
             if is_first_process():
                 with self._still():
                     folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
+                if self.store is not None:
+                    self.store.put(folders[unit.name])
             self.outcomes[unit.name] = Outcome(folders[unit.name].path, summary, seconds, ran=True)
         if todo and self.mirror is not None:
             self.mirror.push()
-        for unit in units:
-            if unit.name not in todo:
-                self.outcomes[unit.name] = _known_outcome(folders[unit.name])
-            _say(unit, self.outcomes[unit.name])
-        return [self.outcomes[unit.name] for unit in units]
+
+    @contextlib.contextmanager
+    def _taken(self, folders: Iterable[StageFolder]) -> Iterator[None]:
+        """A block before which units are taken from the store; nobody else does those that are left."""
+        missing = [folder for folder in folders if not folder.is_done()]
+        if self.store is None or not missing:
+            yield
+            return
+        with self.store.held(folder.key for folder in missing):
+            for folder in missing:
+                if not folder.is_done():  # another process may have done it here
+                    _refuse_foreign(folder.path)
+                    self.store.take(folder)
+            yield
 
     def stage_folder(self, unit: Unit) -> StageFolder:
         """The folder of a unit, with the key of this request. Raises DataError if an input is missing."""

@@ -51,12 +51,17 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
         if in_store:
             # What is finished, and needs no check, is known once the working copy is up to date.
             reject("recipe", recipe_problems(recipe, only or None))
-        with connected(_cluster(recipe), folder.path):
-            prepare(recipe, folder, only)
-            for name in stages_of(recipe):
-                if not only or name in only:
-                    do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
+        do_stages(recipe, folder, only)
     return folder
+
+
+def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> None:
+    """Do the stages of a recipe (or only those in `only`) in a folder that is locked. Raises what they raise."""
+    with connected(_cluster(recipe), folder.path):
+        prepare(recipe, folder, only)
+        for name in stages_of(recipe):
+            if not only or name in only:
+                do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
 
 
 def _cluster(recipe: Recipe) -> ClusterConfig | None:

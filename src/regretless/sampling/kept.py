@@ -6,14 +6,16 @@ cache beside the folder of the unit (`core.stage_folder.earlier_results`), each 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
 from regretless.core.run_folder import content, dump, named_paths
 from regretless.core.versions import versions
@@ -71,18 +73,17 @@ def find(places: Iterable[Path], models: Sequence[str], prompts: Sequence[Prompt
     """The responses below `places` (files of responses, or folders of such) that belong to a work.
 
     models: the identities of the work's models. samples: its responses per prompt and model.
+    Raises DataError for a file that cannot be read.
     """
     number_of = {identity: number for number, identity in enumerate(models)}
     prompt_of = {(row.prompt_id, text_key(row.prompt)): number for number, row in enumerate(prompts)}
     found: dict[Key, Row] = {}
     for place in places:
         for file in sorted(place.rglob("*.parquet")) if place.is_dir() else [place]:
-            drawn = (pq.read_schema(file).metadata or {}).get(METADATA.encode()) if file.is_file() else None
-            numbers = [number_of.get(identity) for identity in json.loads(drawn or "[]")]
+            numbers = [number_of.get(identity) for identity in _models(file)] if file.is_file() else []
             if not any(number is not None for number in numbers):
                 continue
-            columns = pq.read_table(file, columns=["prompt_id", "prompt", "response_id"]).to_pylist()
-            for row, values in enumerate(columns):
+            for row, values in enumerate(_table(file, ["prompt_id", "prompt", "response_id"]).to_pylist()):
                 model, sample = map(int, values["response_id"].rsplit("-", 2)[1:])
                 prompt = prompt_of.get((values["prompt_id"], text_key(values["prompt"])))
                 number = numbers[model]
@@ -98,7 +99,7 @@ def read(rows: dict[Key, Row], prompts: Sequence[PromptRow], ids: dict[Key, str]
         by_file.setdefault(place.file, []).append((key, place.row))
     tables = []
     for file, taken in by_file.items():
-        table = pq.read_table(file).take([row for _, row in taken])
+        table = _table(file).take([row for _, row in taken])
         renewed = {
             "response_id": [ids[key] for key, _ in taken],
             "answer": [prompts[prompt].answer for (_, prompt, _), _ in taken],
@@ -107,3 +108,23 @@ def read(rows: dict[Key, Row], prompts: Sequence[PromptRow], ids: dict[Key, str]
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.string()))
         tables.append(table)
     return tables
+
+
+def _models(file: Path) -> list[str]:
+    """Identities in a file's metadata; none if it is not one of responses."""
+    with _readable(file):
+        found = (pq.read_schema(file).metadata or {}).get(METADATA.encode(), b"[]")
+    return [str(identity) for identity in json.loads(found)]
+
+
+def _table(file: Path, columns: list[str] | None = None) -> pa.Table:
+    with _readable(file):
+        return pq.read_table(file, columns=columns, page_checksum_verification=True)
+
+
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: damaged ({error}); delete it, and its responses are sampled again") from error

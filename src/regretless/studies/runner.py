@@ -1,0 +1,186 @@
+"""Runs the jobs of a study, several at a time: data of each run, its methods one by one, and the run put together.
+
+Every method is a job, so that one that fails stops no other. Runs share what they have done through a store of units
+(`core.unit_store`): pairs are made once for all training seeds, the base model is evaluated once, and a study that was
+interrupted or extended does only what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from regretless.core.files import fingerprint, read_json
+from regretless.core.mirror import LOCK
+from regretless.core.run_folder import RunFolder, lock
+from regretless.core.terminal import console
+from regretless.runs.pipeline import stages_of
+from regretless.runs.recipe import Recipe
+from regretless.studies.job import LOG, OUTCOME, Job, run_job
+from regretless.studies.study import Cell, Study
+from regretless.training.processes import visible_gpus
+
+TOGETHER = ("inspect", "analyze", "report")
+"""Stages about all methods of a run at once."""
+SOURCES = ("seed", "world", "pretrain", "prompts", "sample")
+"""Settings of a recipe that decide where its data come from."""
+POLL = 0.02
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that failed, or that was not started because another one failed."""
+
+    job: Job
+    reason: str
+
+
+def run_study(study: Study, *, processes: int | None = None) -> list[Failure]:
+    """Run all jobs of a study; returns those that failed.
+
+    processes: jobs at the same time; by default one for each GPU, or one. Finished work is skipped.
+    Raises ConfigError if another process uses the study, or one of its runs.
+    """
+    study.folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        for cell in study.cells:
+            stack.enter_context(RunFolder(cell.recipe.run_dir).locked())
+        stack.enter_context(lock(study.folder / LOCK, study.folder))
+        return Scheduler(study, processes or max(1, visible_gpus())).run()
+
+
+class Scheduler:
+    """Starts jobs as soon as those that they need have succeeded and a place is free."""
+
+    def __init__(self, study: Study, processes: int) -> None:
+        self.study, self.processes = study, processes
+        self.gpus = visible_gpus()
+        self.reasons: dict[str, str | None] = {}
+        """Why a job failed, or None for one that succeeded."""
+        self._running: dict[str, tuple[Job, BaseProcess, Connection, int]] = {}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["regretless.studies.job"])
+
+    def run(self) -> list[Failure]:
+        """Run everything: data, then methods, then the runs as a whole."""
+        cells = self.study.cells
+        failures = self._all(self._data_jobs())
+        failures += self._all([self._method_job(cell, method) for cell in cells for method in cell.methods])
+        return failures + self._all([job for cell in cells if (job := self._whole_job(cell)) is not None])
+
+    def _all(self, jobs: list[Job]) -> list[Failure]:
+        """Run jobs, each behind those of them that it needs; devices are divided among as many as can run at once."""
+        failures, waiting = [], list(jobs)
+        names = {job.name for job in jobs}
+        free = list(range(min(self.processes, sum(not names & set(job.needs) for job in jobs))))
+        self._places = len(free)
+        while waiting or self._running:
+            for job in list(waiting):
+                failed = [name for name in job.needs if self.reasons.get(name) is not None]
+                if failed:
+                    failures.append(Failure(job, f"{failed[0]} failed"))
+                    self.reasons[job.name] = failures[-1].reason
+                elif free and all(name in self.reasons for name in job.needs):
+                    self._start(job, free.pop(0))
+                else:
+                    continue
+                waiting.remove(job)
+            for job, place in self._ended():
+                free.append(place)
+                if (reason := self.reasons[job.name]) is not None:
+                    failures.append(Failure(job, reason))
+            time.sleep(POLL)
+        return failures
+
+    def _start(self, job: Job, place: int) -> None:
+        share = self.gpus // self._places
+        if self._places > 1 and share:
+            job = replace(job, gpus=range(place * share, (place + 1) * share))
+        (job.folder / OUTCOME).unlink(missing_ok=True)
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=run_job, args=(job, theirs, max(1, torch.get_num_threads() // self._places)), name=job.name
+        )
+        process.start()
+        theirs.close()
+        self._running[job.name] = (job, process, ours, place)
+
+    def _ended(self) -> Iterator[tuple[Job, int]]:
+        for name, (job, process, ours, place) in list(self._running.items()):
+            if process.is_alive():
+                continue
+            process.join()
+            ours.close()
+            del self._running[name]
+            self.reasons[name] = reason = _reason(job, process.exitcode)
+            text = "done" if reason is None else f"failed: {reason}"
+            console.print(f"{name}: {text}", style=None if reason is None else "red", markup=False, soft_wrap=True)
+            yield job, place
+
+    # --- the jobs ----------------------------------------------------------------------------------------------------
+
+    def _data_jobs(self) -> list[Job]:
+        """Everything before training, and the evaluation of the base model.
+
+        Runs with the same data come one behind the other, so that the first one makes them, whatever is killed.
+        """
+        jobs: list[Job] = []
+        last: dict[str, str] = {}
+        for cell in self.study.cells:
+            recipe = cell.recipe.model_copy(update=dict.fromkeys(["train", *TOGETHER]))
+            stages = stages_of(recipe)
+            if stages:
+                source = fingerprint({name: recipe.model_dump(mode="json")[name] for name in SOURCES})
+                needs = [last[source]] if source in last else []
+                jobs.append(self._job(cell, "data", recipe, stages, needs))
+                last[source] = jobs[-1].name
+        return jobs
+
+    def _method_job(self, cell: Cell, method: str) -> Job:
+        recipe = _of_methods(cell.recipe, [method])
+        stages = [name for name in stages_of(recipe) if name not in TOGETHER]
+        needs = [name for name in (f"{cell.name}: data",) if name in self.reasons]
+        return self._job(cell, method, recipe, stages, needs)
+
+    def _whole_job(self, cell: Cell) -> Job | None:
+        """The run with the methods that succeeded; None if its data or all of its methods failed."""
+        done = [method for method in cell.methods if self.reasons.get(f"{cell.name}: {method}") is None]
+        if self.reasons.get(f"{cell.name}: data") is not None or (cell.methods and not done):
+            return None
+        recipe = _of_methods(cell.recipe, done) if done else cell.recipe
+        return self._job(cell, "report", recipe, None, [])
+
+    def _job(self, cell: Cell, kind: str, recipe: Recipe, stages: list[str] | None, needs: list[str]) -> Job:
+        return Job(
+            name=f"{cell.name}: {kind}",
+            recipe=recipe,
+            stages=stages,
+            folder=self.study.folder / "logs" / cell.name / kind,
+            store=self.study.store,
+            smoke=self.study.smoke,
+            needs=needs,
+        )
+
+
+def _of_methods(recipe: Recipe, methods: list[str]) -> Recipe:
+    """The recipe with only these objectives."""
+    assert recipe.train is not None
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"objective": methods})})
+
+
+def _reason(job: Job, exit_code: int | None) -> str | None:
+    outcome: Mapping[str, Any] = {}
+    if (job.folder / OUTCOME).is_file():
+        outcome = read_json(job.folder / OUTCOME)
+    if "error" not in outcome:
+        return f"its process ended with {exit_code}; its messages are in {job.folder / LOG}"
+    error = outcome["error"]
+    return None if error is None else f"{error} ({job.folder / LOG})"

@@ -1,0 +1,212 @@
+"""A study: a recipe, and what varies over it: models, methods, seeds and any settings. Each combination is a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from regretless.core.errors import ConfigError, reject
+from regretless.core.run_folder import BASE
+from regretless.core.settings import FolderName, Section
+from regretless.core.yaml_settings import merge, read_yaml
+from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
+from regretless.smoke.miniature import smoke_recipe
+from regretless.studies.observations import Run
+
+RECIPE = "recipe"
+"""Key of a model that names a recipe of its own."""
+NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
+Seeds = list[int]
+
+
+class SeedsConfig(Section):
+    """The three kinds of seed. An empty list leaves the recipe's own."""
+
+    training: Seeds = Field(default=[])
+    """Seeds of preference training (`train.seed`): the same pairs in another order, other adapter weights."""
+    data: Seeds = Field(default=[])
+    """Seeds of everything (`seed`): other responses, other pairs, and other weights of models that are made here."""
+    decoding: Seeds = Field(default=[])
+    """Seeds of sampled answers to the benchmarks (`evaluate.seeds`): one model, asked several times."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for name in type(self).model_fields:
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name}: a seed occurs twice")
+        return self
+
+
+class StudyConfig(Section):
+    """A study file. Paths of recipes are relative to it."""
+
+    name: FolderName
+    """Name of the study, and of its folder unless `output_dir` is given."""
+    output_dir: str = ""
+    """Folder of the study; left empty, it is `runs/<name>`."""
+    store: str = ""
+    """Folder of finished units of work, which several studies may share; left empty, it is in the study's folder."""
+    recipe: str | None = None
+    """Recipe of all models that do not name their own."""
+    models: dict[str, dict[str, Any]] = Field(default={})
+    """Models by label. The value holds settings of the recipe for this model, such as `model` or `train`, and may name
+    a recipe of its own (`recipe`)."""
+    methods: list[str] = Field(default=[])
+    """Objectives to train, each by itself; by default those of the recipe."""
+    seeds: SeedsConfig = SeedsConfig()
+    """Seeds over which every model and method is repeated."""
+    overrides: dict[str, list[Any] | dict[str, Any]] = Field(default={})
+    """Settings by key, such as `mask.count` or `train.beta`, with a list of values, or values by label. Every
+    combination is a variant; null removes a section."""
+    settings: dict[str, Any] = Field(default={})
+    """Settings of all runs, by key."""
+    baseline: str = BASE
+    """Method that the others are compared with."""
+
+    @field_validator("overrides")
+    @classmethod
+    def _some_values(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if empty := [key for key, values in value.items() if not values]:
+            raise ValueError(f"{', '.join(empty)}: expected at least one value")
+        return value
+
+    @model_validator(mode="after")
+    def _has_recipes(self) -> Self:
+        without = [label for label, settings in self.models.items() if RECIPE not in settings]
+        if self.recipe is None and (without or not self.models):
+            raise ValueError(f"recipe: required{': ' + ', '.join(without) + ' name none' if without else ''}")
+        return self
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study: a model, a variant of settings, a seed of the data and a seed of training."""
+
+    model: str
+    variant: Mapping[str, str]
+    """Labels of the values, by key."""
+    data_seed: int | None
+    training_seed: int | None
+    recipe: Recipe = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """Its folder, and its name in messages."""
+        seeds = {"data": self.data_seed, "training": self.training_seed}
+        parts = [self.model, *(f"{key}={label}" for key, label in self.variant.items())]
+        parts += [f"{kind}-{seed}" for kind, seed in seeds.items() if seed is not None]
+        return NOT_IN_NAMES.sub("-", "_".join(part for part in parts if part)).strip("-") or "run"
+
+    @property
+    def methods(self) -> list[str]:
+        """Its trained objectives."""
+        return self.recipe.train.objectives if self.recipe.train is not None else []
+
+    @property
+    def run(self) -> Run:
+        """Its run folder, with the labels that the study gives it."""
+        return Run(
+            self.recipe.run_dir,
+            model=self.model or None,
+            variant=", ".join(f"{key}={label}" for key, label in self.variant.items()) or None,
+            data_seed=self.data_seed,
+            train_seed=self.training_seed,
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, read and checked."""
+
+    config: StudyConfig
+    folder: Path
+    cells: list[Cell]
+    smoke: bool = False
+
+    @property
+    def store(self) -> Path:
+        """The folder of finished units; those of runs in miniature stay in the study."""
+        return Path(self.config.store) if self.config.store and not self.smoke else self.folder / "units"
+
+
+def load_study(
+    path: Path, overrides: Sequence[str] = (), *, output_dir: str | None = None, smoke: bool = False
+) -> Study:
+    """The study of a file, with `key=value` overrides for all of its runs.
+
+    Raises ConfigError that lists every problem: of the study, and of the recipe of each run.
+    """
+    values = read_yaml(path)
+    if output_dir is not None:
+        values["output_dir"] = output_dir
+    config = StudyConfig.parse(values, str(path))
+    folder = Path(config.output_dir or f"runs/{config.name}")
+    folder = folder.with_name(f"{folder.name}-smoke") if smoke and output_dir is None else folder
+    cells: dict[str, Cell] = {}
+    problems: list[str] = []
+    for made in _cells(config, path.parent, overrides, folder, smoke=smoke):
+        if isinstance(made, ConfigError):
+            problems += made.problems
+        elif made.name in cells:
+            problems.append(f"{made.name}: two runs have this name; choose other labels")
+        else:
+            cells[made.name] = made
+    reject(str(path), list(dict.fromkeys(problems)))
+    return Study(config, folder, list(cells.values()), smoke)
+
+
+def _cells(
+    config: StudyConfig, here: Path, overrides: Sequence[str], folder: Path, *, smoke: bool
+) -> Iterator[Cell | ConfigError]:
+    seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
+    variants = [_labelled(values).items() for values in config.overrides.values()]
+    for model, settings in (config.models or {"": {}}).items():
+        for *chosen, data_seed, training_seed in itertools.product(*variants, *seeds):
+            varied = dict(zip(config.overrides, chosen, strict=True))
+            variant = {key: label for key, (label, _) in varied.items()}
+            try:
+                values = merge(_recipe_values(config, here, settings), _without_recipe(settings))
+                texts = [_override(key, value) for key, value in config.settings.items()]
+                texts += [_override(key, value) for key, (_, value) in varied.items()]
+                texts += [_override("train.objective", config.methods)] if config.methods else []
+                texts += [_override("seed", data_seed)] if data_seed is not None else []
+                texts += [_override("train.seed", training_seed)] if training_seed is not None else []
+                texts += [_override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
+                recipe = parse_recipe(apply_overrides(values, [*texts, *overrides]), _place(model, variant))
+                cell = Cell(model, variant, data_seed, training_seed, smoke_recipe(recipe) if smoke else recipe)
+            except ConfigError as error:
+                yield error
+                continue
+            run_dir = str((folder / "runs" / cell.name).resolve())
+            placed = cell.recipe.model_copy(update={"name": cell.name, "output_dir": run_dir})
+            yield Cell(model, variant, data_seed, training_seed, placed)
+
+
+def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(values, dict):
+        return values
+    return {value if isinstance(value, str) else json.dumps(value): value for value in values}
+
+
+def _recipe_values(config: StudyConfig, here: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    named = settings.get(RECIPE, config.recipe)
+    return read_yaml(here / str(named))
+
+
+def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != RECIPE}
+
+
+def _override(key: str, value: Any) -> str:
+    return f"{key}={json.dumps(value)}"
+
+
+def _place(model: str, variant: Mapping[str, str]) -> str:
+    return ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])

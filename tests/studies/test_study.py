@@ -1,0 +1,249 @@
+"""Studies: which runs a file stands for, and what of their work is shared, kept and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from regretless.core.errors import ConfigError
+from regretless.core.stage_folder import MANIFEST
+from regretless.runs.pipeline import run_recipe
+from regretless.studies.runner import run_study
+from regretless.studies.study import Study, load_study
+from run_contents import contents, differences
+
+PROJECT = Path(__file__).resolve().parents[2]
+RECIPE = {
+    "name": "small",
+    "seed": 7,
+    "threads": 1,
+    "world": {
+        "prompts": 32,
+        "test": 8,
+        "longer_test": 0,
+        "steps": [1, 1],
+        "largest_amount": 1,
+        "policies": {"behavior": {"off_by_one": 0.3, "demonstrations": 960}},
+    },
+    "pretrain": {
+        "behavior": {
+            "model": {
+                "architecture": {
+                    "model_type": "qwen3",
+                    "hidden_size": 32,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "num_key_value_heads": 2,
+                    "head_dim": 8,
+                    "max_position_embeddings": 512,
+                },
+                "tokenizer": "{run}/world/tokenizer",
+            },
+            "data": "{run}/world/demonstrations-behavior.jsonl",
+            "lora": None,
+            "max_steps": 60,
+            "pairs_per_step": 16,
+            "learning_rate": 0.01,
+        }
+    },
+    "model": {"name_or_path": "{run}/pretrain/behavior"},
+    "sample": {
+        "prompts": {"dataset": "{run}/world/prompts.jsonl", "answer_column": "answer"},
+        "models": [{"name_or_path": "{run}/pretrain/behavior"}],
+        **{"n": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0},
+        **{"max_new_tokens": 16, "batch_size": 64},
+    },
+    "verify": {},
+    "pair": {},
+    "train": {
+        "objective": ["dpo", "repo", "ipo"],
+        "lora": {"r": 4, "dropout": 0.1},
+        "max_steps": 4,
+        "pairs_per_step": 8,
+        "learning_rate": 1e-3,
+        "logging_steps": 2,
+        "save_steps": 2,
+    },
+    "evaluate": {
+        "max_new_tokens": 16,
+        "batch_size": 64,
+        "benchmarks": {"arithmetic": {"dataset": "{run}/world/test.jsonl", "answer_column": "answer"}},
+    },
+    "report": {},
+}
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "recipe": "small.yaml",
+    "methods": ["dpo", "repo"],
+    "seeds": {"training": [0, 1]},
+}
+
+
+def load(folder: Path, changes: dict[str, Any] | None = None, **options: Any) -> Study:
+    (folder / "small.yaml").write_text(yaml.safe_dump(RECIPE))
+    (folder / "study.yaml").write_text(json.dumps({**STUDY, "output_dir": str(folder / "out"), **(changes or {})}))
+    return load_study(folder / "study.yaml", **options)
+
+
+def made(folder: Path) -> dict[str, int]:
+    """Units in the store, by name, each with the time when it was made."""
+    return {str(path): path.stat().st_mtime_ns for path in (folder / "out" / "units").glob(f"*/{MANIFEST}")}
+
+
+def stages(folder: Path) -> list[str]:
+    """Labels of the units in the store."""
+    return sorted(json.loads(Path(path).read_text())["stage"] for path in made(folder))
+
+
+def test_study_when_read_then_it_is_every_combination_with_each_seed_where_it_belongs(tmp_path: Path) -> None:
+    changes = {
+        "models": {"one": {}, "two (wide)": {"train": {"lora": {"r": 8}}}},
+        "seeds": {"training": [0, 1], "data": [5], "decoding": [41, 42]},
+        "overrides": {"train.beta": [0.1, 1.0], "mask": {"unmasked": None, "masked": {"count": 10}}},
+        "settings": {"train.max_steps": 3},
+    }
+    study = load(tmp_path, changes, overrides=["train.learning_rate=5e-4"])
+    assert len(study.cells) == 2 * 2 * 4
+    assert len({cell.name for cell in study.cells}) == 16
+    names = [cell.name for cell in study.cells]
+    assert "one_train.beta=0.1_mask=unmasked_data-5_training-0" in names
+    assert "two-wide-_train.beta=1.0_mask=masked_data-5_training-1" in names
+    for cell in study.cells:
+        recipe = cell.recipe
+        assert recipe.train is not None and recipe.evaluate is not None and recipe.sample is not None
+        assert recipe.train.objectives == ["dpo", "repo"]
+        values = recipe.train.values_for("dpo")
+        assert values["seed"] == cell.training_seed
+        assert values["beta"] == float(cell.variant["train.beta"])
+        assert (values["max_steps"], values["learning_rate"]) == (3, 5e-4)
+        assert recipe.sample.seed == recipe.seed == cell.data_seed == 5
+        assert recipe.evaluate.seeds == [41, 42]
+        assert (recipe.mask is None) == (cell.variant["mask"] == "unmasked")
+        assert recipe.train.lora is not None and recipe.train.lora.r == (4 if cell.model == "one" else 8)
+        assert recipe.run_dir == tmp_path / "out" / "runs" / cell.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recipe": None}, "recipe: required"),
+        ({"methods": ["dpoo"]}, "dpoo"),
+        ({"overrides": {"train.bet": [0.1]}}, "train.bet"),
+        ({"overrides": {"train.beta": []}}, "expected at least one value"),
+        ({"seeds": {"training": [1, 1]}}, "a seed occurs twice"),
+        ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "two runs have this name"),
+        ({"seed": [0]}, "seed"),
+    ],
+)
+def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, changes)
+
+
+def test_problems_of_several_runs_when_read_then_they_are_reported_together(tmp_path: Path) -> None:
+    models = {"a": {"sample": {"n": 0}}, "b": {"train": {"learning_rate": -1}}}
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"models": models})
+    assert "sample.n" in str(caught.value) and "learning_rate" in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    assert run_study(load(folder), processes=2) == []
+    return folder
+
+
+def test_runs_when_done_then_each_is_that_of_the_recipe_alone_and_common_work_was_done_once(
+    finished: Path, tmp_path: Path
+) -> None:
+    found = stages(finished)
+    for name in ("world", "pretrain/behavior", "sample", "verify", "pair", "evaluate/base/arithmetic"):
+        assert found.count(name) == 1, found
+    for name in ("train/dpo", "train/repo", "evaluate/dpo/arithmetic", "report"):
+        assert found.count(name) == 2, found
+    cell = load(finished).cells[0]
+    expected = contents(cell.recipe.run_dir)
+    cell.recipe.run_dir.rename(tmp_path / "of the study")
+    try:
+        run_recipe(cell.recipe)
+        assert differences(contents(cell.recipe.run_dir), expected) == []
+    finally:
+        shutil.rmtree(cell.recipe.run_dir)
+        (tmp_path / "of the study").rename(cell.recipe.run_dir)
+
+
+def test_study_when_run_again_then_nothing_is_done_and_when_extended_only_what_is_new(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "study")
+    folder = tmp_path / "study"
+    before = made(folder)
+    assert run_study(load(folder)) == []
+    assert made(folder) == before
+    assert (
+        run_study(load(folder, {"methods": ["dpo", "repo", "ipo"], "seeds": {"training": [0, 1, 2]}}), processes=2)
+        == []
+    )
+    after = made(folder)
+    assert after.items() >= before.items()
+    new = [json.loads(Path(path).read_text())["stage"] for path in after.keys() - before.keys()]
+    trained = sorted(name for name in new if name.startswith("train/"))
+    assert trained == ["train/dpo", "train/ipo", "train/ipo", "train/ipo", "train/repo"]
+    assert not {"world", "sample", "pair", "evaluate/base/arithmetic"} & set(new)
+
+
+def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_together_without_it(tmp_path: Path) -> None:
+    broken = {"settings": {"train.methods.repo.learning_rate": 1e30, "train.methods.repo.optim": "sgd"}}
+    study = load(tmp_path, {**broken, "seeds": {}})
+    (failure,) = run_study(study, processes=2)
+    assert failure.job.name == "run: repo"
+    assert "step" in failure.reason and "output.log" in failure.reason
+    (cell,) = study.cells
+    assert {path.name for path in (cell.recipe.run_dir / "train").iterdir() if path.suffix != ".cache"} == {"dpo"}
+    assert (cell.recipe.run_dir / "report" / "report.html").is_file()
+    assert run_study(load(tmp_path, {"seeds": {}})) == []
+    assert {path.name for path in (cell.recipe.run_dir / "evaluate").iterdir()} >= {"base", "dpo", "repo"}
+
+
+def test_data_when_they_fail_then_no_method_is_tried_and_each_says_why(tmp_path: Path) -> None:
+    study = load(tmp_path, {"seeds": {}})
+    (cell,) = study.cells
+    (cell.recipe.run_dir / "pair").mkdir(parents=True)
+    (cell.recipe.run_dir / "pair" / "mine.txt").write_text("of somebody else")
+    failures = run_study(study)
+    assert "was not made by regretless" in failures[0].reason
+    assert [failure.reason for failure in failures[1:]] == [f"{failures[0].job.name} failed"] * 2
+
+
+def test_study_when_killed_then_its_processes_end_and_the_same_command_ends_as_undisturbed(tmp_path: Path) -> None:
+    cells = load(tmp_path).cells
+    command = [sys.executable, "-m", "regretless", "study", str(tmp_path / "study.yaml"), "--processes", "2"]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    expected = [contents(cell.recipe.run_dir) for cell in cells]
+    shutil.rmtree(tmp_path / "out")
+    for moment in ("sample", "train/repo", "evaluate/dpo/arithmetic"):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not any(tmp_path.glob(f"out/runs/*/{moment}/pending.json")):
+            time.sleep(0.001)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "the study ended before it could be killed"
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert not alive
+    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+    for cell, before in zip(cells, expected, strict=True):
+        assert differences(before, contents(cell.recipe.run_dir)) == []
