@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import BENCHMARK, made_run, prefer, rate
 from scipy import stats
 
+from made_runs import BENCHMARK, made_run, prefer, rate
 from regretless.core.errors import ConfigError
 from regretless.studies.comparison import Cell, Comparison, Decoding, Over, Row, Table, compare, records
 from regretless.studies.observations import Run
@@ -180,7 +180,8 @@ def test_seeds_with_equal_differences_when_compared_then_no_certainty_is_made_of
 def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_variant_can_be_the_baseline(
     tmp_path: Path,
 ) -> None:
-    greedy = {"base": {BENCHMARK: right(10)}, "dpo": {BENCHMARK: right(20)}}
+    base = {"base": {BENCHMARK: right(10)}}
+    greedy = {**base, "dpo": {BENCHMARK: right(20)}}
     plain = made_run(tmp_path / "plain", greedy)
     better = {**greedy, "dpo": {BENCHMARK: right(25)}}
     masked = made_run(tmp_path / "masked", better, mask={"count": 100, "lengths": [16, 32], "seed": 0})
@@ -192,11 +193,25 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     versus = cell(table, "dpo", "masked").difference
     assert versus is not None and (versus.value, versus.baseline) == (12.5, Row("dpo", "none"))
     assert cell(table, "dpo", "none").difference is None
+    runs = [
+        Run(
+            made_run(tmp_path / f"{mask}-{beta}", {"dpo": {BENCHMARK: right(20 + 2 * mask + beta)}, **base}),
+            variant=text,
+        )
+        for mask in (0, 1)
+        for beta in (0, 1)
+        if (text := f"mask={mask}, beta={beta}")
+    ]
+    table = only(compare(runs, "mask=0"))
+    for beta in (0, 1):
+        versus = cell(table, "dpo", f"mask=1, beta={beta}").difference
+        assert versus is not None and versus.value == pytest.approx(5)
+        assert versus.baseline == Row("dpo", f"mask=0, beta={beta}")
 
 
 def test_unknown_baseline_when_named_then_the_methods_are_listed(tmp_path: Path) -> None:
     run = Run(made_run(tmp_path / "a", {"base": {BENCHMARK: right(1)}, "dpo": {BENCHMARK: right(2)}}))
-    with pytest.raises(ConfigError, match="--baseline sft: expected one of base, dpo"):
+    with pytest.raises(ConfigError, match="--baseline sft: expected one of base; dpo"):
         compare([run], "sft")
 
 

@@ -41,6 +41,26 @@ def test_models_with_equal_short_names_when_read_then_they_keep_their_owners(tmp
     assert [run.model for run in observe([Run(run) for run in runs]).runs] == ["left/Tiny-1B", "right/Tiny-1B"]
 
 
+def test_models_that_runs_make_when_only_seeds_differ_then_they_are_one(tmp_path: Path) -> None:
+    made = {"model": {"name_or_path": "{run}/pretrain/base"}, "world": {"prompts": 3}}
+    runs = [
+        made_run(tmp_path / str(seed), VERDICTS, seed=seed, name=f"quick-seed-{seed}", **made, pretrain={"seed": seed})
+        for seed in (0, 1)
+    ]
+
+    def models(*runs: Path) -> list[str | None]:
+        return [run.model for run in observe([Run(run) for run in runs]).runs]
+
+    assert models(*runs) == ["quick-seed", "quick-seed"]
+    other = made_run(tmp_path / "other", VERDICTS, name="quick-wide", **made, pretrain={"steps": 5})
+    again = made_run(tmp_path / "again", VERDICTS, name="quick-again", **made)
+    assert models(runs[0], other) == ["quick-seed-0", "quick-wide"]
+    assert models(runs[0], again) == [
+        "quick-seed-0",
+        "quick-again",
+    ]
+
+
 def test_folders_that_are_no_runs_when_named_then_all_are_listed(tmp_path: Path) -> None:
     said = refusal(made_run(tmp_path / "a", VERDICTS), tmp_path, tmp_path / "none")
     assert "2 problem(s)" in said and f"{tmp_path}: expected the folder of a run" in said and "none" in said

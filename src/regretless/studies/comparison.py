@@ -22,7 +22,7 @@ from regretless.core.intervals import (
     paired_difference,
 )
 from regretless.core.run_folder import BASE
-from regretless.studies.observations import COMPARE, PERCENT, Observation, Observed, Run, observe
+from regretless.studies.observations import COMPARE, PERCENT, SEPARATOR, Observation, Observed, Run, observe
 
 T = TypeVar("T")
 DIGITS = 2
@@ -228,17 +228,19 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """Compare the results of run folders.
 
-    baseline: a method, which all methods of the same model and variant are compared with, or a variant, whose methods
-    are compared with the same ones of other variants; by default `base`, if it was evaluated.
+    baseline: a method, which all methods of the same model and variant are compared with; or a variant, or one of its
+    settings (`mask=none` of `mask=none, train.beta=0.1`), whose methods are compared with the same ones of variants
+    that differ in it alone. By default `base`, if it was evaluated.
     Raises ConfigError for runs that cannot be compared (`observe`) and an unknown baseline.
     """
     observed = observe(runs)
     methods = dict.fromkeys(one.method for one in observed.observations)
-    variants = {run.variant or "" for run in observed.runs} - {""}
+    variants = dict.fromkeys(run.variant for run in observed.runs if run.variant)
+    settings = dict.fromkeys(text for variant in variants for text in variant.split(SEPARATOR))
     if baseline is None:
         baseline = BASE if BASE in methods and len(methods) > 1 else None
-    elif baseline not in methods and baseline not in variants:
-        names = ", ".join([*methods, *sorted(variants)])
+    elif baseline not in {*methods, *variants, *settings}:
+        names = "; ".join(dict.fromkeys([*methods, *variants, *settings]))
         raise ConfigError(f"{COMPARE}: --baseline {baseline}: expected one of {names}")
     groups = [
         _Group(observed, model, decoding, baseline)
@@ -414,9 +416,9 @@ class _Group:
         """The row that a row is compared with."""
         if self.baseline is None:
             return None
-        is_method = any(other.method == self.baseline for other in self.rows)
-        if not is_method:
-            other = replace(row, variant=self.baseline)
+        if not any(other.method == self.baseline for other in self.rows):
+            is_variant = any(each.variant == self.baseline for each in self.rows)
+            other = replace(row, variant=self.baseline if is_variant else _with(row.variant, self.baseline))
             return other if other != row and other in self.rows else None
         candidates = [Row(self.baseline, row.variant), *([Row(BASE)] if self.baseline == BASE else [])]
         return next((other for other in candidates if other in self.rows and row.method != other.method), None)
@@ -495,6 +497,12 @@ class _Group:
                 )
         if self.over is Over.TRAINING and any(row.method == BASE for row in self.rows):
             yield f"{BASE} has no training seed: it has one value and no deviation."
+
+
+def _with(variant: str, setting: str) -> str:
+    """The variant with another value of one of its settings, as `key=value`."""
+    key = setting.partition("=")[0]
+    return SEPARATOR.join(setting if text.partition("=")[0] == key else text for text in variant.split(SEPARATOR))
 
 
 def _column(one: Observation) -> Column:
