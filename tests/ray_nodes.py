@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,7 +19,10 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        # Ray's own end at exit is a signal handler for each node, which only the main thread may set.
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
+        atexit.register(self.cluster.shutdown)
         self.address = str(self.cluster.address)
         self.nodes = [self.add(), self.add()]
 
@@ -49,12 +52,12 @@ class Nodes:
         ended, left = threading.Event(), dict(moments)
 
         def wait() -> None:
-            while left and not ended.is_set():
-                name, has_come = next(iter(left.items()))
-                if has_come():
-                    self.replace()
-                    del left[name]
-                time.sleep(0.002)
+            for name, has_come in moments.items():
+                while not has_come():
+                    if ended.wait(0.002):
+                        return
+                self.replace()
+                del left[name]
 
         thread = threading.Thread(target=wait)
         thread.start()

@@ -247,3 +247,6 @@ def test_study_when_killed_then_its_processes_end_and_the_same_command_ends_as_u
     assert subprocess.run(command, check=False, capture_output=True).returncode == 0
     for cell, before in zip(cells, expected, strict=True):
         assert differences(before, contents(cell.recipe.run_dir)) == []
+    page = (tmp_path / "out" / "comparison" / "comparison.html").read_text()
+    assert "over 2 training seeds" in page
+    assert all(f"../runs/{cell.name}/report/report.html" in page for cell in cells)

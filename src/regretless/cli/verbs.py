@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from markupsafe import Markup
+
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
@@ -35,8 +37,8 @@ from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page
-from regretless.studies.runner import run_study
-from regretless.studies.study import load_study
+from regretless.studies.runner import Failure, run_study
+from regretless.studies.study import Study, load_study
 
 quiet_libraries()
 
@@ -107,10 +109,7 @@ def study(
         problems = {cell.name: recipe_problems(cell.recipe) for cell in found.cells}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     failures = run_study(found, processes=processes)
-    runs = [cell.run for cell in found.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
-    if runs:
-        screen = terminal()
-        screen.print(tables.for_terminal(comparison.compare(runs, found.config.baseline), screen.width))
+    _show_study(found, failures)
     if smoke:
         console.print(NOTE)
     if failures:
@@ -118,6 +117,21 @@ def study(
         raise RegretlessError(
             f"{len(failures)} job(s) failed; the others are done, and the same command tries these again:{listed}"
         )
+
+
+def _show_study(study: Study, failures: Sequence[Failure]) -> None:
+    """Print the tables of the runs that are evaluated, and write their page."""
+    runs = [cell.run for cell in study.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
+    if not runs:
+        return
+    found = comparison.compare(runs, study.config.baseline)
+    reasons = Markup("").join(Markup("<li>{}: {}</li>").format(one.job.name, one.reason) for one in failures)
+    more = {"Jobs that failed": Markup("<ul>{}</ul>").format(reasons)} if failures else {}
+    output = study.folder / "comparison"
+    write_page(found, output, study.config.figures, title=study.config.name, more=more)
+    screen = terminal()
+    screen.print(tables.for_terminal(found, screen.width))
+    console.print(f"study: {output / PAGE}", markup=False, soft_wrap=True)
 
 
 def plan(

@@ -67,10 +67,7 @@ def run_job(job: Job, parent: Connection, threads: int) -> None:
         error = str(known) if known is not None else f"{type(raised).__name__}: {raised}"
         print(error if known is not None else traceback.format_exc(), file=sys.stderr)
     write_json(job.folder / OUTCOME, {"error": error, "seconds": round(time.monotonic() - started, 3)})
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # What libraries have left running (gloo's threads, a judge's server) does not keep the process.
-    os._exit(0 if error is None else 1)
+    sys.exit(error is not None)
 
 
 def _end_with(parent: Connection) -> None:

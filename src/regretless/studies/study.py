@@ -6,9 +6,9 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,7 +68,9 @@ class StudyConfig(Section):
     settings: dict[str, Any] = Field(default={})
     """Settings of all runs, by key."""
     baseline: str = BASE
-    """Method that the others are compared with."""
+    """Method that the others are compared with, or a variant."""
+    figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
+    """Formats in which figures are also written as files."""
 
     @field_validator("overrides")
     @classmethod
@@ -89,7 +91,9 @@ class StudyConfig(Section):
 class Cell:
     """One run of a study: a model, a variant of settings, a seed of the data and a seed of training."""
 
+    study: str
     model: str
+    """Its label; empty if the study has one model."""
     variant: Mapping[str, str]
     """Labels of the values, by key."""
     data_seed: int | None
@@ -114,7 +118,7 @@ class Cell:
         """Its run folder, with the labels that the study gives it."""
         return Run(
             self.recipe.run_dir,
-            model=self.model or None,
+            model=self.model or self.study,
             variant=", ".join(f"{key}={label}" for key, label in self.variant.items()) or None,
             data_seed=self.data_seed,
             train_seed=self.training_seed,
@@ -180,13 +184,13 @@ def _cells(
                 texts += [_override("train.seed", training_seed)] if training_seed is not None else []
                 texts += [_override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
                 recipe = parse_recipe(apply_overrides(values, [*texts, *overrides]), _place(model, variant))
-                cell = Cell(model, variant, data_seed, training_seed, smoke_recipe(recipe) if smoke else recipe)
+                recipe = smoke_recipe(recipe) if smoke else recipe
             except ConfigError as error:
                 yield error
                 continue
+            cell = Cell(config.name, model, variant, data_seed, training_seed, recipe)
             run_dir = str((folder / "runs" / cell.name).resolve())
-            placed = cell.recipe.model_copy(update={"name": cell.name, "output_dir": run_dir})
-            yield Cell(model, variant, data_seed, training_seed, placed)
+            yield replace(cell, recipe=recipe.model_copy(update={"name": cell.name, "output_dir": run_dir}))
 
 
 def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
