@@ -66,7 +66,9 @@ def test_sweep_when_variants_are_values_of_one_setting_then_it_is_a_line_with_a_
     band = axes.collections[0].get_paths()[0].vertices
     deviation = 100 * np.std([0, 2], ddof=1) / 40
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((52.5 - deviation, 77.5 + deviation))
-    assert axes.get_xlabel() == "mask.count"
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("mask.count", "linear")
+    rates = [Run(run.path, model=run.model, variant=f"rate={1e-5 * 10**number:g}") for number, run in enumerate(runs)]
+    assert named(drawings(compare(rates)))["sweep-Tiny-1B-greedy"].axes[0].get_xscale() == "log"
     assert "bars-greedy" not in figures
 
 

@@ -121,6 +121,33 @@ def test_chat_benchmarks_when_questions_or_judging_differ_then_they_are_refused(
     assert "evaluate.chat.mt.temperature is 0.0" in refusal(runs[0], runs[2])
 
 
+def test_prompts_of_a_judge_when_they_differ_then_worlds_are_no_excuse(tmp_path: Path) -> None:
+    runs = []
+    for seed in range(2):
+        runs.append(made_run(tmp_path / str(seed), VERDICTS, seed=seed, world={"seed": seed}))
+        for name in ("references", "judge_prompt"):
+            (tmp_path / f"{name}-{seed}").write_text(f"{name} {seed}")
+        files = {name: str(tmp_path / f"{name}-{seed}") for name in ("references", "judge_prompt")}
+        for label in VERDICTS:
+            rate(runs[-1], label, [3.0, 4.0], f"asked {seed}", **files)
+    said = refusal(*runs)
+    assert "1 problem(s)" in said and "evaluate.chat.mt.judge_prompt is" in said
+
+
+def test_decoding_seeds_that_differ_when_compared_then_it_is_said(tmp_path: Path) -> None:
+    runs = [
+        made_run(
+            tmp_path / str(seed),
+            VERDICTS,
+            train={"seed": seed},
+            sampled={label: {seed: [1, 0, 0, 1]} for label in VERDICTS},
+        )
+        for seed in (41, 42)
+    ]
+    (note,) = observe([Run(run) for run in runs]).notes
+    assert "different decoding seeds" in note and f"41 in {runs[0]}; 42 in {runs[1]}" in note
+
+
 def test_runs_of_equal_settings_and_seeds_when_compared_then_one_is_too_many(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / name, VERDICTS) for name in "ab"]
     assert "both have dpo of Tiny-1B on sums with data seed 0, training seed 0" in refusal(*runs)

@@ -376,13 +376,25 @@ class _Group:
         """Each value with its seed's name and its run."""
         places = self.by_place[row, column]
         if self.over is Over.DECODING:
-            return [(str(seed), value, one.run) for one in _firsts(places) for seed, value in one.sampled.items()]
+            return [
+                (str(seed), value, one.run)
+                for found in places.values()
+                for one in found
+                for seed, value in one.sampled.items()
+            ]
         return [
             (self._seed_name(seeds), value, one.run)
             for seeds, found in places.items()
             for one in found
             if (value := self._value(one)) is not None
         ]
+
+    def _passes(self, row: Row, column: Column) -> dict[str, float]:
+        """Value of each decoding seed; of one model that was evaluated in several runs, the mean."""
+        found: dict[str, list[float]] = {}
+        for seed, value, _ in self._parts(row, column):
+            found.setdefault(seed, []).append(value)
+        return {seed: mean(values) for seed, values in found.items()}
 
     def _seed_name(self, seeds: Seeds) -> str:
         if self.over is Over.PROBLEMS:
@@ -396,11 +408,13 @@ class _Group:
         parts = tuple(self._parts(row, column))
         versus = self._difference(row, column)
         if self.over is Over.PROBLEMS:
-            (one,) = _firsts(self.by_place[row, column])
-            low, high = map(known, one.interval)
-            return Cell(one.value, None, low, high, one.n, self.over, None, parts, versus)
+            (same,) = self.by_place[row, column].values()
+            is_one = len({one.value for one in same}) == 1
+            low, high = map(known, same[0].interval if is_one else UNKNOWN)
+            value = same[0].value if is_one else mean(value for _, value, _ in parts)
+            return Cell(value, None, low, high, same[0].n, self.over, None, parts, versus)
         if self.over is Over.DECODING:
-            values = [value for _, value, _ in parts]
+            values = list(self._passes(row, column).values())
         else:
             values = [mean(group) for group in _grouped(self._values(row, column), self._unit).values()]
         if not values:
@@ -428,7 +442,7 @@ class _Group:
         if other is None or (other, column) not in self.by_place:
             return None
         if self.over is Over.DECODING:
-            passes = [{seed: value for seed, value, _ in self._parts(each, column)} for each in (other, row)]
+            passes = [self._passes(each, column) for each in (other, row)]
             common = [seed for seed in passes[0] if seed in passes[1]]
             sides = ([one[seed] for seed in common] for one in passes)
             return _over_seeds(other, self.over, *sides) if common else None
@@ -512,11 +526,6 @@ def _column(one: Observation) -> Column:
 def _at(values: Mapping[Seeds, T], seeds: Seeds) -> T | None:
     """The value for these seeds; that of the base model has no training seed."""
     return values.get(seeds, values.get((seeds[0], None)))
-
-
-def _firsts(places: Mapping[Seeds, Sequence[Observation]]) -> list[Observation]:
-    """The first observation for each pair of seeds."""
-    return [found[0] for found in places.values()]
 
 
 def _grouped(values: Mapping[Seeds, Any], unit: Callable[[Seeds], int | None]) -> dict[int | None, list[Any]]:
