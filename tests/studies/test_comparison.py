@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import BENCHMARK, made_run, prefer, rate
 from scipy import stats
 
+from made_runs import BENCHMARK, made_run, prefer, rate
 from regretless.core.errors import ConfigError
 from regretless.studies.comparison import Cell, Comparison, Decoding, Over, Row, Table, compare, records
 from regretless.studies.observations import Run
@@ -151,6 +151,11 @@ def test_ranks_when_methods_tie_then_they_share_them(tmp_path: Path) -> None:
     counts = {"base": 20, "dpo": 30, "ipo": 30, "kto": 20, "repo": 10}
     table = only(compare([Run(made_run(tmp_path / "a", {name: {BENCHMARK: right(n)} for name, n in counts.items()}))]))
     assert {name: cell(table, name).rank for name in counts} == {"base": 2, "dpo": 1, "ipo": 1, "kto": 2, "repo": None}
+    near = made_run(tmp_path / "c", {name: {BENCHMARK: right(1)} for name in ("base", "dpo", "ipo")})
+    for name, rating in {"base": 4.0, "dpo": 5.001, "ipo": 5.004}.items():
+        rate(near, name, [rating, rating])
+    table = only(compare([Run(near)]))
+    assert [cell(table, name, metric="score").rank for name in ("base", "dpo", "ipo")] == [2, 1, 1]  # 5.00 both
     equal = made_run(tmp_path / "b", {name: {BENCHMARK: right(3)} for name in ("base", "dpo")})
     assert cell(only(compare([Run(equal)])), "dpo").rank is None
 
@@ -175,12 +180,37 @@ def test_seeds_with_equal_differences_when_compared_then_no_certainty_is_made_of
     assert same is not None and none is not None
     assert (same.value, same.low, same.p, same.p_holm) == (pytest.approx(7.5), None, None, None)
     assert (none.value, none.low, none.p) == (0.0, None, 1.0)
+    one = cell(only(compare(seeded(tmp_path / "equal", {"dpo": [20, 20]}))), "dpo")
+    assert (one.sd, one.low, one.high) == (0.0, None, None)
+
+
+def test_base_model_when_several_runs_evaluated_it_then_a_method_is_paired_with_the_one_of_its_run(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        made_run(tmp_path / "a", {"base": {BENCHMARK: right(10)}, "dpo": {BENCHMARK: right(20)}}),
+        made_run(tmp_path / "b", {"base": {BENCHMARK: right(12)}, "repo": {BENCHMARK: right(20)}}),
+    ]
+    found = compare([Run(run) for run in runs])
+    versus = [cell(only(found), method).difference for method in ("dpo", "repo")]
+    assert [one and one.value for one in versus] == pytest.approx([25, 20])
+    assert cell(only(found), "base").value == pytest.approx(27.5)
+    assert cell(only(found), "base").low is None
+    assert any("several runs evaluated base with the same seeds" in note for note in found.notes)
+    for run, count in zip(("c", "d"), (8, 12), strict=True):
+        method = {"c": "dpo", "d": "repo"}[run]
+        sampled = {"base": {41: right(count), 42: right(count + 2)}, method: {41: right(20), 42: right(20)}}
+        made_run(tmp_path / run, {name: {BENCHMARK: right(10)} for name in ("base", method)}, sampled=sampled)
+    table = only(compare([Run(tmp_path / "c"), Run(tmp_path / "d")]), Decoding.SAMPLED)
+    base = cell(table, "base")
+    assert (base.value, base.n, len(base.parts)) == (pytest.approx(27.5), 2, 4)
 
 
 def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_variant_can_be_the_baseline(
     tmp_path: Path,
 ) -> None:
-    greedy = {"base": {BENCHMARK: right(10)}, "dpo": {BENCHMARK: right(20)}}
+    base = {"base": {BENCHMARK: right(10)}}
+    greedy = {**base, "dpo": {BENCHMARK: right(20)}}
     plain = made_run(tmp_path / "plain", greedy)
     better = {**greedy, "dpo": {BENCHMARK: right(25)}}
     masked = made_run(tmp_path / "masked", better, mask={"count": 100, "lengths": [16, 32], "seed": 0})
@@ -192,11 +222,25 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     versus = cell(table, "dpo", "masked").difference
     assert versus is not None and (versus.value, versus.baseline) == (12.5, Row("dpo", "none"))
     assert cell(table, "dpo", "none").difference is None
+    runs = [
+        Run(
+            made_run(tmp_path / f"{mask}-{beta}", {"dpo": {BENCHMARK: right(20 + 2 * mask + beta)}, **base}),
+            variant=text,
+        )
+        for mask in (0, 1)
+        for beta in (0, 1)
+        if (text := f"mask={mask}, beta={beta}")
+    ]
+    table = only(compare(runs, "mask=0"))
+    for beta in (0, 1):
+        versus = cell(table, "dpo", f"mask=1, beta={beta}").difference
+        assert versus is not None and versus.value == pytest.approx(5)
+        assert versus.baseline == Row("dpo", f"mask=0, beta={beta}")
 
 
 def test_unknown_baseline_when_named_then_the_methods_are_listed(tmp_path: Path) -> None:
     run = Run(made_run(tmp_path / "a", {"base": {BENCHMARK: right(1)}, "dpo": {BENCHMARK: right(2)}}))
-    with pytest.raises(ConfigError, match="--baseline sft: expected one of base, dpo"):
+    with pytest.raises(ConfigError, match="--baseline sft: expected one of base; dpo"):
         compare([run], "sft")
 
 

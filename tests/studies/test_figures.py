@@ -66,24 +66,30 @@ def test_sweep_when_variants_are_values_of_one_setting_then_it_is_a_line_with_a_
     band = axes.collections[0].get_paths()[0].vertices
     deviation = 100 * np.std([0, 2], ddof=1) / 40
     assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((52.5 - deviation, 77.5 + deviation))
-    assert axes.get_xlabel() == "mask.count"
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("mask.count", "linear")
+    rates = [Run(run.path, model=run.model, variant=f"rate={1e-5 * 10**number:g}") for number, run in enumerate(runs)]
+    assert named(drawings(compare(rates)))["sweep-Tiny-1B-greedy"].axes[0].get_xscale() == "log"
     assert "bars-greedy" not in figures
 
 
 @pytest.mark.parametrize(
     ("variants", "expected"),
     [
-        (["mask.count=0", "mask.count=3e4"], ("mask.count", {"mask.count=0": 0.0, "mask.count=3e4": 30000.0})),
-        (["", "mask.count=5"], ("mask.count", {"": 0.0, "mask.count=5": 5.0})),
+        (["mask.count=0", "mask.count=3e4"], {"mask.count=0": (0.0, ""), "mask.count=3e4": (30000.0, "")}),
+        (["", "mask.count=5"], {"": (0.0, ""), "mask.count=5": (5.0, "")}),
+        (["a=1, b=x", "b=x, a=3", "a=1"], {"a=1, b=x": (1, "b=x"), "b=x, a=3": (3, "b=x"), "a=1": (1, "")}),
         (["mask.count=5"], None),
         (["mask", "mask.count=5"], None),
         (["a=1", "b=2"], None),
-        (["a=1, b=2", "a=2, b=2"], None),
+        (["a=1, b=2", "a=2, b=3"], None),
         ([""], None),
     ],
 )
-def test_axis_of_variants_when_they_are_not_one_setting_then_there_is_none(variants: list[str], expected: Any) -> None:
-    assert axis_of(variants) == expected
+def test_axis_of_variants_when_they_are_numbers_of_one_setting_then_that_is_it(
+    variants: list[str], expected: dict[str, tuple[float, str]] | None
+) -> None:
+    found = axis_of(variants)
+    assert (found and found.places) == expected
 
 
 @pytest.mark.slow

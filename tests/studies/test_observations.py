@@ -41,6 +41,26 @@ def test_models_with_equal_short_names_when_read_then_they_keep_their_owners(tmp
     assert [run.model for run in observe([Run(run) for run in runs]).runs] == ["left/Tiny-1B", "right/Tiny-1B"]
 
 
+def test_models_that_runs_make_when_only_seeds_differ_then_they_are_one(tmp_path: Path) -> None:
+    made = {"model": {"name_or_path": "{run}/pretrain/base"}, "world": {"prompts": 3}}
+    runs = [
+        made_run(tmp_path / str(seed), VERDICTS, seed=seed, name=f"quick-seed-{seed}", **made, pretrain={"seed": seed})
+        for seed in (0, 1)
+    ]
+
+    def models(*runs: Path) -> list[str | None]:
+        return [run.model for run in observe([Run(run) for run in runs]).runs]
+
+    assert models(*runs) == ["quick-seed", "quick-seed"]
+    other = made_run(tmp_path / "other", VERDICTS, name="quick-wide", **made, pretrain={"steps": 5})
+    again = made_run(tmp_path / "again", VERDICTS, name="quick-again", **made)
+    assert models(runs[0], other) == ["quick-seed-0", "quick-wide"]
+    assert models(runs[0], again) == [
+        "quick-seed-0",
+        "quick-again",
+    ]
+
+
 def test_folders_that_are_no_runs_when_named_then_all_are_listed(tmp_path: Path) -> None:
     said = refusal(made_run(tmp_path / "a", VERDICTS), tmp_path, tmp_path / "none")
     assert "2 problem(s)" in said and f"{tmp_path}: expected the folder of a run" in said and "none" in said
@@ -99,6 +119,33 @@ def test_chat_benchmarks_when_questions_or_judging_differ_then_they_are_refused(
             rate(runs[-1], label, [3.0, 4.0], asked, temperature=temperature)
     assert "mt: " in refusal(runs[0], runs[1]) and "answered different problems" in refusal(runs[0], runs[1])
     assert "evaluate.chat.mt.temperature is 0.0" in refusal(runs[0], runs[2])
+
+
+def test_prompts_of_a_judge_when_they_differ_then_worlds_are_no_excuse(tmp_path: Path) -> None:
+    runs = []
+    for seed in range(2):
+        runs.append(made_run(tmp_path / str(seed), VERDICTS, seed=seed, world={"seed": seed}))
+        for name in ("references", "judge_prompt"):
+            (tmp_path / f"{name}-{seed}").write_text(f"{name} {seed}")
+        files = {name: str(tmp_path / f"{name}-{seed}") for name in ("references", "judge_prompt")}
+        for label in VERDICTS:
+            rate(runs[-1], label, [3.0, 4.0], f"asked {seed}", **files)
+    said = refusal(*runs)
+    assert "1 problem(s)" in said and "evaluate.chat.mt.judge_prompt is" in said
+
+
+def test_decoding_seeds_that_differ_when_compared_then_it_is_said(tmp_path: Path) -> None:
+    runs = [
+        made_run(
+            tmp_path / str(seed),
+            VERDICTS,
+            train={"seed": seed},
+            sampled={label: {seed: [1, 0, 0, 1]} for label in VERDICTS},
+        )
+        for seed in (41, 42)
+    ]
+    (note,) = observe([Run(run) for run in runs]).notes
+    assert "different decoding seeds" in note and f"41 in {runs[0]}; 42 in {runs[1]}" in note
 
 
 def test_runs_of_equal_settings_and_seeds_when_compared_then_one_is_too_many(tmp_path: Path) -> None:

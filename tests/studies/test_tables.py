@@ -91,6 +91,7 @@ def test_csv_when_read_then_each_cell_is_a_line_with_all_digits(found: Compariso
 def test_html_when_written_then_names_are_text_and_values_lead_to_reports(found: Comparison) -> None:
     text = as_html(found, lambda run: f'{run.path.name}/"report".html')
     assert "<strong>65.00</strong> ± 5.00" in text and "<ins>52.50</ins>" in text
+    assert '<td class="number"><a href="Tiny-0/&#34;report&#34;.html">25.00</a></td>' in text  # one base model
     assert "50%-&lt;b&gt;" in text and "<b>" not in text.replace("<br>", "")
     assert '<small>seeds <a href="Tiny-0/&#34;report&#34;.html" title="50.00">0</a>' in text
     assert isinstance(text, Markup) and "<a " not in as_html(found)
@@ -121,7 +122,7 @@ def test_terminal_when_80_columns_wide_then_no_name_is_cut(tmp_path: Path) -> No
 def test_bounds_that_are_unknown_when_written_then_no_format_has_a_nan(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}})
     for label in ("base", "dpo"):
-        rate(run, label, [4.0])  # one question: no interval
+        rate(run, label, [4.0 if label == "base" else 3.999])  # one question: no interval; and −0.001 is shown as +0.00
         prefer(run, label, [0.25, 0.75])
     one = compare([Run(run)])
     for name, write in FORMATS.items():

@@ -22,7 +22,7 @@ from regretless.core.intervals import (
     paired_difference,
 )
 from regretless.core.run_folder import BASE
-from regretless.studies.observations import COMPARE, PERCENT, Observation, Observed, Run, observe
+from regretless.studies.observations import COMPARE, PERCENT, SEPARATOR, Observation, Observed, Run, observe
 
 T = TypeVar("T")
 DIGITS = 2
@@ -228,17 +228,19 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """Compare the results of run folders.
 
-    baseline: a method, which all methods of the same model and variant are compared with, or a variant, whose methods
-    are compared with the same ones of other variants; by default `base`, if it was evaluated.
+    baseline: a method, which all methods of the same model and variant are compared with; or a variant, or one of its
+    settings (`mask=none` of `mask=none, train.beta=0.1`), whose methods are compared with the same ones of variants
+    that differ in it alone. By default `base`, if it was evaluated.
     Raises ConfigError for runs that cannot be compared (`observe`) and an unknown baseline.
     """
     observed = observe(runs)
     methods = dict.fromkeys(one.method for one in observed.observations)
-    variants = {run.variant or "" for run in observed.runs} - {""}
+    variants = dict.fromkeys(run.variant for run in observed.runs if run.variant)
+    settings = dict.fromkeys(text for variant in variants for text in variant.split(SEPARATOR))
     if baseline is None:
         baseline = BASE if BASE in methods and len(methods) > 1 else None
-    elif baseline not in methods and baseline not in variants:
-        names = ", ".join([*methods, *sorted(variants)])
+    elif baseline not in {*methods, *variants, *settings}:
+        names = "; ".join(dict.fromkeys([*methods, *variants, *settings]))
         raise ConfigError(f"{COMPARE}: --baseline {baseline}: expected one of {names}")
     groups = [
         _Group(observed, model, decoding, baseline)
@@ -374,13 +376,25 @@ class _Group:
         """Each value with its seed's name and its run."""
         places = self.by_place[row, column]
         if self.over is Over.DECODING:
-            return [(str(seed), value, one.run) for one in _firsts(places) for seed, value in one.sampled.items()]
+            return [
+                (str(seed), value, one.run)
+                for found in places.values()
+                for one in found
+                for seed, value in one.sampled.items()
+            ]
         return [
             (self._seed_name(seeds), value, one.run)
             for seeds, found in places.items()
             for one in found
             if (value := self._value(one)) is not None
         ]
+
+    def _passes(self, row: Row, column: Column) -> dict[str, float]:
+        """Value of each decoding seed; of one model that was evaluated in several runs, the mean."""
+        found: dict[str, list[float]] = {}
+        for seed, value, _ in self._parts(row, column):
+            found.setdefault(seed, []).append(value)
+        return {seed: mean(values) for seed, values in found.items()}
 
     def _seed_name(self, seeds: Seeds) -> str:
         if self.over is Over.PROBLEMS:
@@ -394,11 +408,13 @@ class _Group:
         parts = tuple(self._parts(row, column))
         versus = self._difference(row, column)
         if self.over is Over.PROBLEMS:
-            (one,) = _firsts(self.by_place[row, column])
-            low, high = map(known, one.interval)
-            return Cell(one.value, None, low, high, one.n, self.over, None, parts, versus)
+            (same,) = self.by_place[row, column].values()
+            is_one = len({one.value for one in same}) == 1
+            low, high = map(known, same[0].interval if is_one else UNKNOWN)
+            value = same[0].value if is_one else mean(value for _, value, _ in parts)
+            return Cell(value, None, low, high, same[0].n, self.over, None, parts, versus)
         if self.over is Over.DECODING:
-            values = [value for _, value, _ in parts]
+            values = list(self._passes(row, column).values())
         else:
             values = [mean(group) for group in _grouped(self._values(row, column), self._unit).values()]
         if not values:
@@ -414,9 +430,9 @@ class _Group:
         """The row that a row is compared with."""
         if self.baseline is None:
             return None
-        is_method = any(other.method == self.baseline for other in self.rows)
-        if not is_method:
-            other = replace(row, variant=self.baseline)
+        if not any(other.method == self.baseline for other in self.rows):
+            is_variant = any(each.variant == self.baseline for each in self.rows)
+            other = replace(row, variant=self.baseline if is_variant else _with(row.variant, self.baseline))
             return other if other != row and other in self.rows else None
         candidates = [Row(self.baseline, row.variant), *([Row(BASE)] if self.baseline == BASE else [])]
         return next((other for other in candidates if other in self.rows and row.method != other.method), None)
@@ -426,7 +442,7 @@ class _Group:
         if other is None or (other, column) not in self.by_place:
             return None
         if self.over is Over.DECODING:
-            passes = [{seed: value for seed, value, _ in self._parts(each, column)} for each in (other, row)]
+            passes = [self._passes(each, column) for each in (other, row)]
             common = [seed for seed in passes[0] if seed in passes[1]]
             sides = ([one[seed] for seed in common] for one in passes)
             return _over_seeds(other, self.over, *sides) if common else None
@@ -497,6 +513,12 @@ class _Group:
             yield f"{BASE} has no training seed: it has one value and no deviation."
 
 
+def _with(variant: str, setting: str) -> str:
+    """The variant with another value of one of its settings, as `key=value`."""
+    key = setting.partition("=")[0]
+    return SEPARATOR.join(setting if text.partition("=")[0] == key else text for text in variant.split(SEPARATOR))
+
+
 def _column(one: Observation) -> Column:
     return Column(one.benchmark, one.metric, one.unit, one.judge)
 
@@ -504,11 +526,6 @@ def _column(one: Observation) -> Column:
 def _at(values: Mapping[Seeds, T], seeds: Seeds) -> T | None:
     """The value for these seeds; that of the base model has no training seed."""
     return values.get(seeds, values.get((seeds[0], None)))
-
-
-def _firsts(places: Mapping[Seeds, Sequence[Observation]]) -> list[Observation]:
-    """The first observation for each pair of seeds."""
-    return [found[0] for found in places.values()]
 
 
 def _grouped(values: Mapping[Seeds, Any], unit: Callable[[Seeds], int | None]) -> dict[int | None, list[Any]]:

@@ -19,7 +19,7 @@ from regretless.core.intervals import over_seeds
 from regretless.core.run_folder import BASE
 from regretless.core.text_cleaning import one_line
 from regretless.studies.comparison import Column, Comparison, Decoding, Over, Row, Table
-from regretless.studies.observations import Run
+from regretless.studies.observations import SEPARATOR, Run
 from regretless.studies.tables import title_of
 from regretless.training import log
 
@@ -212,25 +212,38 @@ def _bar_values(
 # --- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def axis_of(variants: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-    """The setting that variants are values of, and the number of each; None if they are not numbers of one setting.
+@dataclass(frozen=True)
+class Axis:
+    """A setting of which variants are values."""
+
+    key: str
+    places: Mapping[str, tuple[float, str]]
+    """Variant → the setting's value in it, and its other settings."""
+
+
+def axis_of(variants: Sequence[str]) -> Axis | None:
+    """The one setting of which all variants have a number, with at least two values; None if there is none, or two.
 
     A run that does not have the setting (an empty name) is at 0, if no variant is.
     """
-    found = {variant: NUMERIC.fullmatch(variant) for variant in variants if variant}
-    if len(found) < 2 - ("" in variants) or not found or any(match is None for match in found.values()):
-        return None
-    keys = {match[1] for match in found.values() if match is not None}
-    numbers = {variant: float(match[2]) for variant, match in found.items() if match is not None}
-    if len(keys) != 1:
-        return None
-    if "" in variants and 0.0 not in numbers.values():
-        numbers[""] = 0.0
-    return keys.pop(), numbers
+    settings = {variant: [text for text in variant.split(SEPARATOR) if text] for variant in dict.fromkeys(variants)}
+    numbers: dict[str, dict[str, tuple[float, str]]] = {}
+    for variant, texts in settings.items():
+        for text in texts:
+            if (match := NUMERIC.fullmatch(text)) is not None:
+                rest = SEPARATOR.join(other for other in texts if other != text)
+                numbers.setdefault(match[1], {})[variant] = (float(match[2]), rest)
+    found = []
+    for key, places in numbers.items():
+        if "" in settings and 0.0 not in {value for value, _ in places.values()}:
+            places[""] = (0.0, "")
+        if places.keys() == settings.keys() and len({value for value, _ in places.values()}) > 1:
+            found.append(Axis(key, places))
+    return found[0] if len(found) == 1 else None
 
 
-def _axis(table: Table) -> tuple[str, dict[str, float]] | None:
-    return axis_of(list(dict.fromkeys(row.variant for row in table.rows if row.method != BASE)))
+def _axis(table: Table) -> Axis | None:
+    return axis_of([row.variant for row in table.rows if row.method != BASE])
 
 
 def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
@@ -238,34 +251,36 @@ def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
     for table in comparison.tables:
         if (axis := _axis(table)) is None:
             continue
-        key, numbers = axis
-        trained = [row for row in table.rows if row.method != BASE]
+        lines: dict[str, list[tuple[float, Row]]] = {}
+        for row in (row for row in table.rows if row.method != BASE):
+            value, rest = axis.places[row.variant]
+            lines.setdefault(Row(row.method, rest).label, []).append((value, row))
         columns = [column for column in table.columns if _any(table, column)]
         figure, panels = _panels(len(columns))
-        looks = _looks([row.method for row in trained])
+        looks = _looks(list(lines))
         for column, axes in zip(columns, panels, strict=True):
-            for method in dict.fromkeys(row.method for row in trained):
+            for label, line in lines.items():
                 points = sorted(
-                    (numbers[row.variant], cell.value, cell.sd or 0.0)
-                    for row in trained
-                    if row.method == method and row.variant in numbers
+                    (value, cell.value, cell.sd or 0.0)
+                    for value, row in line
                     if (cell := table.cells.get((row, column))) is not None and cell.value is not None
                 )
                 if points:
                     x, y, sd = np.array(points).T
-                    axes.plot(x, y, "o-", ms=3, lw=1.2, color=looks[method]["color"], label=_text(method))
-                    axes.fill_between(x, y - sd, y + sd, color=looks[method]["color"], alpha=0.18, linewidth=0)
+                    color = looks[label]["color"]
+                    axes.plot(x, y, "o-", ms=3, lw=1.2, color=color, label=_text(label))
+                    axes.fill_between(x, y - sd, y + sd, color=color, alpha=0.18, linewidth=0)
             base = table.cells.get((Row(BASE), column))
             if base is not None and base.value is not None:
                 axes.axhline(base.value, color=COLORS[0], lw=1, ls="--", label=BASE)
-            values = sorted(numbers.values())
+            values = sorted({value for value, _ in axis.places.values()})
             if values[0] > 0 and values[-1] >= LOGARITHMIC * values[0]:
                 axes.set_xscale("log")
-            axes.set_xlabel(_text(key), fontsize=SIZE)
+            axes.set_xlabel(_text(axis.key), fontsize=SIZE)
             axes.set_ylabel(_text(f"{title_of(column)} ({column.unit})"), fontsize=SIZE)
         _legend(figure, panels)
         band = "" if table.over is Over.PROBLEMS else f"; bands: one standard deviation over {table.n} {table.over}"
-        caption = f"{table.model} along {key}, {table.decoding} answers{band}."
+        caption = f"{table.model} along {axis.key}, {table.decoding} answers{band}."
         yield Drawing(f"sweep-{table.model}-{table.decoding}", caption, figure)
 
 

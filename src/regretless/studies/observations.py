@@ -24,6 +24,8 @@ from regretless.training.methods import methods_of
 PASS_AT_1 = "pass_at_1"
 PERCENT = 100.0
 COMPARE = "regretless compare"
+SEPARATOR = ", "
+"""Between the settings of a variant."""
 SEEDS = {"seed", "init_seed"}
 """Last parts of the keys of seeds."""
 NO_MATTER = {"name", "output_dir", "cluster", "threads", "report"}
@@ -184,10 +186,23 @@ class _Folder:
         return self.recipe.get("world") is not None
 
     @property
-    def model(self) -> str:
-        """Name or path of the model before training."""
+    def name(self) -> str:
+        """Name of the run."""
+        return str(self.recipe.get("name", self.run.path.name))
+
+    @property
+    def made_model(self) -> str | None:
+        """Hash of the settings, without seeds, of a model that the run makes itself; None for one that it loads."""
         name = str(self._section("model").get("name_or_path", ""))
-        return str(self.recipe.get("name", self.run.path.name)) if not name or name.startswith(RUN) else name
+        if name and not name.startswith(RUN):
+            return None
+        sections = ("model", "pretrain", "world")
+        return fingerprint({key: value for key, value in self.settings.items() if key.partition(".")[0] in sections})
+
+    @property
+    def model(self) -> str:
+        """Name or path of the model before training; the run's name if it makes the model itself."""
+        return self.name if self.made_model else str(self._section("model")["name_or_path"])
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -242,6 +257,7 @@ def _labeled(folders: Sequence[_Folder]) -> list[_Folder]:
     full = {folder.model for folder in folders}
     short = {name: name.rstrip("/").rpartition("/")[2] for name in full}
     ambiguous = {name for name in full if list(short.values()).count(short[name]) > 1}
+    given = [folder.run.model for folder in folders]
     for folder in folders:
         run, name = folder.run, folder.model
         folder.run = replace(
@@ -250,6 +266,7 @@ def _labeled(folders: Sequence[_Folder]) -> list[_Folder]:
             data_seed=folder.data_seed if run.data_seed is None else run.data_seed,
             train_seed=folder.train_seed if run.train_seed is None else run.train_seed,
         )
+    _join_made([folder for folder, model in zip(folders, given, strict=True) if model is None])
     for model in dict.fromkeys(folder.run.model for folder in folders):
         group = [folder for folder in folders if folder.run.model == model]
         unnamed = [folder for folder in group if folder.run.variant is None]
@@ -257,6 +274,26 @@ def _labeled(folders: Sequence[_Folder]) -> list[_Folder]:
         for folder, name in zip(unnamed, names, strict=True):
             folder.run = replace(folder.run, variant=name)
     return list(folders)
+
+
+def _join_made(folders: Sequence[_Folder]) -> None:
+    """Give one name to equally made models of runs with different names, if these differ in their seeds."""
+    for made in dict.fromkeys(folder.made_model for folder in folders if folder.made_model):
+        group = [folder for folder in folders if folder.made_model == made]
+        names = [folder.name for folder in group]
+        if len(set(names)) == 1:
+            continue
+        length = next(
+            (place for place, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1),
+            min(map(len, names)),
+        )
+        common = names[0][:length].rstrip("-_.=+0123456789") or names[0]
+        before = [folder.run for folder in group]
+        for folder in group:
+            folder.run = replace(folder.run, model=common)
+        if _twice(group):
+            for folder, run in zip(group, before, strict=True):
+                folder.run = run
 
 
 def _variants(folders: Sequence[_Folder]) -> list[str]:
@@ -287,7 +324,7 @@ def _variants(folders: Sequence[_Folder]) -> list[str]:
             for name, key in zip(sections, varying, strict=True)
             if key in one
         ]
-        texts.append(", ".join(dict.fromkeys(parts)))
+        texts.append(SEPARATOR.join(dict.fromkeys(parts)))
     return texts
 
 
