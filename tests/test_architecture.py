@@ -167,6 +167,7 @@ OF_NO_MODULE = {
     "test_python_page.py": "docs/python.md",
     "test_real_data.py": "the path of docs/real_data.md",
     "test_recipes.py": "the files in recipes/",
+    "test_studies.py": "the files in studies/",
 }
 """Test files that concern no single module, and what they concern."""
 

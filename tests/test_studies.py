@@ -13,7 +13,7 @@ from regretless.studies.page import write_page
 from regretless.studies.runner import run_study
 from regretless.studies.study import load_study
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[1]
 QWEN = {"Qwen3-1.7B", "Qwen3-4B"}
 ALL = {"base", "dpo", "ipo", "rpo", "kto", "tdpo", "repo", "repo_det"}
 SHAPES = {
