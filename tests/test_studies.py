@@ -53,6 +53,6 @@ def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: 
     assert len(trained) == len(models) * (len(methods) - 1) * len(variants) * len(columns)
     assert all(cell["value"] is not None for cell in cells)
     if name == "table1-chat":
-        assert {benchmark for benchmark, *_ in columns} == {"alpaca_eval", "arena_hard", "mt_bench"}
+        assert {benchmark for benchmark, *_ in columns} == {"alpaca_eval", "arena_hard", "mt_bench", "mt_bench_gpt5"}
     else:
         assert {decoding for *_, decoding in columns} == decodings

@@ -157,7 +157,9 @@ def test_problems_of_several_runs_when_read_then_they_are_reported_together(tmp_
     models = {"a": {"sample": {"n": 0}}, "b": {"train": {"learning_rate": -1}}}
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, {"models": models})
-    assert "sample.n" in str(caught.value) and "learning_rate" in str(caught.value)
+    (first, second) = caught.value.problems
+    assert "sample.n" in first and first.endswith("(in a)")
+    assert "learning_rate" in second and second.endswith("(in b)")
 
 
 @pytest.fixture(scope="module")
@@ -220,13 +222,15 @@ def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_togeth
 
 
 def test_data_when_they_fail_then_no_method_is_tried_and_each_says_why(tmp_path: Path) -> None:
-    study = load(tmp_path, {"seeds": {}})
-    (cell,) = study.cells
-    (cell.recipe.run_dir / "pair").mkdir(parents=True)
-    (cell.recipe.run_dir / "pair" / "mine.txt").write_text("of somebody else")
-    failures = run_study(study)
+    study = load(tmp_path)
+    first, second = (cell.recipe.run_dir for cell in study.cells)
+    (first / "pair").mkdir(parents=True)
+    (first / "pair" / "mine.txt").write_text("of somebody else")
+    failures = run_study(study, processes=2)
+    assert [failure.job.name for failure in failures] == [f"training-0: {kind}" for kind in ("data", "dpo", "repo")]
     assert "was not made by regretless" in failures[0].reason
-    assert [failure.reason for failure in failures[1:]] == [f"{failures[0].job.name} failed"] * 2
+    assert [failure.reason for failure in failures[1:]] == ["training-0: data failed"] * 2
+    assert (second / "report" / "report.html").is_file(), "a run with the same data makes the rest of them itself"
 
 
 def test_study_when_killed_then_its_processes_end_and_the_same_command_ends_as_undisturbed(tmp_path: Path) -> None:

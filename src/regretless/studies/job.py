@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -40,8 +40,10 @@ class Job:
     smoke: bool = False
     gpus: Sequence[int] | None = None
     """The devices that it may use; None for all."""
-    needs: Sequence[str] = field(default=())
+    needs: Sequence[str] = ()
     """Names of the jobs that have to succeed before."""
+    after: Sequence[str] = ()
+    """Names of the jobs that have to end before, however they do."""
 
 
 def run_job(job: Job, parent: Connection, threads: int) -> None:

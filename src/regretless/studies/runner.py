@@ -80,7 +80,7 @@ class Scheduler:
         """Run jobs, each behind those of them that it needs; devices are divided among as many as can run at once."""
         failures, waiting = [], list(jobs)
         names = {job.name for job in jobs}
-        free = list(range(min(self.processes, sum(not names & set(job.needs) for job in jobs))))
+        free = list(range(min(self.processes, sum(not names & {*job.needs, *job.after} for job in jobs))))
         self._places = len(free)
         while waiting or self._running:
             for job in list(waiting):
@@ -88,7 +88,7 @@ class Scheduler:
                 if failed:
                     failures.append(Failure(job, f"{failed[0]} failed"))
                     self.reasons[job.name] = failures[-1].reason
-                elif free and all(name in self.reasons for name in job.needs):
+                elif free and all(name in self.reasons for name in [*job.needs, *job.after]):
                     self._start(job, free.pop(0))
                 else:
                     continue
@@ -139,8 +139,8 @@ class Scheduler:
             stages = stages_of(recipe)
             if stages:
                 source = fingerprint({name: recipe.model_dump(mode="json")[name] for name in SOURCES})
-                needs = [last[source]] if source in last else []
-                jobs.append(self._job(cell, "data", recipe, stages, needs))
+                after = [last[source]] if source in last else []
+                jobs.append(replace(self._job(cell, "data", recipe, stages), after=after))
                 last[source] = jobs[-1].name
         return jobs
 
@@ -148,7 +148,7 @@ class Scheduler:
         recipe = _of_methods(cell.recipe, [method])
         stages = [name for name in stages_of(recipe) if name not in TOGETHER]
         needs = [name for name in (f"{cell.name}: data",) if name in self.reasons]
-        return self._job(cell, method, recipe, stages, needs)
+        return replace(self._job(cell, method, recipe, stages), needs=needs)
 
     def _whole_job(self, cell: Cell) -> Job | None:
         """The run with the methods that succeeded; None if its data or all of its methods failed."""
@@ -156,9 +156,9 @@ class Scheduler:
         if self.reasons.get(f"{cell.name}: data") is not None or (cell.methods and not done):
             return None
         recipe = _of_methods(cell.recipe, done) if done else cell.recipe
-        return self._job(cell, "report", recipe, None, [])
+        return self._job(cell, "report", recipe, None)
 
-    def _job(self, cell: Cell, kind: str, recipe: Recipe, stages: list[str] | None, needs: list[str]) -> Job:
+    def _job(self, cell: Cell, kind: str, recipe: Recipe, stages: list[str] | None) -> Job:
         return Job(
             name=f"{cell.name}: {kind}",
             recipe=recipe,
@@ -166,7 +166,6 @@ class Scheduler:
             folder=self.study.folder / "logs" / cell.name / kind,
             store=self.study.store,
             smoke=self.study.smoke,
-            needs=needs,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -154,44 +154,49 @@ def load_study(
     config = StudyConfig.parse(values, str(path))
     folder = Path(config.output_dir or f"runs/{config.name}")
     folder = folder.with_name(f"{folder.name}-smoke") if smoke and output_dir is None else folder
-    cells: dict[str, Cell] = {}
-    problems: list[str] = []
-    for made in _cells(config, path.parent, overrides, folder, smoke=smoke):
-        if isinstance(made, ConfigError):
-            problems += made.problems
-        elif made.name in cells:
-            problems.append(f"{made.name}: two runs have this name; choose other labels")
-        else:
-            cells[made.name] = made
-    reject(str(path), list(dict.fromkeys(problems)))
-    return Study(config, folder, list(cells.values()), smoke)
+    cells = [
+        replace(cell, recipe=cell.recipe.model_copy(update={"name": cell.name, "output_dir": _run_dir(folder, cell)}))
+        for cell in _cells(config, path, overrides, smoke=smoke)
+    ]
+    names = [cell.name for cell in cells]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    reject(str(path), [f"{name}: two runs have this name; choose other labels" for name in twice])
+    return Study(config, folder, cells, smoke)
 
 
-def _cells(
-    config: StudyConfig, here: Path, overrides: Sequence[str], folder: Path, *, smoke: bool
-) -> Iterator[Cell | ConfigError]:
+def _cells(config: StudyConfig, path: Path, overrides: Sequence[str], *, smoke: bool) -> list[Cell]:
+    """The runs of a study, with their recipes. Raises ConfigError that lists the problems of all of them."""
+    cells: list[Cell] = []
+    problems: dict[str, list[str]] = {}
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
     variants = [_labelled(values).items() for values in config.overrides.values()]
     for model, settings in (config.models or {"": {}}).items():
         for *chosen, data_seed, training_seed in itertools.product(*variants, *seeds):
             varied = dict(zip(config.overrides, chosen, strict=True))
             variant = {key: label for key, (label, _) in varied.items()}
+            place = ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
             try:
-                values = merge(_recipe_values(config, here, settings), _without_recipe(settings))
+                values = merge(
+                    read_yaml(path.parent / str(settings.get(RECIPE, config.recipe))), _without_recipe(settings)
+                )
                 texts = [_override(key, value) for key, value in config.settings.items()]
                 texts += [_override(key, value) for key, (_, value) in varied.items()]
                 texts += [_override("train.objective", config.methods)] if config.methods else []
                 texts += [_override("seed", data_seed)] if data_seed is not None else []
                 texts += [_override("train.seed", training_seed)] if training_seed is not None else []
                 texts += [_override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
-                recipe = parse_recipe(apply_overrides(values, [*texts, *overrides]), _place(model, variant))
+                recipe = parse_recipe(apply_overrides(values, [*texts, *overrides]), place)
                 recipe = smoke_recipe(recipe) if smoke else recipe
+                cells.append(Cell(model, variant, data_seed, training_seed, recipe, recipe.name))
             except ConfigError as error:
-                yield error
-                continue
-            cell = Cell(model, variant, data_seed, training_seed, recipe, recipe.name)
-            run_dir = str((folder / "runs" / cell.name).resolve())
-            yield replace(cell, recipe=recipe.model_copy(update={"name": cell.name, "output_dir": run_dir}))
+                for problem in error.problems:
+                    problems.setdefault(problem, []).append(place)
+    reject(str(path), [f"{problem} (in {', '.join(dict.fromkeys(places))})" for problem, places in problems.items()])
+    return cells
+
+
+def _run_dir(folder: Path, cell: Cell) -> str:
+    return str((folder / "runs" / cell.name).resolve())
 
 
 def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
@@ -200,18 +205,9 @@ def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
     return {value if isinstance(value, str) else json.dumps(value): value for value in values}
 
 
-def _recipe_values(config: StudyConfig, here: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    named = settings.get(RECIPE, config.recipe)
-    return read_yaml(here / str(named))
-
-
 def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != RECIPE}
 
 
 def _override(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value)}"
-
-
-def _place(model: str, variant: Mapping[str, str]) -> str:
-    return ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
