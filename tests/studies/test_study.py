@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from regretless.core.errors import ConfigError
+from regretless.cli import verbs
+from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.stage_folder import MANIFEST
 from regretless.runs.pipeline import run_recipe
 from regretless.studies.runner import run_study
@@ -144,6 +145,7 @@ def test_study_when_read_then_it_is_every_combination_with_each_seed_where_it_be
         ({"seeds": {"training": [1, 1]}}, "a seed occurs twice"),
         ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "two runs have this name"),
         ({"seed": [0]}, "seed"),
+        ({"store": "s3://bucket/units"}, "store: .*expected a folder that this machine sees"),
     ],
 )
 def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(
@@ -208,7 +210,9 @@ def test_study_when_run_again_then_nothing_is_done_and_when_extended_only_what_i
     assert not {"world", "sample", "pair", "evaluate/base/arithmetic"} & set(new)
 
 
-def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_together_without_it(tmp_path: Path) -> None:
+def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_together_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = {"settings": {"train.methods.repo.learning_rate": 1e30, "train.methods.repo.optim": "sgd"}}
     study = load(tmp_path, {**broken, "seeds": {}})
     (failure,) = run_study(study, processes=2)
@@ -217,6 +221,15 @@ def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_togeth
     (cell,) = study.cells
     assert {path.name for path in (cell.recipe.run_dir / "train").iterdir() if path.suffix != ".cache"} == {"dpo"}
     assert (cell.recipe.run_dir / "report" / "report.html").is_file()
+    options: dict[str, Any] = {"processes": 1, "smoke": False, "output_dir": None, "cluster": None}
+    load(tmp_path, {**broken, "seeds": {}, "baseline": "repo"})
+    with pytest.raises(RegretlessError, match=r"1 job\(s\) failed.*\n  - run: repo: "):
+        verbs.study(tmp_path / "study.yaml", [], **options)
+    assert "no table: " in capsys.readouterr().err
+    load(tmp_path, {**broken, "seeds": {}})
+    with pytest.raises(RegretlessError, match=r"1 job\(s\) failed"):
+        verbs.study(tmp_path / "study.yaml", [], **options)
+    assert "run: repo" in (tmp_path / "out" / "comparison" / "comparison.html").read_text()
     assert run_study(load(tmp_path, {"seeds": {}})) == []
     assert {path.name for path in (cell.recipe.run_dir / "evaluate").iterdir()} >= {"base", "dpo", "repo"}
 

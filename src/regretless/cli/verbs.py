@@ -124,7 +124,13 @@ def _show_study(study: Study, failures: Sequence[Failure]) -> None:
     runs = [cell.run for cell in study.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
     if not runs:
         return
-    found = comparison.compare(runs, study.config.baseline)
+    try:
+        found = comparison.compare(runs, study.config.baseline)
+    except ConfigError as error:
+        if not failures:
+            raise
+        console.print(f"no table: {error}", style="yellow", markup=False, soft_wrap=True)  # the failures come next
+        return
     reasons = Markup("").join(Markup("<li>{}: {}</li>").format(one.job.name, one.reason) for one in failures)
     more = {"Jobs that failed": Markup("<ul>{}</ul>").format(reasons)} if failures else {}
     output = study.folder / "comparison"

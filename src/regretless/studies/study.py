@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError, reject
+from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section
 from regretless.core.yaml_settings import merge, read_yaml
@@ -71,6 +72,13 @@ class StudyConfig(Section):
     """Method that the others are compared with, or a variant."""
     figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
     """Formats in which figures are also written as files."""
+
+    @field_validator("output_dir", "store")
+    @classmethod
+    def _on_this_machine(cls, value: str) -> str:
+        if url_of(value) is not None:
+            raise ValueError("a study shares files as links; expected a folder that this machine sees, not a URL")
+        return value
 
     @field_validator("overrides")
     @classmethod
