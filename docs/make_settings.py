@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from regretless.cli.info import notes_on, settings_of_stage
-from regretless.core.setting_list import Setting, grouped
+from regretless.core.setting_list import Setting, grouped, settings_of
 from regretless.core.stages import STAGES
 from regretless.runs.recipe import Recipe
+from regretless.studies.study import StudyConfig
 
 FOLDER = Path(__file__).parent / "settings"
 COMMAND = "python docs/make_settings.py"
@@ -24,7 +25,7 @@ def pages() -> dict[str, str]:
     """The text of every page by the name of its file: one a section, and one of the settings that have no section."""
     sections = {name: settings_of_stage(name) for name in Recipe.model_fields}
     single = [found[0] for name, found in sections.items() if [one.key for one in found] == [name]]
-    texts = {"recipe.md": _whole_run(single)}
+    texts = {"recipe.md": _whole_run(single), "study.md": _study()}
     for name, found in sections.items():
         if found[0] not in single:
             texts[f"{name}.md"] = _section(name, found)
@@ -34,6 +35,16 @@ def pages() -> dict[str, str]:
 def _whole_run(settings: Iterable[Setting]) -> list[str]:
     about = "They stand at the top of a recipe; `regretless run RECIPE` also takes them as `KEY=VALUE`."
     return ["# Settings of a whole run", "", *_prose(about), "", *_prose(_origin("")), "", *_table(settings, "")]
+
+
+def _study() -> list[str]:
+    about = "They stand at the top of a study file, for `regretless study` ([studies](../studies.md))."
+    lines = ["# Settings of a study", "", *_prose(about), "", f"`{COMMAND}` writes this page.", ""]
+    for group in grouped(settings_of(StudyConfig)):
+        if group.key:
+            lines += [f"## `{group.key}`", "", *_prose(group.meaning), ""]
+        lines += [*_table(group.settings, ""), ""]
+    return lines[:-1]
 
 
 def _section(name: str, settings: list[Setting]) -> list[str]:
