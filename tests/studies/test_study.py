@@ -19,6 +19,7 @@ from regretless.cli import verbs
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.stage_folder import MANIFEST
 from regretless.runs.pipeline import run_recipe
+from regretless.studies.runner import finished as finished_cells
 from regretless.studies.runner import run_study
 from regretless.studies.study import Study, load_study
 from run_contents import contents, differences
@@ -243,6 +244,7 @@ def test_data_when_they_fail_then_no_method_is_tried_and_each_says_why(tmp_path:
     assert [failure.job.name for failure in failures] == [f"training-0: {kind}" for kind in ("data", "dpo", "repo")]
     assert "was not made by regretless" in failures[0].reason
     assert [failure.reason for failure in failures[1:]] == ["training-0: data failed"] * 2
+    assert [cell.name for cell in finished_cells(study, failures)] == ["training-1"]
     assert (second / "report" / "report.html").is_file(), "a run with the same data makes the rest of them itself"
 
 

@@ -37,7 +37,7 @@ from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page
-from regretless.studies.runner import Failure, run_study
+from regretless.studies.runner import Failure, finished, run_study
 from regretless.studies.study import Study, load_study
 
 quiet_libraries()
@@ -120,8 +120,8 @@ def study(
 
 
 def _show_study(study: Study, failures: Sequence[Failure]) -> None:
-    """Print the tables of the runs that are evaluated, and write their page."""
-    runs = [cell.run for cell in study.cells if (cell.recipe.run_dir / "evaluate" / "results.json").is_file()]
+    """Print the tables of the runs that are finished, and write their page."""
+    runs = [cell.run for cell in finished(study, failures) if cell.recipe.evaluate is not None]
     if not runs:
         return
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -55,6 +55,17 @@ def run_study(study: Study, *, processes: int | None = None) -> list[Failure]:
             stack.enter_context(RunFolder(cell.recipe.run_dir).locked())
         stack.enter_context(lock(study.folder / LOCK, study.folder))
         return Scheduler(study, processes or max(1, visible_gpus())).run()
+
+
+def finished(study: Study, failures: Sequence[Failure]) -> list[Cell]:
+    """The runs of a study that were put together, if only of some of their methods."""
+    failed = {failure.job.name for failure in failures}
+
+    def has_failed(cell: Cell) -> bool:
+        methods = [f"{cell.name}: {method}" in failed for method in cell.methods]
+        return bool(failed & {f"{cell.name}: data", f"{cell.name}: report"}) or (bool(methods) and all(methods))
+
+    return [cell for cell in study.cells if not has_failed(cell)]
 
 
 class Scheduler:
