@@ -38,6 +38,7 @@ from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page
 from regretless.studies.runner import Failure, finished, run_study
+from regretless.studies.search import Choice, as_html, check_apart, search_settings
 from regretless.studies.study import Study, load_study
 
 quiet_libraries()
@@ -108,8 +109,14 @@ def study(
     if not smoke:
         problems = {cell.name: recipe_problems(cell.recipe) for cell in found.cells}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
+    choices: list[Choice] = []
+    if found.config.search is not None:
+        found, choices = search_settings(found, processes)
+        for choice in choices:
+            console.print(f"search: {choice.place}: {', '.join(choice.overrides)}", markup=False, soft_wrap=True)
     failures = run_study(found, processes=processes)
-    _show_study(found, failures)
+    check_apart(found, finished(found, failures))
+    _show_study(found, failures, choices)
     if smoke:
         console.print(NOTE)
     if failures:
@@ -119,7 +126,7 @@ def study(
         )
 
 
-def _show_study(study: Study, failures: Sequence[Failure]) -> None:
+def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Choice]) -> None:
     """Print the tables of the runs that are finished, and write their page."""
     runs = [cell.run for cell in finished(study, failures) if cell.recipe.evaluate is not None]
     if not runs:
@@ -133,6 +140,8 @@ def _show_study(study: Study, failures: Sequence[Failure]) -> None:
         return
     reasons = Markup("").join(Markup("<li>{}: {}</li>").format(one.job.name, one.reason) for one in failures)
     more = {"Jobs that failed": Markup("<ul>{}</ul>").format(reasons)} if failures else {}
+    if study.config.search is not None:
+        more["Search"] = as_html(choices, study.config.search)
     output = study.folder / "comparison"
     write_page(found, output, study.config.figures, title=study.config.name, more=more)
     screen = terminal()

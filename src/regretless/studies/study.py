@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,12 +17,14 @@ from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section
 from regretless.core.yaml_settings import merge, read_yaml
+from regretless.evaluation.results import BenchmarkSource
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
 from regretless.studies.observations import Run
 
 RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""
+OBJECTIVE = "train.objective"
 NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
 Seeds = list[int]
 
@@ -43,6 +45,34 @@ class SeedsConfig(Section):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name}: a seed occurs twice")
         return self
+
+
+class SearchConfig(Section):
+    """A grid search for the settings of each method, before the study: every method gets the same trials."""
+
+    values: dict[str, list[Any]] = Field(min_length=1)
+    """Settings of training by key, such as `train.learning_rate`, each with at least two values. Every combination is
+    tried."""
+    seeds: Seeds = Field(default=[0, 1, 2], min_length=1)
+    """Training seeds of each trial; the combination with the best mean over them is taken."""
+    benchmarks: dict[FolderName, BenchmarkSource] = Field(min_length=1)
+    """Benchmarks that trials are judged by, by the mean of Pass@1. No problem of the study's own benchmarks may be
+    among theirs."""
+
+    @field_validator("values")
+    @classmethod
+    def _of_training(cls, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in value.items():
+            if not key.startswith("train.") or key.startswith("train.methods.") or key in ("train.seed", OBJECTIVE):
+                raise ValueError(f"{key}: expected a setting of training that methods have in common, as train.beta")
+            if len(values) < 2 or len({json.dumps(one) for one in values}) < len(values):
+                raise ValueError(f"{key}: expected at least two values, each once")
+        return value
+
+    @property
+    def grid(self) -> list[dict[str, Any]]:
+        """Every combination of values."""
+        return [dict(zip(self.values, taken, strict=True)) for taken in itertools.product(*self.values.values())]
 
 
 class StudyConfig(Section):
@@ -68,6 +98,8 @@ class StudyConfig(Section):
     combination is a variant; null removes a section."""
     settings: dict[str, Any] = Field(default={})
     """Settings of all runs, by key."""
+    search: SearchConfig | None = None
+    """Choose settings of training for every model, variant and method before the study."""
     baseline: str = BASE
     """Method that the others are compared with, or a variant."""
     figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
@@ -86,6 +118,12 @@ class StudyConfig(Section):
         if empty := [key for key, values in value.items() if not values]:
             raise ValueError(f"{', '.join(empty)}: expected at least one value")
         return value
+
+    @model_validator(mode="after")
+    def _searches_what_is_free(self) -> Self:
+        if self.search is not None and (twice := sorted(self.search.values.keys() & self.overrides.keys())):
+            raise ValueError(f"search.values: {', '.join(twice)}: also in `overrides`; a value is searched or given")
+        return self
 
     @model_validator(mode="after")
     def _has_recipes(self) -> Self:
@@ -139,14 +177,15 @@ class Study:
     """A study, read and checked."""
 
     config: StudyConfig
+    path: Path
+    """Its file."""
+    overrides: Sequence[str]
+    """Settings of the command line, for all of its runs."""
     folder: Path
+    store: Path
+    """Folder of finished units; those of runs in miniature stay in the study."""
     cells: list[Cell]
     smoke: bool = False
-
-    @property
-    def store(self) -> Path:
-        """The folder of finished units; those of runs in miniature stay in the study."""
-        return Path(self.config.store) if self.config.store and not self.smoke else self.folder / "units"
 
 
 def load_study(
@@ -162,25 +201,46 @@ def load_study(
     config = StudyConfig.parse(values, str(path))
     folder = Path(config.output_dir or f"runs/{config.name}")
     folder = folder.with_name(f"{folder.name}-smoke") if smoke and output_dir is None else folder
+    store = Path(config.store) if config.store and not smoke else folder / "units"
+    return with_cells(Study(config, path, overrides, folder, store, [], smoke))
+
+
+def with_cells(
+    study: Study,
+    chosen: Callable[[str, Mapping[str, str]], Sequence[str]] = lambda *_: (),
+    change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Study:
+    """The study with the runs that its settings stand for.
+
+    chosen: further settings, as `key=value`, of the runs of a model and variant. change: applied to every recipe.
+    Raises ConfigError that lists the problems of all recipes.
+    """
     cells = [
-        replace(cell, recipe=cell.recipe.model_copy(update={"name": cell.name, "output_dir": _run_dir(folder, cell)}))
-        for cell in _cells(config, path, overrides, smoke=smoke)
+        replace(
+            cell,
+            recipe=cell.recipe.model_copy(update={"name": cell.name, "output_dir": _run_dir(study.folder, cell)}),
+        )
+        for cell in _cells(study, chosen, change)
     ]
     names = [cell.name for cell in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
-    reject(str(path), [f"{name}: two runs have this name; choose other labels" for name in twice])
-    return Study(config, folder, cells, smoke)
+    reject(str(study.path), [f"{name}: two runs have this name; choose other labels" for name in twice])
+    return replace(study, cells=cells)
 
 
-def _cells(config: StudyConfig, path: Path, overrides: Sequence[str], *, smoke: bool) -> list[Cell]:
-    """The runs of a study, with their recipes. Raises ConfigError that lists the problems of all of them."""
+def _cells(
+    study: Study,
+    chosen: Callable[[str, Mapping[str, str]], Sequence[str]],
+    change: Callable[[Recipe], Recipe],
+) -> list[Cell]:
+    config, path = study.config, study.path
     cells: list[Cell] = []
     problems: dict[str, list[str]] = {}
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
     variants = [_labelled(values).items() for values in config.overrides.values()]
     for model, settings in (config.models or {"": {}}).items():
-        for *chosen, data_seed, training_seed in itertools.product(*variants, *seeds):
-            varied = dict(zip(config.overrides, chosen, strict=True))
+        for *taken, data_seed, training_seed in itertools.product(*variants, *seeds):
+            varied = dict(zip(config.overrides, taken, strict=True))
             variant = {key: label for key, (label, _) in varied.items()}
             place = ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
             try:
@@ -189,12 +249,13 @@ def _cells(config: StudyConfig, path: Path, overrides: Sequence[str], *, smoke: 
                 )
                 texts = [_override(key, value) for key, value in config.settings.items()]
                 texts += [_override(key, value) for key, (_, value) in varied.items()]
-                texts += [_override("train.objective", config.methods)] if config.methods else []
+                texts += [_override(OBJECTIVE, config.methods)] if config.methods else []
                 texts += [_override("seed", data_seed)] if data_seed is not None else []
                 texts += [_override("train.seed", training_seed)] if training_seed is not None else []
                 texts += [_override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
-                recipe = parse_recipe(apply_overrides(values, [*texts, *overrides]), place)
-                recipe = smoke_recipe(recipe) if smoke else recipe
+                texts += chosen(model, variant)
+                recipe = change(parse_recipe(apply_overrides(values, [*texts, *study.overrides]), place))
+                recipe = smoke_recipe(recipe) if study.smoke else recipe
                 cells.append(Cell(model, variant, data_seed, training_seed, recipe, recipe.name))
             except ConfigError as error:
                 for problem in error.problems:
