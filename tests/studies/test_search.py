@@ -76,6 +76,13 @@ def test_search_when_its_problems_are_those_of_the_study_then_its_results_are_re
         verbs.study(tmp_path / "study.yaml", [], **OPTIONS)
 
 
+def test_problems_of_the_search_when_they_are_missing_then_nothing_is_begun(tmp_path: Path) -> None:
+    load(tmp_path, {**SEARCH, "benchmarks": {"validation": {**PROBLEMS, "dataset": str(tmp_path / "none.jsonl")}}})
+    with pytest.raises(ConfigError, match=r"evaluate.benchmarks.validation.*none.jsonl"):
+        verbs.study(tmp_path / "study.yaml", [], **OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_choice_when_the_best_lies_at_the_edge_then_it_says_so_and_a_mean_with_a_failed_seed_is_no_score() -> None:
     def trial(rate: float, *scores: float, failed: int = 0) -> Trial:
         return Trial({"train.learning_rate": rate}, scores, failed)

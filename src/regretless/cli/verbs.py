@@ -38,7 +38,7 @@ from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page
 from regretless.studies.runner import Failure, finished, run_study
-from regretless.studies.search import Choice, as_html, check_apart, search_settings
+from regretless.studies.search import Choice, as_html, check_apart, search_settings, trials_of
 from regretless.studies.study import Study, load_study
 
 quiet_libraries()
@@ -107,7 +107,9 @@ def study(
         overrides = [*overrides, f"cluster.address={cluster}"]
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
     if not smoke:
-        problems = {cell.name: recipe_problems(cell.recipe) for cell in found.cells}
+        # Trials of a model differ in values only, which are checked already.
+        trials = {} if found.config.search is None else {cell.model: cell for cell in trials_of(found).cells}
+        problems = {cell.name: recipe_problems(cell.recipe) for cell in [*found.cells, *trials.values()]}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     choices: list[Choice] = []
     if found.config.search is not None:
