@@ -16,7 +16,7 @@ from pathlib import Path
 from regretless.core.errors import RegretlessError, storage_error
 from regretless.core.files import write_json
 from regretless.core.run_folder import RunFolder
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.terminal import console, never_fail_to_print
 from regretless.core.unit_store import UnitStore
 from regretless.runs import pipeline
 from regretless.runs.recipe import Recipe
@@ -67,7 +67,7 @@ def run_job(job: Job, parent: Connection, threads: int) -> None:
     except Exception as raised:
         known = raised if isinstance(raised, RegretlessError) else storage_error(raised)
         error = str(known) if known is not None else f"{type(raised).__name__}: {raised}"
-        print(error if known is not None else traceback.format_exc(), file=sys.stderr)
+        console.print(error if known is not None else traceback.format_exc(), markup=False, soft_wrap=True)
     write_json(job.folder / OUTCOME, {"error": error, "seconds": round(time.monotonic() - started, 3)})
     sys.exit(error is not None)
 
