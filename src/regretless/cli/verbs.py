@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from markupsafe import Markup
-
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
@@ -36,9 +34,9 @@ from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.observations import Run
-from regretless.studies.page import PAGE, write_page
+from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
-from regretless.studies.search import Choice, as_html, check_apart, search_settings, trials_of
+from regretless.studies.search import Choice, check_apart, search_settings, trials_of
 from regretless.studies.study import Study, load_study
 
 quiet_libraries()
@@ -129,7 +127,7 @@ def study(
 
 
 def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Choice]) -> None:
-    """Print the tables of the runs that are finished, and write their page."""
+    """Print the tables of the runs that are finished, and write the study's page."""
     runs = [cell.run for cell in finished(study, failures) if cell.recipe.evaluate is not None]
     if not runs:
         return
@@ -140,15 +138,10 @@ def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Cho
             raise
         console.print(f"no table: {error}", style="yellow", markup=False, soft_wrap=True)  # the failures come next
         return
-    reasons = Markup("").join(Markup("<li>{}: {}</li>").format(one.job.name, one.reason) for one in failures)
-    more = {"Jobs that failed": Markup("<ul>{}</ul>").format(reasons)} if failures else {}
-    if study.config.search is not None:
-        more["Search"] = as_html(choices, study.config.search)
-    output = study.folder / "comparison"
-    write_page(found, output, study.config.figures, title=study.config.name, more=more)
+    page = write_study_page(study, found, failures, choices)
     screen = terminal()
     screen.print(tables.for_terminal(found, screen.width))
-    console.print(f"study: {output / PAGE}", markup=False, soft_wrap=True)
+    console.print(f"study: {page}", markup=False, soft_wrap=True)
 
 
 def plan(

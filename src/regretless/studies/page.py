@@ -17,6 +17,9 @@ from regretless.core.files import write_json, write_text
 from regretless.studies.comparison import Comparison
 from regretless.studies.figures import as_svg, check_formats, drawings, write_figures
 from regretless.studies.observations import Run
+from regretless.studies.runner import Failure
+from regretless.studies.search import Choice, search_section
+from regretless.studies.study import Study
 from regretless.studies.tables import as_csv, as_html, as_latex, as_markdown
 
 PAGE = "comparison.html"
@@ -65,6 +68,21 @@ def write_page(
         write_text(output / f"comparison.{suffix}", text(comparison))
     write_json(output / "comparison.json", comparison.as_json())
     write_figures(found, output / "figures", formats)
+
+
+def write_study_page(
+    study: Study, comparison: Comparison, failures: Sequence[Failure], choices: Sequence[Choice]
+) -> Path:
+    """Write the page of a study, with its failed jobs and the trials of its search; returns the page's file."""
+    more: dict[str, Markup] = {}
+    if failures:
+        items = (Markup("<li>{}: {}</li>").format(failure.job.name, failure.reason) for failure in failures)
+        more["Jobs that failed"] = Markup("<ul>{}</ul>").format(Markup("").join(items))
+    if study.config.search is not None:
+        more["Search"] = search_section(choices, study.config.search)
+    output = study.folder / "comparison"
+    write_page(comparison, output, study.config.figures, title=study.config.name, more=more)
+    return output / PAGE
 
 
 def report_link(run: Run, output: Path) -> str | None:

@@ -193,7 +193,7 @@ def _as_json(choice: Choice) -> dict[str, Any]:
     }
 
 
-def as_html(choices: Sequence[Choice], search: SearchConfig) -> Markup:
+def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
     """All trials as a section of the study's page."""
     rows = [row for choice in choices for row in _rows(choice)]
     keys = Markup("").join(Markup("<th>{}</th>").format(key) for key in search.values)
