@@ -38,7 +38,7 @@ def test_search_when_done_then_the_study_trains_with_the_best_trial_and_a_failed
     # One value makes every training fail; the others are judged by what the models answered.
     changes = {"settings": {"train.optim": "sgd", "train.max_grad_norm": 1e9}, "seeds": {"training": [0]}}
     study = load(tmp_path, SEARCH, **changes)
-    trials = trials_of(study)
+    (trials,) = trials_of(study)
     assert len(trials.cells) == 3 * 2 * 2
     assert {cell.training_seed for cell in trials.cells} == {5, 6}
     verbs.study(tmp_path / "study.yaml", [], **OPTIONS)
@@ -101,7 +101,8 @@ def test_choice_when_the_best_lies_at_the_edge_then_it_says_so_and_a_mean_with_a
         ({"values": {"train.methods.dpo.beta": [0, 1]}}, "expected a setting of training that methods have in common"),
         ({"values": {"train.beta": [0.1]}}, "expected at least two values"),
         ({"benchmarks": {}}, "search.benchmarks"),
-        ({"seeds": []}, "search.seeds"),
+        ({"methods": {"dpo": {"train.beta": [0.1, 1.0]}}}, "`values` has 6, dpo has 2"),
+        ({"seeds": []}, "search.*seeds: expected at least one seed"),
     ],
 )
 def test_search_when_it_cannot_work_then_it_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

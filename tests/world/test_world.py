@@ -67,7 +67,7 @@ def test_world_files_are_read_as_prompts_with_answers(tmp_path: Path) -> None:
     build(tmp_path / "world")
     source = PromptSource(dataset=str(tmp_path / "world" / "longer-test.jsonl"), answer_column="answer")
     prompts = load_prompts(source)
-    assert [row.prompt_id for row in prompts[:2]] == ["longer-00000", "longer-00001"]
+    assert [row.prompt_id for row in prompts[:2]] == ["longer-test-00000", "longer-test-00001"]
     assert all(row.extra["steps"] == 5 and row.answer is not None and int(row.answer) > 0 for row in prompts)
 
 

@@ -106,7 +106,8 @@ def study(
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
     if not smoke:
         # Trials of a model differ in values only, which are checked already.
-        trials = {} if found.config.search is None else {cell.model: cell for cell in trials_of(found).cells}
+        searched = trials_of(found) if found.config.search is not None else []
+        trials = {(cell.model, *cell.methods): cell for study in searched for cell in study.cells}
         problems = {cell.name: recipe_problems(cell.recipe) for cell in [*found.cells, *trials.values()]}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     choices: list[Choice] = []

@@ -39,6 +39,8 @@ class MaskConfig(Section):
     """Number of masked pairs to add: a whole number, a fraction of the number of original pairs (the paper: 0.5), or
     `all` for one per distinct chosen response that is long enough. A smaller number takes a subset of what a larger one
     takes."""
+    keep_originals: bool = True
+    """Keep the original pairs beside the masked ones; without them, training shows what masked pairs teach alone."""
     tokenizer: str | None = None
     """Hub id or folder of the behavior model's tokenizer, used to write the remaining text. It is required unless the
     data has token strings in place of token ids."""
@@ -58,15 +60,19 @@ class _Source:
 def run(config: MaskConfig, pairs: Path, output: Path) -> dict[str, Any]:
     """Add masked pairs to the pairs of a file; returns counts, also of chosen responses that were left out, by reason.
 
-    Written into the folder `output`: pairs.parquet (the input pairs in their order, then the masked ones) and
-    refused.jsonl. Raises DataError if no pair can be read, or if fewer masked pairs are possible than `count` asks for.
+    Written into the folder `output`: pairs.parquet (the input pairs in their order, unless `keep_originals` is false,
+    then the masked ones) and refused.jsonl. Raises DataError if no pair can be read, if fewer masked pairs are possible
+    than `count` asks for, or if none would be written.
     """
     originals, refused = split_kinds(*read_pairs(pairs))
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(originals, refused, pairs)
     masked, counts = mask_pairs(originals, config)
-    write_records(output / "pairs.parquet", [*originals, *masked])
-    return {"pairs": len(originals) + len(masked), **counts, "refused": len(refused)}
+    kept = [*(originals if config.keep_originals else ()), *masked]
+    if not kept:
+        raise DataError(f"{pairs}: mask.keep_originals is false and there is no masked pair; raise mask.count")
+    write_records(output / "pairs.parquet", kept)
+    return {"pairs": len(kept), **counts, "refused": len(refused)}
 
 
 def mask_pairs(pairs: Sequence[Pair], config: MaskConfig) -> tuple[list[Pair], dict[str, Any]]:

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from regretless.core.errors import DataError
 from regretless.core.settings import Section
@@ -20,6 +20,7 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
+from regretless.modeling.load import ModelConfig
 from regretless.pairing.rules import RULES, Rule
 
 
@@ -29,16 +30,28 @@ class PairConfig(Section):
     rule: Annotated[str, AfterValidator(RULES.check)] = "correct_vs_wrong"
     """How responses are paired. `correct_vs_wrong` pairs random correct with random wrong responses (the paper, math).
     `best_vs_random` pairs the best score with a random lower one (the paper, judged data). `most_likely` pairs the most
-    likely correct with the most likely wrong responses (the authors' released code)."""
+    likely correct with the most likely wrong responses (the authors' released code). `least_regret` scores a response
+    by how much better it is than its writer's responses to the prompt are on average, and `best_start` by how good all
+    responses with the same first line are on average; both pair random responses with different scores."""
     max_correct: int = Field(default=2, ge=1)
-    """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2."""
+    """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2. Rules that pair by scores use
+    up to `max_correct` + `max_wrong` responses, and make up to `max_correct` × `max_wrong` pairs."""
     max_wrong: int = Field(default=2, ge=1)
     """Most wrong responses per prompt; not used by `best_vs_random`. The paper uses 2."""
     logps: LogpsKind = "raw"
     """Log-probabilities to store in the pairs: `raw` are the behavior model's own; `sampled` are those of the
     distribution that tokens were drawn from, after temperature, top-p, top-k and penalties."""
+    rescore: dict[str, ModelConfig] = Field(default={})
+    """Models whose log-probabilities are stored in place of the recorded ones, by the name of the model that wrote the
+    response or its last part; `*` stands for all others. For responses whose log-probabilities are missing or wrong."""
     seed: int = 0
     """Random seed. What is drawn for a prompt depends on the seed and the prompt's id alone."""
+
+    @model_validator(mode="after")
+    def _raw_where_rescored(self) -> Self:
+        if self.rescore and self.logps != "raw":
+            raise ValueError("rescore: gives a model's own log-probabilities, so `logps` must be raw")
+        return self
 
 
 def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
@@ -62,6 +75,10 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
     summary = {"prompts": len(prompts), "responses": len(rows), "refused": len(refused), **counts}
     if not pairs:
         raise DataError(f"{responses}: no pairs from {len(rows)} responses: {_explain(summary)}")
+    if config.rescore:
+        from regretless.pairing.rescore import rescore  # the only part that loads models
+
+        pairs, summary["rescored"] = rescore(pairs, config.rescore)
     write_records(output / "pairs.parquet", pairs)
     return summary
 
@@ -143,7 +160,7 @@ def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -
             "every prompt needs its own id"
         )
     candidates: list[Response] = []
-    for _, equal in groupby(group, key=lambda response: response.response):
+    for _, equal in groupby(rule.compare(group), key=lambda response: response.response):
         same = list(equal)
         response = _merged(same)
         reason = rule.unusable(response)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from itertools import combinations, product
 from random import Random
 from statistics import fmean
 
@@ -13,6 +13,8 @@ from regretless.data.records import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""
+EQUAL = 1e-9
+"""Scores that differ by no more are equal: means of the same numbers may differ by rounding."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Rule:
     Arguments: the responses, in an order that does not depend on the file's order; the most correct and the most wrong
     responses to use; the prompt's own random generator.
     """
+    compare: Callable[[Sequence[Response]], Sequence[Response]] = list
+    """All responses to one prompt, with scores that come from comparing them, before equal texts are merged."""
 
 
 def _undecided(response: Response) -> str | None:
@@ -39,6 +43,10 @@ def _undecided_or_unlabeled(response: Response) -> str | None:
 
 def _unscored(response: Response) -> str | None:
     return "without_score" if response.score is None else None
+
+
+def _unjudged(response: Response) -> str | None:
+    return None if response.score is not None else _undecided(response)
 
 
 def _sides(responses: Sequence[Response]) -> tuple[list[Response], list[Response]]:
@@ -85,12 +93,65 @@ def best_vs_random(responses: Sequence[Response], _correct: int, _wrong: int, ra
     return [(random.choice(best), random.choice(lower))] if lower else "equal_scores"
 
 
+def _quality(response: Response) -> float | None:
+    """The score; without one, 1 for a correct response, 0 for a wrong one, and None if its verdict is unknown."""
+    if response.score is not None or _undecided(response):
+        return response.score
+    return float(response.verdict is Verdict.CORRECT)
+
+
+def _above_writer(responses: Sequence[Response]) -> list[Response]:
+    """Scored by quality minus its mean over all responses of the same writer: an estimate of the negative regret."""
+    means = _means(responses, lambda response: response.model or "")
+    return [
+        response if (quality := _quality(response)) is None else replace(response, score=quality - mean)
+        for response, mean in zip(responses, means, strict=True)
+    ]
+
+
+def _value_of_start(responses: Sequence[Response]) -> list[Response]:
+    """Scored by the mean quality of all responses that begin with the same line: what this start usually leads to."""
+    means = _means(responses, lambda response: response.response.partition("\n")[0])
+    return [
+        response if _quality(response) is None else replace(response, score=mean)
+        for response, mean in zip(responses, means, strict=True)
+    ]
+
+
+def _means(responses: Sequence[Response], key: Callable[[Response], str]) -> list[float]:
+    """For each response, the mean quality of those that have its key; 0 where none has a quality."""
+    of_key: dict[str, list[float]] = {}
+    for response in responses:
+        if (quality := _quality(response)) is not None:
+            of_key.setdefault(key(response), []).append(quality)
+    return [fmean(of_key.get(key(response), [0.0])) for response in responses]
+
+
+def higher_score(responses: Sequence[Response], most_correct: int, most_wrong: int, random: Random) -> Chosen | str:
+    """Random responses, as many as there may be correct and wrong ones; each against every one with a lower score.
+
+    At most as many pairs as `correct_vs_wrong` makes.
+    """
+    if len(responses) < 2:
+        return "single_response"
+    drawn = random.sample(list(responses), min(most_correct + most_wrong, len(responses)))
+    ranked = sorted(drawn, key=lambda response: -(response.score or 0.0))
+    pairs = [
+        (better, worse)
+        for better, worse in combinations(ranked, 2)
+        if (better.score or 0.0) - (worse.score or 0.0) > EQUAL
+    ]
+    return random.sample(pairs, min(most_correct * most_wrong, len(pairs))) if pairs else "equal_scores"
+
+
 RULES: Registry[Rule] = Registry(
     "rules",
     {
         "correct_vs_wrong": Rule(_undecided, correct_vs_wrong),
         "most_likely": Rule(_undecided_or_unlabeled, most_likely),
         "best_vs_random": Rule(_unscored, best_vs_random),
+        "least_regret": Rule(_unjudged, higher_score, _above_writer),
+        "best_start": Rule(_unjudged, higher_score, _value_of_start),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
 )

@@ -174,8 +174,8 @@ def do_judge(section: judge.JudgeConfig, job: Job) -> None:
 
 def do_pair(section: pair.PairConfig, job: Job) -> None:
     """Preference pairs of the responses."""
-    responses = job.responses("pair")
-    job.do("pair", dump(section), lambda output: pair.run(section, responses, output), {"responses": responses})
+    responses, here = job.responses("pair"), resolve(section, job.folder.path)
+    job.do("pair", dump(section), lambda output: pair.run(here, responses, output), {"responses": responses})
 
 
 def do_pairs(section: Any, job: Job) -> None:

@@ -31,8 +31,11 @@ STEPS_OF_A_PROBLEM, LARGEST_AMOUNT = (1, 1), 1
 WORLD = {
     "prompts": 32,
     "test": 8,
+    "validation": 0,
     "longer_test": 0,
     "steps": STEPS_OF_A_PROBLEM,
+    "prompt_steps": None,
+    "longer_steps": None,
     "largest_amount": LARGEST_AMOUNT,
 }
 POLICY = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
@@ -174,6 +177,11 @@ def _sample(section: Mapping[str, Any] | None, models: list[ModelConfig], *, is_
     }
 
 
+def _pair(section: Mapping[str, Any]) -> dict[str, Any]:
+    rescore = section.get("rescore", {})
+    return {**section, "rescore": {name: _model(ModelConfig(**model)) for name, model in rescore.items()}}
+
+
 def _judge(section: Mapping[str, Any]) -> dict[str, Any]:
     return {**section, **JUDGE}
 
@@ -219,6 +227,7 @@ def _report(section: Mapping[str, Any]) -> dict[str, Any]:
 
 CHANGES = {
     "judge": _judge,
+    "pair": _pair,
     "mask": _mask,
     "inspect": _inspect,
     "train": _train,

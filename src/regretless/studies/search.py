@@ -33,9 +33,9 @@ class Trial:
 
     values: Mapping[str, Any]
     scores: tuple[float, ...]
-    """Mean Pass@1 over the validation benchmarks (a share), of each training seed whose training succeeded."""
+    """Mean Pass@1 over the validation benchmarks (a share), of each seed whose training succeeded."""
     failed: int
-    """Training seeds that failed."""
+    """Seeds that failed."""
 
     @property
     def score(self) -> float | None:
@@ -84,25 +84,35 @@ class Choice:
         ]
 
 
-def trials_of(study: Study) -> Study:
-    """The study of the trials."""
+def trials_of(study: Study) -> list[Study]:
+    """The studies of the trials: one for each set of methods that try the same values."""
     search = study.config.search
     assert search is not None
+    methods = dict.fromkeys(method for cell in study.cells for method in cell.methods)
+    common = [method for method in methods if method not in search.methods]
+    groups = [(common, search.values)] if common else []
+    groups += [([method], values) for method, values in search.methods.items() if method in methods]
+    return [_trials(study, search, names, values) for names, values in groups]
+
+
+def _trials(study: Study, search: SearchConfig, methods: list[str], tried: Mapping[str, list[Any]]) -> Study:
 
     def judged(recipe: Recipe) -> Recipe:
         assert recipe.evaluate is not None  # checked by `search_settings`
         evaluate = recipe.evaluate.model_copy(update={"benchmarks": search.benchmarks, "chat": {}, "seeds": []})
         return recipe.model_copy(update={"evaluate": evaluate, "inspect": None, "analyze": None, "report": None})
 
-    values = {key: {json.dumps(one): one for one in values} for key, values in search.values.items()}
+    values = {key: {json.dumps(one): one for one in values} for key, values in tried.items()}
+    folder = FOLDER if tried is search.values else f"{FOLDER}/{'-'.join(methods)}"
     config = study.config.model_copy(
         update={
             "search": None,
+            "methods": methods,
             "overrides": {**study.config.overrides, **values},
-            "seeds": SeedsConfig(training=search.seeds, data=study.config.seeds.data[:1]),
+            "seeds": SeedsConfig(training=search.seeds, data=search.data_seeds or study.config.seeds.data[:1]),
         }
     )
-    return with_cells(replace(study, config=config, folder=study.folder / FOLDER, cells=[]), change=judged)
+    return with_cells(replace(study, config=config, folder=study.folder / folder, cells=[]), change=judged)
 
 
 def search_settings(study: Study, processes: int | None) -> tuple[Study, list[Choice]]:
@@ -114,26 +124,34 @@ def search_settings(study: Study, processes: int | None) -> tuple[Study, list[Ch
     assert search is not None
     if any(cell.recipe.evaluate is None for cell in study.cells):
         raise ConfigError(f"{study.path}: search: needs a section `evaluate` in the recipe, whose engine trials use")
-    trials = trials_of(study)
-    failures = run_study(trials, processes=processes)
-    choices = _choices(search, study, trials, finished(trials, failures))
-    write_json(trials.folder / "search.json", [_as_json(choice) for choice in choices])
+    done: list[Cell] = []
+    every: list[Cell] = []
+    for trials in trials_of(study):
+        failures = run_study(trials, processes=processes)
+        done += finished(trials, failures)
+        every += trials.cells
+    choices = _choices(search, study, every, done)
+    write_json(study.folder / FOLDER / "search.json", [_as_json(choice) for choice in choices])
     by_place: dict[Any, list[str]] = {}
     for choice in choices:
         by_place.setdefault((choice.model, *choice.variant.items()), []).extend(choice.overrides)
     return with_cells(study, lambda model, variant: by_place[model, *variant.items()]), choices
 
 
-def _choices(search: SearchConfig, study: Study, trials: Study, done: Sequence[Cell]) -> list[Choice]:
+def _choices(search: SearchConfig, study: Study, every: Sequence[Cell], done: Sequence[Cell]) -> list[Choice]:
     places = list(dict.fromkeys((cell.model, tuple(cell.variant.items())) for cell in study.cells))
     methods = list(dict.fromkeys(method for cell in study.cells for method in cell.methods))
     choices = []
     for model, variant in places:
         for method in methods:
             found = []
-            for values in search.grid:
+            for values in search.grid(method):
                 labels = {**dict(variant), **{key: json.dumps(value) for key, value in values.items()}}
-                cells = [cell for cell in trials.cells if cell.model == model and dict(cell.variant) == labels]
+                cells = [
+                    cell
+                    for cell in every
+                    if cell.model == model and dict(cell.variant) == labels and method in cell.methods
+                ]
                 scores = [_score(cell, method) for cell in cells if cell in done]
                 known = tuple(score for score in scores if score is not None)
                 found.append(Trial(values, known, len(cells) - len(known)))
@@ -158,14 +176,23 @@ def check_apart(study: Study, cells: Sequence[Cell]) -> None:
     """
     if study.smoke or study.config.search is None:
         return
-    trials = trials_of(study)
-    chosen_on = {key for cell in trials.cells for key in _problems(cell)}
-    shared = {key for cell in cells for key in _problems(cell)} & chosen_on
+    chosen_on = _by_world([cell for trials in trials_of(study) for cell in trials.cells])
+    tested = _by_world(cells)
+    shared = {key for world, keys in tested.items() for key in keys & chosen_on.get(world, set())}
     if shared:
+        searched = len(set().union(*chosen_on.values()))
         raise ConfigError(
-            f"search.benchmarks: {len(shared)} of their {len(chosen_on)} problems are also in the study's benchmarks, "
+            f"search.benchmarks: {len(shared)} of their {searched} problems are also in the study's benchmarks, "
             "so its results are too good; take other problems for the search"
         )
+
+
+def _by_world(cells: Sequence[Cell]) -> dict[int | None, set[str]]:
+    """Identities of the problems of runs, by data seed where a run generates its problems: each seed has its own."""
+    found: dict[int | None, set[str]] = {}
+    for cell in cells:
+        found.setdefault(cell.data_seed if cell.recipe.world is not None else None, set()).update(_problems(cell))
+    return found
 
 
 def _problems(cell: Cell) -> set[str]:
@@ -195,8 +222,14 @@ def _as_json(choice: Choice) -> dict[str, Any]:
 
 def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
     """All trials as a section of the study's page."""
-    rows = [row for choice in choices for row in _rows(choice)]
-    keys = Markup("").join(Markup("<th>{}</th>").format(key) for key in search.values)
+    keys = list(dict.fromkeys(key for values in (search.values, *search.methods.values()) for key in values))
+    rows = [row for choice in choices for row in _rows(choice, keys)]
+    titles = Markup("").join(Markup("<th>{}</th>").format(key) for key in keys)
+    seeds = " × ".join(
+        f"{len(seeds)} {kind} seeds"
+        for kind, seeds in (("data", search.data_seeds), ("training", search.seeds))
+        if seeds
+    )
     edges = Markup("").join(
         Markup(
             "<li>{}: the best value of {} is the least or greatest one tried; a better one may lie beyond</li>"
@@ -205,20 +238,20 @@ def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
         if choice.edges
     )
     return Markup(
-        "<p>Pass@1 (%) on {}: mean ± standard deviation over {} training seeds. Every method had {} trials; the best "
+        "<p>Pass@1 (%) on {}: mean ± standard deviation over {}. Every method had {} trials; the best "
         'is bold and used in the study.</p>{}<div class="wide"><table><thead><tr><th>method</th>{}<th class="number">'
         "Pass@1 (%)</th></tr></thead><tbody>{}</tbody></table></div>"
     ).format(
         ", ".join(search.benchmarks),
-        len(search.seeds),
-        len(search.grid),
+        seeds,
+        len(search.grid()),
         Markup("<ul>{}</ul>").format(edges) if edges else "",
-        keys,
+        titles,
         Markup("").join(rows),
     )
 
 
-def _rows(choice: Choice) -> list[Markup]:
+def _rows(choice: Choice, keys: Sequence[str]) -> list[Markup]:
     rows = []
     for trial in choice.trials:
         if trial.score is None:
@@ -228,7 +261,8 @@ def _rows(choice: Choice) -> list[Markup]:
             text = Markup(f"{found.mean:.2f}" + (f" ± {found.sd:.2f}" if found.n > 1 else ""))
         if trial is choice.best:
             text = Markup("<strong>{}</strong>").format(text)
-        cells = Markup("").join(Markup("<td>{}</td>").format(json.dumps(value)) for value in trial.values.values())
+        values = {key: json.dumps(value) for key, value in trial.values.items()}
+        cells = Markup("").join(Markup("<td>{}</td>").format(values.get(key, "")) for key in keys)
         row = Markup('<tr><th>{}</th>{}<td class="number">{}</td></tr>')
         rows.append(row.format(choice.place, cells, text))
     return rows

@@ -53,8 +53,12 @@ class SearchConfig(Section):
     values: dict[str, list[Any]] = Field(min_length=1)
     """Settings of training by key, such as `train.learning_rate`, each with at least two values. Every combination is
     tried."""
-    seeds: Seeds = Field(default=[0, 1, 2], min_length=1)
+    methods: dict[str, dict[str, list[Any]]] = Field(default={})
+    """Methods with values of their own in place of `values`. They must have as many combinations."""
+    seeds: Seeds = Field(default=[0, 1, 2])
     """Training seeds of each trial; the combination with the best mean over them is taken."""
+    data_seeds: Seeds = Field(default=[])
+    """Data seeds of each trial; by default the study's first. With these and `seeds` both, every combination."""
     benchmarks: dict[FolderName, BenchmarkSource] = Field(min_length=1)
     """Benchmarks that trials are judged by, by the mean of Pass@1. No problem of the study's own benchmarks may be
     among theirs."""
@@ -69,10 +73,26 @@ class SearchConfig(Section):
                 raise ValueError(f"{key}: expected at least two values, each once")
         return value
 
-    @property
-    def grid(self) -> list[dict[str, Any]]:
-        """Every combination of values."""
-        return [dict(zip(self.values, taken, strict=True)) for taken in itertools.product(*self.values.values())]
+    @field_validator("methods")
+    @classmethod
+    def _of_training_too(cls, value: dict[str, dict[str, list[Any]]]) -> dict[str, dict[str, list[Any]]]:
+        return {method: cls._of_training(values) for method, values in value.items()}
+
+    @model_validator(mode="after")
+    def _equal_budget(self) -> Self:
+        counts = {method: len(self.grid(method)) for method in self.methods}
+        if wrong := [f"{method} has {count}" for method, count in counts.items() if count != len(self.grid())]:
+            raise ValueError(
+                f"methods: every method tries as many combinations; `values` has {len(self.grid())}, {', '.join(wrong)}"
+            )
+        if not self.seeds and not self.data_seeds:
+            raise ValueError("seeds: expected at least one seed, of training or of data")
+        return self
+
+    def grid(self, method: str = "") -> list[dict[str, Any]]:
+        """Every combination of values that a method tries; by default those of methods without values of their own."""
+        values = self.methods.get(method, self.values)
+        return [dict(zip(values, taken, strict=True)) for taken in itertools.product(*values.values())]
 
 
 class StudyConfig(Section):
@@ -121,7 +141,12 @@ class StudyConfig(Section):
 
     @model_validator(mode="after")
     def _searches_what_is_free(self) -> Self:
-        if self.search is not None and (twice := sorted(self.search.values.keys() & self.overrides.keys())):
+        searched = (
+            set()
+            if self.search is None
+            else {key for one in (self.search.values, *self.search.methods.values()) for key in one}
+        )
+        if twice := sorted(searched & self.overrides.keys()):
             raise ValueError(f"search.values: {', '.join(twice)}: also in `overrides`; a value is searched or given")
         return self
 

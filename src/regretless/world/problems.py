@@ -108,6 +108,10 @@ class Faults(Section):
     """Probability that the third step is left out, in problems that have one."""
     off_by_one: float = Field(default=0.0, ge=0, le=1)
     """Probability that a result is one too high or one too low; drawn separately for each line."""
+    off_at_end: float = Field(default=0.0, ge=0, le=1)
+    """Probability that the last result is one too high or one too low: a good start with a wrong end."""
+    no_work: float = Field(default=0.0, ge=0, le=1)
+    """Probability that a solution has no line of work, only the answer."""
 
 
 def solve(problem: Problem, faults: Faults, rng: random.Random) -> str:
@@ -131,6 +135,12 @@ def solve(problem: Problem, faults: Faults, rng: random.Random) -> str:
         result = max(result, 0)
         lines.append(f"{value}{SYMBOLS[step.operation]}{step.amount}={result}")
         value = result
+    # Only drawn where they can occur: worlds without these faults keep their demonstrations.
+    if faults.off_at_end and rng.random() < faults.off_at_end:
+        value += 1 if rng.random() < 0.5 or value == 0 else -1
+        lines[-1] = f"{lines[-1].partition('=')[0]}={value}"
+    if faults.no_work and rng.random() < faults.no_work:
+        lines = []
     return "\n".join([*lines, f"\\boxed{{{value}}}"])
 
 

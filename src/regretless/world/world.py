@@ -31,10 +31,16 @@ class WorldConfig(Section):
     """Number of distinct problems for the behavior models to answer."""
     test: int = Field(default=1000, ge=1)
     """Number of distinct held-out problems; none of them is among the prompts or in a demonstration."""
+    validation: int = Field(default=0, ge=0)
+    """Number of further held-out problems, to choose settings on; 0 writes no such file."""
     longer_test: int = Field(default=0, ge=0)
-    """Number of held-out problems with one step more than any problem in training; 0 writes no such file."""
+    """Number of held-out problems with more steps than the prompts; 0 writes no such file."""
     steps: tuple[int, int] = (2, 4)
     """Smallest and largest number of steps in a problem."""
+    prompt_steps: tuple[int, int] | None = None
+    """The same for prompts, test and validation, if demonstrations have problems of other lengths too."""
+    longer_steps: tuple[int, int] | None = None
+    """The same for the longer test; by default one step more than any other problem."""
     largest_amount: int = Field(default=9, ge=1, le=98)
     """Largest number of things that is bought or given away in one step."""
     policies: dict[FolderName, PolicyFaults] = Field(min_length=1)
@@ -42,49 +48,57 @@ class WorldConfig(Section):
 
     @model_validator(mode="after")
     def _steps_in_order(self) -> Self:
-        fewest, most = self.steps
-        if not 1 <= fewest <= most:
-            raise ValueError(f"steps: expected fewest and most with 1 <= fewest <= most, got {fewest} and {most}")
+        for name in ("steps", "prompt_steps", "longer_steps"):
+            fewest, most = getattr(self, name) or (1, 1)
+            if not 1 <= fewest <= most:
+                raise ValueError(f"{name}: expected fewest and most with 1 <= fewest <= most, got {fewest} and {most}")
         return self
+
+    @property
+    def held_out(self) -> dict[str, tuple[int, tuple[int, int]]]:
+        """Files of held-out problems that are written, by name: how many, and their fewest and most steps."""
+        prompts, longest = self.prompt_steps or self.steps, self.steps[1] + 1
+        files = {
+            "test": (self.test, prompts),
+            "validation": (self.validation, prompts),
+            "longer-test": (self.longer_test, self.longer_steps or (longest, longest)),
+        }
+        return {name: (count, steps) for name, (count, steps) in files.items() if count}
 
 
 def run(config: WorldConfig, output: Path) -> dict[str, Any]:
     """Write the world into the folder `output`; returns counts.
 
-    Files: prompts.jsonl and test.jsonl (and longer-test.jsonl) with `prompt_id`, `prompt`, `answer`, `steps`;
-    demonstrations-<policy>.jsonl with `prompt`, `chosen`; and tokenizer/.
+    Files: prompts.jsonl and test.jsonl (and validation.jsonl, longer-test.jsonl) with `prompt_id`, `prompt`, `answer`,
+    `steps`; demonstrations-<policy>.jsonl with `prompt`, `chosen`; and tokenizer/.
     Held-out problems are drawn first, and training problems avoid them. So they do not depend on the policies, and have
     the generator's distribution: removing training problems from the test set afterwards would remove short problems,
     of which there are few. Two problems are equal if their start and steps are, whatever the names.
     Raises ConfigError if more distinct problems are requested than exist.
     """
-    generator = Generator(config.steps, config.largest_amount)
-    longest = config.steps[1] + 1
-    longer = Generator((longest, longest), config.largest_amount)
-    test = generator.distinct(config.test, _stream(config, "test"))
-    held_out = {problem.arithmetic for problem in test}
-    prompts = generator.distinct(config.prompts, _stream(config, "prompts"), held_out)
-
+    held_out: set[Arithmetic] = set()
+    for name, (count, steps) in config.held_out.items():
+        problems = Generator(steps, config.largest_amount).distinct(count, _stream(config, name), held_out)
+        held_out |= {problem.arithmetic for problem in problems}
+        _write_problems(output / f"{name}.jsonl", name, problems)
+    asked = Generator(config.prompt_steps or config.steps, config.largest_amount)
+    prompts = asked.distinct(config.prompts, _stream(config, "prompts"), held_out)
     _write_problems(output / "prompts.jsonl", "train", prompts)
-    _write_problems(output / "test.jsonl", "test", test)
-    if config.longer_test:
-        problems = longer.distinct(config.longer_test, _stream(config, "longer test"))
-        _write_problems(output / "longer-test.jsonl", "longer", problems)
+    generator = Generator(config.steps, config.largest_amount)
     for name, policy in config.policies.items():
         rows = _demonstrations(generator, policy, _stream(config, f"demonstrations {name}"), held_out)
         write_jsonl(output / f"demonstrations-{name}.jsonl", rows)
     build_tokenizer().save_pretrained(output / "tokenizer")
     return {
         "prompts": config.prompts,
-        "test": config.test,
-        "longer_test": config.longer_test,
+        **{name: count for name, (count, _) in config.held_out.items()},
         "demonstrations": {name: policy.demonstrations for name, policy in config.policies.items()},
     }
 
 
 def output_names(config: WorldConfig) -> list[str]:
     """Files and folders that `run` writes."""
-    names = ["prompts.jsonl", "test.jsonl", *(["longer-test.jsonl"] if config.longer_test else [])]
+    names = [f"{name}.jsonl" for name in ("prompts", *config.held_out)]
     names += [f"demonstrations-{name}.jsonl" for name in config.policies]
     return [*names, "tokenizer"]
 
