@@ -153,3 +153,13 @@ def test_tokenizer_when_missing_or_of_another_vocabulary_then_the_error_says_whi
     foreign = changed(pair, chosen_id="other", tokenizer="0" * 32)
     masked, counts = mask_pairs([drifted, foreign, changed(pair, chosen_id="good")], MaskConfig(tokenizer=folder))
     assert (len(masked), counts["left_out"]) == (1, {"another_tokenizer": 1, "ids_do_not_spell_the_text": 1})
+
+
+def test_run_when_originals_are_left_out_then_only_masked_pairs_are_written(tmp_path: Path) -> None:
+    write_records(tmp_path / "pairs.parquet", [RELEASED])
+    (tmp_path / "out").mkdir()
+    counts = run(MaskConfig(lengths=(4,), keep_originals=False), tmp_path / "pairs.parquet", tmp_path / "out")
+    written, _ = read_pairs(tmp_path / "out" / "pairs.parquet")
+    assert [pair.kind for pair in written] == ["masked"] and counts["pairs"] == 1
+    with pytest.raises(DataError, match=r"mask.keep_originals is false and there is no masked pair"):
+        run(MaskConfig(count=0, keep_originals=False), tmp_path / "pairs.parquet", tmp_path / "out")

@@ -284,3 +284,54 @@ def test_published_samples_when_paired_then_the_seven_prompts_with_both_kinds_gi
     assert set(zip(map(verdicts.get, sides[::2]), map(verdicts.get, sides[1::2]), strict=True)) == {
         ("correct", "wrong")
     }
+
+
+def by_writer(name: str, writer: str, verdict: str) -> Response:
+    return response(name, verdict, model=writer)
+
+
+def test_least_regret_when_writers_differ_then_responses_are_measured_by_their_writers_mean() -> None:
+    able = [by_writer(f"a{number}", "able", "correct") for number in range(3)] + [by_writer("a3", "able", "wrong")]
+    poor = [by_writer(f"p{number}", "poor", "wrong") for number in range(3)] + [by_writer("p3", "poor", "correct")]
+    pairs, _ = make_pairs([*able, *poor], PairConfig(rule="least_regret", max_correct=4, max_wrong=4))
+    scores = {side.id: side.score for pair in pairs for side in pair.sides.values()}
+    assert scores["q1-p3"] == 0.75, "right where its writer mostly fails"
+    assert scores["q1-a0"] == 0.25 and scores["q1-p0"] == -0.25
+    assert scores["q1-a3"] == -0.75, "wrong where its writer mostly succeeds"
+    assert all(pair.chosen.score > pair.rejected.score for pair in pairs)  # type: ignore[union-attr, operator]
+    assert len(pairs) == 16, "at most max_correct times max_wrong of the 22 that there are"
+    every, _ = make_pairs([*able, *poor], PairConfig(rule="least_regret", max_correct=5, max_wrong=5))
+    assert ("p0", "a3") in texts(every), "a poor writer's failure is no news, an able one's is"
+
+
+def test_least_regret_when_a_text_was_drawn_twice_then_it_counts_twice_in_its_writers_mean() -> None:
+    again = replace(by_writer("a", "able", "wrong"), response_id="q1-again")
+    rows = [by_writer("a", "able", "wrong"), again, by_writer("b", "able", "correct")]
+    (pair,), _ = make_pairs(rows, PairConfig(rule="least_regret"))
+    assert pair.rejected is not None
+    assert (pair.chosen.score, pair.rejected.score) == pytest.approx((2 / 3, -1 / 3))
+
+
+def test_best_start_when_lines_are_shared_then_a_start_is_worth_what_it_usually_leads_to() -> None:
+    rows = [
+        response("good\nright", "correct"),
+        response("good\nslip", "wrong"),
+        response("good\nalso right", "correct"),
+        response("bad\nwrong", "wrong"),
+        response("bad\nlucky", "correct"),
+        response("bad\nunknown", "unknown"),
+    ]
+    pairs, counts = make_pairs(rows, PairConfig(rule="best_start", max_correct=3, max_wrong=3))
+    assert counts["responses_left_out"] == {"verdict_unknown": 1}
+    assert set(texts(pairs)) == {
+        (good, bad)
+        for good in ("good\nright", "good\nslip", "good\nalso right")
+        for bad in ("bad\nwrong", "bad\nlucky")
+    }, "a wrong response with the good start is preferred to a right one with the bad start"
+    assert [pair.chosen.score for pair in pairs] == pytest.approx([2 / 3] * 6)
+
+
+def test_rules_of_scores_when_all_are_equal_then_there_is_no_pair() -> None:
+    with_one_start = [response("same\na", "correct"), response("same\nb", "wrong")]
+    _, counts = make_pairs(with_one_start, PairConfig(rule="best_start"))
+    assert counts["prompts_dropped"] == {"equal_scores": 1}

@@ -94,6 +94,22 @@ def test_faults_occur_at_the_rates_asked_for() -> None:
     assert slips / lines == pytest.approx(0.05, abs=0.006)
 
 
+def test_faults_of_style_when_asked_for_then_only_the_end_is_wrong_or_no_work_is_shown() -> None:
+    rng = random.Random(0)
+    problems = Generator((2, 4), 9).distinct(400, rng)
+    ends = 0
+    for problem in problems:
+        *lines, boxed = solve(problem, Faults(off_at_end=0.6), rng).split("\n")
+        *exact, last = solve(problem, Faults(), rng).split("\n")[:-1]
+        assert lines[:-1] == exact, "the start is right"
+        wrong = int(lines[-1].partition("=")[2]) - problem.answer
+        assert boxed == f"\\boxed{{{problem.answer + wrong}}}" and abs(wrong) <= 1
+        ends += wrong != 0
+        assert solve(problem, Faults(no_work=1.0), rng) == f"\\boxed{{{problem.answer}}}"
+        assert last.partition("=")[0] == lines[-1].partition("=")[0]
+    assert 200 < ends < 280
+
+
 def test_distinct_problems_when_there_are_too_few_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"no problem of 1 to 1 steps is left besides the \d+ .* ask for fewer"):
         Generator((1, 1), 1).distinct(1000, random.Random(0))

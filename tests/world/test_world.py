@@ -71,9 +71,26 @@ def test_world_files_are_read_as_prompts_with_answers(tmp_path: Path) -> None:
     assert all(row.extra["steps"] == 5 and row.answer is not None and int(row.answer) > 0 for row in prompts)
 
 
+def test_world_when_prompts_are_shorter_than_demonstrations_then_every_file_has_its_lengths(tmp_path: Path) -> None:
+    lengths = {"steps": [2, 5], "prompt_steps": [2, 3], "longer_steps": [4, 5]}
+    build(tmp_path / "world", validation=50, **lengths)
+    steps = {
+        name: {row["steps"] for _, row in read_rows(tmp_path / "world" / f"{name}.jsonl")}  # type: ignore[index]
+        for name in ("prompts", "test", "validation", "longer-test")
+    }
+    assert steps == {"prompts": {2, 3}, "test": {2, 3}, "validation": {2, 3}, "longer-test": {4, 5}}
+    held_out = [set(stories(tmp_path / "world" / f"{name}.jsonl")) for name in ("test", "validation", "longer-test")]
+    assert not held_out[0] & held_out[1]
+    seen = stories(tmp_path / "world" / "prompts.jsonl") + stories(tmp_path / "world" / "demonstrations-base.jsonl")
+    assert not set(seen) & set.union(*held_out)
+    assert max(len(story) for story in seen) > max(len(story) for story in held_out[0])
+
+
 def test_world_settings_that_cannot_work_are_refused_with_their_names() -> None:
     bad = {"steps": [3, 2], "policies": {"base": {"gives_as_plus": 1.5}}, "demos": 1}
     with pytest.raises(ConfigError, match=r"(?s)policies.base.gives_as_plus.*demos: unknown key"):
         WorldConfig.parse(bad, "world")
     with pytest.raises(ConfigError, match="expected fewest and most"):
         WorldConfig.parse(SETTINGS | {"steps": [3, 2]}, "world")
+    with pytest.raises(ConfigError, match="longer_steps: expected fewest and most"):
+        WorldConfig.parse(SETTINGS | {"longer_steps": [3, 2]}, "world")

@@ -242,12 +242,13 @@ def parse_recipe(values: Mapping[str, Any], where: str) -> Recipe:
     return Recipe.parse(with_seeds(values), where)
 
 
-def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str], *, quiet: bool = False) -> dict[str, Any]:
     """Settings with `key=value` overrides on top.
 
     An override of `train.<key>` also applies to every entry of `train.methods` (what the user types should win over the
     entry), unless it names the entry: `train.methods.dpo.beta=0.3`. Values that trained methods lose this way are
-    printed, because the override makes methods equal that differ in the recipe.
+    printed, because the override makes methods equal that differ in the recipe; not if `quiet`, as in a study, where
+    making them equal is the purpose.
     Raises ConfigError that lists every override that cannot be parsed.
     """
     parsed: list[dict[str, Any]] = []
@@ -261,7 +262,7 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict
     result = dict(values)
     for override in sorted(parsed, key=_names_a_method):
         result = merge(_without_in_methods(result, override), override)
-    if is_first_process():
+    if is_first_process() and not quiet:
         for line in replaced_in_methods(values, result):
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     return result

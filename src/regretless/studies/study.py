@@ -279,7 +279,8 @@ def _cells(
                 texts += [_override("train.seed", training_seed)] if training_seed is not None else []
                 texts += [_override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
                 texts += chosen(model, variant)
-                recipe = change(parse_recipe(apply_overrides(values, [*texts, *study.overrides]), place))
+                values = apply_overrides(values, [*texts, *study.overrides], quiet=True)
+                recipe = change(parse_recipe(values, place))
                 recipe = smoke_recipe(recipe) if study.smoke else recipe
                 cells.append(Cell(model, variant, data_seed, training_seed, recipe, recipe.name))
             except ConfigError as error:
