@@ -8,9 +8,11 @@ import pytest
 
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
+from regretless.runs.preflight import recipe_problems
 from regretless.studies.comparison import compare
 from regretless.studies.page import write_page
 from regretless.studies.runner import run_study
+from regretless.studies.search import trials_of
 from regretless.studies.study import load_study
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -35,6 +37,17 @@ SHAPES = {
 
 def test_studies_when_listed_then_each_has_a_shape() -> None:
     assert {path.stem for path in (PROJECT / "studies").glob("*.yaml")} == SHAPES.keys()
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "studies" / "claims").glob("*.yaml")), ids=lambda path: path.stem)
+def test_claim_when_loaded_then_it_has_five_worlds_and_an_equal_search_on_three(path: Path) -> None:
+    study = load_study(path)
+    assert {cell.data_seed for cell in study.cells} == {0, 1, 2, 3, 4}
+    assert [problem for cell in study.cells[::5] for problem in recipe_problems(cell.recipe)] == []
+    if study.config.search is not None:
+        trials = [cell for searched in trials_of(study) for cell in searched.cells]
+        assert {cell.data_seed for cell in trials} == {0, 1, 2}
+        assert len(load_study(path, smoke=True).cells) == len(study.cells)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from test_study import RECIPE
@@ -13,7 +16,7 @@ from test_study import RECIPE
 from regretless.cli import verbs
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
-from regretless.studies.search import Choice, Trial, trials_of
+from regretless.studies.search import Choice, Trial, check_apart, trials_of
 from regretless.studies.study import Study, load_study
 
 PROBLEMS = {"dataset": "{run}/world/prompts.jsonl", "answer_column": "answer", "limit": 12}
@@ -74,6 +77,34 @@ def test_search_when_its_problems_are_those_of_the_study_then_its_results_are_re
     load(tmp_path, search)
     with pytest.raises(ConfigError, match="3 of their 3 problems are also in the study's benchmarks"):
         verbs.study(tmp_path / "study.yaml", [], **OPTIONS)
+
+
+def test_search_when_methods_have_values_of_their_own_then_each_tries_these_on_every_data_seed(tmp_path: Path) -> None:
+    own = {"ipo": {"train.learning_rate": [1e-3, 3e-3, 1e-2], "train.max_grad_norm": [0.5, 1.0]}}
+    values = {"train.learning_rate": [1e-4, 1e-3, 1e-2], "train.beta": [0.1, 1.0]}
+    search = {**SEARCH, "values": values, "methods": own, "seeds": [], "data_seeds": [3, 4]}
+    study = load(tmp_path, search, methods=["dpo", "ipo", "repo"], seeds={"data": [3, 4, 5]})
+    common, ipo = trials_of(study)
+    assert [cell.methods for cell in (common.cells[0], ipo.cells[0])] == [["dpo", "repo"], ["ipo"]]
+    assert {cell.data_seed for cell in [*common.cells, *ipo.cells]} == {3, 4}
+    assert len(common.cells) == len(ipo.cells) == 12
+    tried = {(cell.recipe.train.learning_rate, cell.recipe.train.max_grad_norm) for cell in ipo.cells}  # type: ignore
+    assert tried == {(rate, norm) for rate in (1e-3, 3e-3, 1e-2) for norm in (0.5, 1.0)}
+    assert common.folder != ipo.folder
+
+
+@pytest.mark.parametrize(("seed", "is_refused"), [(3, True), (4, False)])
+def test_problems_of_the_search_when_worlds_are_generated_then_they_count_for_their_own_seed(
+    seed: int, is_refused: bool, tmp_path: Path
+) -> None:
+    study = load(tmp_path, {**SEARCH, "seeds": [], "data_seeds": [3]}, seeds={"data": [3, 4]})
+    (tested,) = [cell for cell in study.cells if cell.data_seed == seed]
+    for cell, name in ((trials_of(study)[0].cells[0], "validation"), (tested, "arithmetic")):
+        folder = cell.recipe.run_dir / "evaluate" / "base" / name
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"prompt": ["the same problem"]}), folder / "responses.parquet")
+    with pytest.raises(ConfigError, match="1 of their 1 problems") if is_refused else contextlib.nullcontext():
+        check_apart(study, [tested])
 
 
 def test_problems_of_the_search_when_they_are_missing_then_nothing_is_begun(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Union
 
 import torch
@@ -63,6 +64,7 @@ CHOICES_NAMED = 8
 """Most choices in a message, the nearest first."""
 
 
+@cache  # a study checks the arguments of hundreds of runs
 def _hints(kind: type[TrainingArguments]) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
