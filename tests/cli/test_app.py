@@ -18,7 +18,7 @@ from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
-VERBS = ("run", *STAGES, "watch", "compare", "objectives", "env")
+VERBS = ("run", "quickstart", "recipes", *STAGES, "watch", "compare", "objectives", "env")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
 LABELED = {
@@ -212,6 +212,29 @@ def test_help_when_asked_for_then_it_loads_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "loaded:"
     assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_recipes_when_listed_and_copied_then_names_stand_in_no_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert regretless("recipes", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for row in rows} == {"recipes", "studies", "examples"}
+    assert regretless("recipes") == 0
+    listed = capsys.readouterr().out
+    assert all(row["name"] in listed for row in rows)
+    assert regretless("recipes", "--copy", "math/qwen3-1.7b", "--output", "mine") == 0
+    assert {path.relative_to("mine").as_posix() for path in Path("mine").rglob("*.yaml")} == {
+        "recipes/math/qwen3-1.7b.yaml",
+        "recipes/base/math.yaml",
+    }
+    started: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(
+        "regretless.cli.verbs.run", lambda path, overrides, *, smoke, **_: started.append((path, smoke))
+    )
+    assert regretless("quickstart", "--smoke") == 0
+    assert started == [(Path("quickstart"), True)]
 
 
 @pytest.mark.parametrize("verb", VERBS)
