@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from regretless.core import interrupt
-from regretless.core.errors import RegretlessError, storage_error
+from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
@@ -297,11 +297,19 @@ def objectives() -> None:
 
 
 @app.command()
-def env() -> None:
-    """Print versions and hardware, for a bug report."""
-    from regretless.cli.info import show_environment
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Print versions, hardware and what will be used: device, dtype, attention, engines. Belongs into bug reports."""
+    from regretless.cli.doctor import show_diagnosis
 
-    show_environment()
+    show_diagnosis(as_json=as_json)
+
+
+@app.command(hidden=True)
+def env() -> None:
+    """The former name of `doctor`."""
+    raise ConfigError("regretless env: no such command; use `regretless doctor`")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
