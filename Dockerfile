@@ -1,4 +1,4 @@
-# Two targets, with the recipes and examples in the working directory:
+# Two targets, with the recipes, studies and examples in the working directory:
 #   docker build --target cpu --tag regretless:cpu .      the environment of `make quickstart`
 #   docker build --target cuda --tag regretless:cuda .    vLLM, Ray and S3 on NVIDIA GPUs
 
@@ -14,6 +14,7 @@ COPY src src
 RUN PIP_NO_CACHE_DIR=1 make /opt/venv/.runtime VENV=/opt/venv PYTHON=python3
 ENV PATH=/opt/venv/bin:$PATH
 COPY recipes recipes
+COPY studies studies
 COPY examples examples
 CMD ["regretless", "--help"]
 
@@ -25,6 +26,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN python3 -m pip install --no-cache-dir --editable ".[vllm,cluster,s3]"
 COPY recipes recipes
+COPY studies studies
 COPY examples examples
 # The image's own entry point is a server.
 ENTRYPOINT []

@@ -7,6 +7,7 @@ first used, because torch and transformers take seconds.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
     from regretless.training.arguments import PreferenceConfig
     from regretless.training.trainer import PreferenceTrainer
+
+    __version__: str
 
 __all__ = [
     "BudgetError",
@@ -63,7 +66,6 @@ __all__ = [
     "run_recipe",
     "write_records",
 ]
-__version__ = "0.1.0"
 
 _HOMES = {
     "core.errors": (
@@ -87,10 +89,20 @@ _HOMES = {
 if not TYPE_CHECKING:  # a type checker that sees this function takes any name for one of the package's
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _version()
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(importlib.import_module(f"regretless.{home}"), name)
         raise AttributeError(f"module 'regretless' has no attribute {name!r}")
+
+
+def _version() -> str:
+    """The installed version, which comes from the repository's tags (pyproject.toml)."""
+    try:
+        return importlib.metadata.version("regretless")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"  # a checkout on sys.path that is not installed
 
 
 def __dir__() -> list[str]:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from regretless.cli.app import main
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
-VERBS = ("run", *STAGES, "watch", "compare", "objectives", "env")
+VERBS = ("run", "quickstart", "recipes", *STAGES, "watch", "compare", "objectives", "doctor")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
 GOOD = {"prompt": PROMPT, "chosen": "7+2=9\n\\boxed{9}", "rejected": "7-2=5\n\\boxed{5}"}
 LABELED = {
@@ -214,6 +215,29 @@ def test_help_when_asked_for_then_it_loads_nothing_heavy() -> None:
     assert all(verb in done.stdout for verb in VERBS)
 
 
+def test_recipes_when_listed_and_copied_then_names_stand_in_no_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert regretless("recipes", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["kind"] for row in rows} == {"recipes", "studies", "examples"}
+    assert regretless("recipes") == 0
+    listed = capsys.readouterr().out
+    assert all(row["name"] in listed for row in rows)
+    assert regretless("recipes", "--copy", "math/qwen3-1.7b", "--output", "mine") == 0
+    assert {path.relative_to("mine").as_posix() for path in Path("mine").rglob("*.yaml")} == {
+        "recipes/math/qwen3-1.7b.yaml",
+        "recipes/base/math.yaml",
+    }
+    started: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(
+        "regretless.cli.verbs.run", lambda path, overrides, *, smoke, **_: started.append((path, smoke))
+    )
+    assert regretless("quickstart", "--smoke") == 0
+    assert started == [(Path("quickstart"), True)]
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_verb_when_asked_for_help_then_it_gives_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert regretless(verb, "--help") == 0
@@ -224,8 +248,23 @@ def test_tables_when_printed_then_they_name_every_objective_and_version(capsys: 
     assert regretless("objectives") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("repo", "repo_det", "tdpo", "beta"))
-    assert regretless("env") == 0
-    assert "torch" in capsys.readouterr().out
+
+
+def test_doctor_when_asked_then_it_says_what_this_machine_will_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert regretless("doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["torch"].startswith(torch.__version__.partition("+")[0]) and "vllm" in found["versions"]
+    assert found["machine"]["cores"] == os.cpu_count() and found["machine"]["memory (GiB)"] > 0.5
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert found["used"]["device"].startswith(device)
+    assert ("FlexAttention" in found["used"]["attention in training"]) == (device == "cuda")
+    assert found["sampling engines"]["transformers"] == "yes"
+    assert found["problems"] == []
+    assert regretless("doctor") == 0
+    shown = capsys.readouterr().out
+    assert all(section in shown for section in found if found[section])
+    assert regretless("env") == 2
+    assert "regretless doctor" in capsys.readouterr().err
 
 
 def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from regretless.core import interrupt
-from regretless.core.errors import RegretlessError, storage_error
+from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
@@ -27,6 +27,16 @@ app = typer.Typer(
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings, for example seed=1 or train.objective=ipo."),
+]
+RecipeArgument = Annotated[
+    Path, typer.Argument(help="YAML file, or a name that `regretless recipes` lists, such as math/qwen3-1.7b.")
+]
+SmokeFlag = Annotated[
+    bool,
+    typer.Option("--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."),
+]
+RunFolderFlag = Annotated[
+    str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
 ]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of this stage, for example seed=1.")
@@ -94,17 +104,10 @@ def common(
 
 @app.command()
 def run(
-    recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/quickstart.yaml.")],
+    recipe: RecipeArgument,
     overrides: Overrides = None,
-    smoke: Annotated[
-        bool,
-        typer.Option(
-            "--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."
-        ),
-    ] = False,
-    output_dir: Annotated[
-        str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
-    ] = None,
+    smoke: SmokeFlag = False,
+    output_dir: RunFolderFlag = None,
     cluster: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
@@ -121,8 +124,32 @@ def run(
 
 
 @app.command()
+def quickstart(overrides: Overrides = None, smoke: SmokeFlag = False, output_dir: RunFolderFlag = None) -> None:
+    """Train and compare small models in minutes, on a CPU and without downloads: `run quickstart`."""
+    run(Path("quickstart"), overrides, smoke=smoke, output_dir=output_dir)
+
+
+@app.command()
+def recipes(
+    copy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy this one, with the files that it builds on; repeat for several."),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder to copy to.")] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON, for programs.")] = False,
+) -> None:
+    """List the recipes, studies and examples that come with the package, or copy some of them to change them."""
+    from regretless.cli.catalog import copy_recipes, show_recipes
+
+    if copy:
+        copy_recipes(copy, output)
+    else:
+        show_recipes(as_json=as_json)
+
+
+@app.command()
 def plan(
-    recipe: Annotated[Path, typer.Argument(help="YAML file, for example recipes/quickstart.yaml.")],
+    recipe: RecipeArgument,
     overrides: Overrides = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Predict times: run a few batches of each stage in a temporary folder.")
@@ -157,7 +184,9 @@ def plan(
 
 @app.command()
 def study(
-    file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file, for example studies/quickstart.yaml.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="YAML file, or a packaged study's name, such as table1-chat.")
+    ],
     overrides: Overrides = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Jobs at the same time; by default one for each GPU, or one.")
@@ -268,11 +297,19 @@ def objectives() -> None:
 
 
 @app.command()
-def env() -> None:
-    """Print versions and hardware, for a bug report."""
-    from regretless.cli.info import show_environment
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Print versions, hardware and what will be used: device, dtype, attention, engines. Belongs into bug reports."""
+    from regretless.cli.doctor import show_diagnosis
 
-    show_environment()
+    show_diagnosis(as_json=as_json)
+
+
+@app.command(hidden=True)
+def env() -> None:
+    """The former name of `doctor`."""
+    raise ConfigError("regretless env: no such command; use `regretless doctor`")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

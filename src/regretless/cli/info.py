@@ -6,7 +6,6 @@ import dataclasses
 import json
 import typing
 
-import torch
 import typer
 from pydantic import TypeAdapter
 from rich.padding import Padding
@@ -16,7 +15,6 @@ from rich.text import Text
 from regretless.core.errors import lookup
 from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped, settings_of, type_text
 from regretless.core.terminal import terminal
-from regretless.core.versions import versions
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe
 from regretless.training.arguments import PreferenceConfig
@@ -103,16 +101,3 @@ def show_objectives() -> None:
     output.print(table)
     for problem in problems:
         output.print(problem, style="yellow", markup=False, soft_wrap=True)
-
-
-def show_environment() -> None:
-    """Print versions and hardware."""
-    table = Table("what", "value", show_header=False)
-    for name, version in versions().items():
-        table.add_row(name, version)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    table.add_row(
-        "accelerator", "none" if accelerator is None else f"{accelerator} × {torch.accelerator.device_count()}"
-    )
-    table.add_row("CPU threads", str(torch.get_num_threads()))
-    terminal().print(table)

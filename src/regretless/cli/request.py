@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import substitute
 from regretless.core.settings import Section
@@ -155,7 +156,7 @@ class Request:
 
     def _file(self) -> dict[str, Any]:
         """Content of the config file; if it is a recipe, `{run}` is replaced by its run folder."""
-        values = read_yaml(self.config) if self.config else {}
+        values = read_yaml(find(self.config)) if self.config else {}
         run = run_folder(str(values.get("name")), str(values.get("output_dir") or ""))
         return dict(substitute(values, run))
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
+from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.mirror import reading
@@ -201,7 +202,7 @@ def stage(request: Request) -> None:
     name = request.verb
     _refuse_urls({"--config": request.config, "--output": request.output})
     if request.config is not None and request.output is None and not any(request.given.values()):
-        if name not in read_yaml(request.config):
+        if name not in read_yaml(find(request.config)):
             raise ConfigError(f"{request.config}: not a recipe with a section {name}; name the input files by flags")
         overrides = [f"{name}.{text}" for text in request.overrides]
         recipe = load_recipe(request.config, overrides, partial(_problems, names=[name]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from regretless.core.bundled import find
 from regretless.core.errors import ConfigError
 
 
@@ -32,7 +33,7 @@ def _load(text: str) -> Any:
 
 
 def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
-    """Mapping in a YAML file; `extends: other.yaml` (relative to the file) is merged below it.
+    """Mapping in a YAML file; `extends: other.yaml` is merged below it: a file beside it, or a packaged recipe.
 
     below: the files that extend this one. Raises ConfigError if the file is missing, is not YAML, holds no mapping,
     or extends itself.
@@ -50,7 +51,7 @@ def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     parent = values.pop("extends", None)
     if parent is None:
         return values
-    return merge(read_yaml(path.parent / str(parent), [*below, path.resolve()]), values)
+    return merge(read_yaml(find(str(parent), beside=path.parent), [*below, path.resolve()]), values)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     raise ConfigError(f"{type(model).__name__} has no decoder apart from its head; load it with AutoModelForCausalLM")
 
 
+def in_one_row(device: torch.device) -> bool:
+    """Whether a shared-prefix row on this device is computed by FlexAttention; elsewhere SDPA takes its responses."""
+    return device.type == "cuda"
+
+
 @contextlib.contextmanager
 def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     """Within the block, calling `model` runs shared-prefix rows (see `response_scores`).
@@ -55,7 +60,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     """
     inner = causal_model(model)
     head, decoder = head_of(inner), decoder_of(inner)
-    in_one_row = inner.device.type == "cuda" if one_row is None else one_row
+    padded = in_one_row(inner.device) if one_row is None else one_row
 
     def forward(
         input_ids: Tensor,
@@ -66,7 +71,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
         **_: Any,
     ) -> TokenScores | Tensor:
         extra: dict[str, Any] = {"segments": layout.segments}
-        if in_one_row:
+        if padded:
             padding = (0, -layout.tokens % gpu_attention.BLOCK)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
             extra = {"row_mask": gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
@@ -76,7 +81,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
 
     with (
         replaced_forward(inner, forward),
-        attention_by(inner, gpu_attention.NAME if in_one_row else cpu_attention.NAME),
+        attention_by(inner, gpu_attention.NAME if padded else cpu_attention.NAME),
     ):
         yield
 

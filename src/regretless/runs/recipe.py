@@ -13,6 +13,7 @@ from pydantic_core import InitErrorDetails
 
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
+from regretless.core.bundled import find
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, reject
 from regretless.core.mirror import working_copy
@@ -199,12 +200,12 @@ def run_folder(name: str, output_dir: str = "") -> Path:
 def load_recipe(
     path: Path, overrides: Sequence[str] = (), ahead: Callable[[Recipe], list[str]] | None = None
 ) -> Recipe:
-    """Recipe of a YAML file with `key=value` overrides on top.
+    """Recipe of a YAML file, or of a packaged recipe's name, with `key=value` overrides on top.
 
     ahead: returns further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
-    return checked_recipe(apply_overrides(read_yaml(path), overrides), str(path), ahead)
+    return checked_recipe(apply_overrides(read_yaml(find(path)), overrides), str(path), ahead)
 
 
 def checked_recipe(values: Mapping[str, Any], where: str, ahead: Callable[[Recipe], list[str]] | None = None) -> Recipe:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
 from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE
@@ -96,7 +97,7 @@ class SearchConfig(Section):
 
 
 class StudyConfig(Section):
-    """A study file. Paths of recipes are relative to it."""
+    """A study file. Paths of recipes are relative to it; a packaged recipe goes by its name."""
 
     name: FolderName
     """Name of the study, and of its folder unless `output_dir` is given."""
@@ -216,10 +217,11 @@ class Study:
 def load_study(
     path: Path, overrides: Sequence[str] = (), *, output_dir: str | None = None, smoke: bool = False
 ) -> Study:
-    """The study of a file, with `key=value` overrides for all of its runs.
+    """The study of a file, or a packaged study's name, with `key=value` overrides for all of its runs.
 
     Raises ConfigError that lists every problem: of the study, and of the recipe of each run.
     """
+    path = find(path, "studies")
     values = read_yaml(path)
     if output_dir is not None:
         values["output_dir"] = output_dir
@@ -269,9 +271,8 @@ def _cells(
             variant = {key: label for key, (label, _) in varied.items()}
             place = ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
             try:
-                values = merge(
-                    read_yaml(path.parent / str(settings.get(RECIPE, config.recipe))), _without_recipe(settings)
-                )
+                base = find(str(settings.get(RECIPE, config.recipe)), beside=path.parent)
+                values = merge(read_yaml(base), _without_recipe(settings))
                 texts = [_override(key, value) for key, value in config.settings.items()]
                 texts += [_override(key, value) for key, (_, value) in varied.items()]
                 texts += [_override(OBJECTIVE, config.methods)] if config.methods else []

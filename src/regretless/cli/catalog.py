@@ -1,0 +1,47 @@
+"""`regretless recipes`: the recipes, studies and examples that come with the package, listed and copied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.padding import Padding
+from rich.text import Text
+
+from regretless.core.bundled import KINDS, bundled, copy_files
+from regretless.core.terminal import console, terminal
+
+COMMANDS = {
+    "recipes": "regretless run NAME",
+    "studies": "regretless study NAME",
+    "examples": "regretless recipes --copy NAME",
+}
+"""What to do with each kind."""
+
+
+def show_recipes(*, as_json: bool = False) -> None:
+    """Print the names, each with what it is, by kind or as JSON."""
+    output = terminal()
+    listed = {kind: bundled(kind) for kind in KINDS}
+    if as_json:
+        rows = [
+            {"kind": kind, "name": one.name, "about": one.about, "path": str(one.path)}
+            for kind, found in listed.items()
+            for one in found
+        ]
+        output.print(json.dumps(rows, indent=2, ensure_ascii=False), soft_wrap=True)
+        return
+    for kind, found in listed.items():
+        output.print(Text.assemble((f"{kind.capitalize()} ", "bold underline"), f"({COMMANDS[kind]})"))
+        for one in found:
+            output.print(Padding(Text(one.name, style="bold"), (0, 0, 0, 2)))
+            output.print(Padding(one.about, (0, 0, 0, 6)))
+        output.print()
+    output.print("To change one, copy it with the files that it builds on: regretless recipes --copy NAME")
+
+
+def copy_recipes(names: Sequence[str], folder: Path) -> None:
+    """Copy files by name to a folder and say what was written. Raises ConfigError as `copy_files` does."""
+    for path in copy_files(names, folder):
+        console.print(f"recipes: wrote {path}", markup=False, soft_wrap=True)
