@@ -17,6 +17,7 @@ from regretless.core.run_folder import BASE, RunFolder, is_first_process, proces
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
 from regretless.evaluation.results import results_table
+from regretless.runs import cards
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.work import Job, do_stage
@@ -62,6 +63,8 @@ def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> 
         for name in stages_of(recipe):
             if not only or name in only:
                 do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
+                if name in cards.STAGES:
+                    cards.refresh_cards(recipe, folder, name)
 
 
 def _cluster(recipe: Recipe) -> ClusterConfig | None:

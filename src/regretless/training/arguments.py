@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 
 from regretless.core.errors import reject
 from regretless.core.run_folder import processes
@@ -122,6 +123,8 @@ class PreferenceConfig(TrainingArguments):
         found = argument_problems(type(self), given)
         problems = [f"{name}: {problem}" for name, problem in found.items()]
         problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
+        if self.hub_strategy == HubStrategy.CHECKPOINT:
+            problems.append("hub_strategy: optimizer states are not uploaded, so nothing could resume; use every_save")
         if self.beta is not None and "beta" in self.objective_kwargs:
             problems.append("beta: set twice, as `beta` and inside `objective_kwargs`")
         reject("PreferenceConfig", problems)

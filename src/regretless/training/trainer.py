@@ -19,7 +19,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from regretless.core.errors import ConfigError, NonFiniteLossError, reject
@@ -43,6 +43,7 @@ from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.pair_reading import pair_table
 from regretless.training.precision import fit_trained_weights, match_reference
+from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
@@ -57,7 +58,7 @@ def _sort_sets(configs: Iterable[PeftConfig]) -> None:
                 setattr(config, name, sorted(value))
 
 
-class PreferenceTrainer(Trainer):
+class PreferenceTrainer(PublishingTrainer):
     """Train a causal language model on preference pairs; used like TRL's DPOTrainer.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
@@ -154,6 +155,7 @@ class PreferenceTrainer(Trainer):
         causal_model(self.model).add_model_tags(list(self._tag_names))
         if self.reference.frozen is not None:
             self.reference.frozen.to(self.args.device)
+        self.begin_cards(train_dataset)
 
     # --- reference ---------------------------------------------------------------------------------------------------
 
@@ -296,6 +298,7 @@ class PreferenceTrainer(Trainer):
         self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.write_cards_in_saved_adapters()
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _clear_checkpoints(self, last: Path) -> None:
