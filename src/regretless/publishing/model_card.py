@@ -92,6 +92,11 @@ class Facts:
     merged: str | None = None
     """For an adapter that was merged into its base: how that was checked."""
 
+    @property
+    def is_adapter(self) -> bool:
+        """True if the folder holds an adapter, false if it holds a whole model."""
+        return self.adapter is not None and self.merged is None
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Facts:
         """The facts of a `card.json`. Raises DataError for one of another form."""
@@ -165,10 +170,10 @@ def metadata(facts: Facts) -> ModelCardData:
         )
         for one in facts.results
     ]
-    tags = dict.fromkeys([*TAGS, facts.objective, *(["lora"] if facts.adapter is not None else []), *facts.tags])
+    tags = dict.fromkeys([*TAGS, facts.objective, *(["lora"] if facts.is_adapter else []), *facts.tags])
     optional: dict[str, Any] = {
         "base_model": facts.base if facts.base_on_hub else None,
-        "base_model_relation": ("adapter" if facts.adapter is not None else "finetune") if facts.base_on_hub else None,
+        "base_model_relation": ("adapter" if facts.is_adapter else "finetune") if facts.base_on_hub else None,
         "datasets": list(facts.datasets) or None,
         "language": list(facts.languages) or None,
         "license_name": facts.license_name,
@@ -177,7 +182,7 @@ def metadata(facts: Facts) -> ModelCardData:
     }
     return ModelCardData(
         license=facts.license or UNKNOWN_LICENSE,
-        library_name="peft" if facts.adapter is not None else "transformers",
+        library_name="peft" if facts.is_adapter else "transformers",
         pipeline_tag="text-generation",
         model_name=facts.name,
         tags=list(tags),
