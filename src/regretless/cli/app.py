@@ -50,7 +50,8 @@ FLAGS: dict[str, Any] = {
         list[str] | None, typer.Option(help="gsm8k, math, …, or NAME=FILE with prompt and answer; repeat for several.")
     ],
     "policy": Annotated[
-        list[str] | None, typer.Option(help="Trained model or adapter as NAME=PATH; repeat for several.")
+        list[str] | None,
+        typer.Option(help="Trained model or adapter as NAME=PATH, compared with --model; repeat for several."),
     ],
     "run_dir": Annotated[Path | None, typer.Argument(help="Run folder, or its URL, to report on.")],
 }

@@ -33,7 +33,17 @@ RUN = "{run}"
 BASE = "base"
 """Label of the model before preference training."""
 UNUSED = "unused"
-PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
+PATH_KEYS = {
+    "include_path",
+    "dataset",
+    "data",
+    "name_or_path",
+    "adapter",
+    "tokenizer",
+    "chat_template",
+    "responses",
+    "pairs",
+}
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}

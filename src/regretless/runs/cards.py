@@ -78,6 +78,7 @@ def _authors(run: Path) -> list[str]:
     return sorted({named(name)[0] for name in found})
 
 
+KINDS = ("rows", "seeds", "chat", "harness")
 AUTHORS = ("chosen_model", "rejected_model")
 
 
@@ -93,7 +94,7 @@ def results_of(recipe: Recipe, run: Path, label: str) -> Sequence[Result]:
         name, on_hub = named(str(substitute(datasets.get(benchmark, ""), run)))
         return name if on_hub else None
 
-    mine = {kind: [row for row in found.get(kind, ()) if row["label"] == label] for kind in ("rows", "seeds", "chat")}
+    mine = {kind: [row for row in found.get(kind, ()) if row["label"] == label] for kind in KINDS}
     greedy = [
         Result(
             row["benchmark"],
@@ -131,7 +132,19 @@ def results_of(recipe: Recipe, run: Path, label: str) -> Sequence[Result]:
         for row in mine["chat"]
         if row["value"] is not None
     ]
-    return (*greedy, *sampled, *judged)
+    tasks = [
+        Result(
+            row["benchmark"],
+            f"{row['metric']} (lm-evaluation-harness)",
+            row["n"],
+            row["value"],
+            _bounds(row, "low", "high"),
+            row["gain"],
+            _bounds(row, "gain_low", "gain_high"),
+        )
+        for row in mine["harness"]
+    ]
+    return (*greedy, *sampled, *judged, *tasks)
 
 
 def _bounds(row: Mapping[str, Any], low: str, high: str, scale: float = 1) -> tuple[float, float] | None:

@@ -111,6 +111,17 @@ class PreferenceConfig(TrainingArguments):
             "if all weights of a model given by name are trained). In bfloat16, small updates are lost to rounding."
         },
     )
+    log_completions_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of optimizer steps between two tables of prompts with the chosen, the rejected and the "
+            "model's own greedy response, in the trackers of `report_to` (wandb, trackio, tensorboard), which thus "
+            "receive texts of the data; none by default."
+        },
+    )
+    log_completions_prompts: int = field(
+        default=4, metadata={"help": "Number of prompts in these tables: of held-out pairs, else of training pairs."}
+    )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Always False, because rows are read as a whole."}
     )

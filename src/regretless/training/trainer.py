@@ -35,6 +35,7 @@ from regretless.modeling.training_folder import STATE, complete_checkpoints, las
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
+from regretless.training.completions import CompletionTables
 from regretless.training.constructor import check_arguments, check_optimizer, check_quantized, taken, use_one_gpu
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
@@ -148,8 +149,8 @@ class PreferenceTrainer(PublishingTrainer):
         )
         check_optimizer(self.optimizer, self.model)
         self._log_state = LogState(self, self._means["train"])
-        self.add_callback(self._live_log)
-        self.add_callback(self._log_state)
+        for callback in (self._live_log, self._log_state, CompletionTables(self)):
+            self.add_callback(callback)
         # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
         self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
