@@ -21,6 +21,7 @@ from regretless.labeling.verify import VerifyConfig
 from regretless.runs.evaluate import grading
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import apply_overrides, load_recipe, parse_recipe
+from regretless.smoke.miniature import smoke_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -105,6 +106,15 @@ def test_own_problems_of_a_recipe_when_columns_are_missing_then_the_advice_is_th
         run_recipe(parse_recipe(recipe, "x"))
     override = ["evaluate.benchmarks.mine.prompt_column=question", "evaluate.benchmarks.mine.answer_column=gold"]
     run_recipe(parse_recipe(apply_overrides(recipe, override), "x"))
+
+
+def test_recipe_with_a_harness_and_further_models_when_shrunk_then_it_needs_neither() -> None:
+    values = {"name": "x", "model": {"name_or_path": "Qwen/Qwen3-0.6B"}}
+    evaluate = {"harness": ["ifeval"], "policies": {"other": "someone/model"}, "inspect_logs": True}
+    shrunk = smoke_recipe(parse_recipe({**values, "evaluate": evaluate}, "x")).evaluate
+    assert shrunk is not None
+    assert (shrunk.harness, shrunk.policies, shrunk.inspect_logs) == ([], {}, False)
+    assert list(shrunk.benchmarks) == ["arithmetic"]
 
 
 def request(words: list[str]) -> verbs.Request:

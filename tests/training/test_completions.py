@@ -32,7 +32,10 @@ PreferenceTrainer(model, config, train_dataset=rows, peft_config=LoraConfig(r=2,
 
 
 def train(model: Path, folder: Path, *trackers: str, **environment: str) -> None:
-    rows = [{"prompt": f"{n} + 1 =\n", "chosen": f"Chosen {n}.", "rejected": f"Rejected {n}."} for n in range(4)]
+    rows = [
+        {"prompt": f"Tom has {n} apples. How many?\n", "chosen": f"{n}+1={n + 1}\n", "rejected": f"{n}-1={n - 1}\n"}
+        for n in range(2, 6)
+    ]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-c", SCRIPT, str(model), str(folder / "pairs.jsonl"), str(folder / "out"), *trackers]
     done = subprocess.run(
@@ -45,6 +48,7 @@ def test_tensorboard_when_tables_are_logged_then_it_has_them_and_training_is_the
     make_trainer: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    monkeypatch.setenv("CRC32C_SW_MODE", "auto")  # tensorboardX sets it
     weights = []
     for every in (None, 2):
         trainer = make_trainer(
@@ -61,7 +65,8 @@ def test_tensorboard_when_tables_are_logged_then_it_has_them_and_training_is_the
         weights.append(load_file(tmp_path / f"out-{every}" / "adapter_model.safetensors"))
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     found = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("events.out.tfevents.*"))
-    assert found.count(b"**rejected**\n\n    w5w34w2") == 2 or found.count(b"**rejected**") == 8
+    assert found.count(b"**rejected**") == 8  # four prompts, at steps 2 and 4
+    assert found.count(b"w5 w34") == 2
     assert found.count(b"**model**") == 8
 
 
@@ -88,7 +93,7 @@ def test_wandb_when_offline_then_its_run_has_a_table_for_each_step(model: Path, 
     assert [table["columns"] for table in tables] == [["step", "prompt", "chosen", "rejected", "model"]] * 2
     assert sorted(table["data"][0][0] for table in tables) == [1, 2]
     for table in tables:
-        assert [row[2].startswith(f"Chosen {n}.") for n, row in enumerate(table["data"])] == [True, True]
+        assert [row[2].startswith(f"{n}+1=") for n, row in enumerate(table["data"], 2)] == [True, True]
         assert all(isinstance(row[4], str) for row in table["data"])
 
 
@@ -107,4 +112,4 @@ def test_trackio_when_local_then_its_database_has_a_table_for_each_step(model: P
     )
     tables = [line["completions"] for line in json.loads(done.stdout) if "completions" in line]
     assert [table["_value"][0]["step"] for table in tables] == [1, 2]
-    assert all(table["_value"][1]["chosen"].startswith("Chosen 1.") for table in tables)
+    assert all(table["_value"][1]["chosen"].startswith("3+1=") for table in tables)
