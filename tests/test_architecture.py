@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     STAGES,
     {"servers"},
     {"data"},
+    {"publishing"},
     {"modeling"},
     {"objectives"},
     {"core"},

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
+from regretless.cli import verbs
+from regretless.cli.app import app
 from regretless.core import plugins
-from regretless.core.errors import ConfigError
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import read_json
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.verify import VerifyConfig
 from regretless.runs.evaluate import grading
-from regretless.runs.recipe import load_recipe
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import apply_overrides, load_recipe, parse_recipe
+from regretless.smoke.miniature import smoke_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -25,6 +34,15 @@ def test_grading_when_evaluate_says_something_then_that_goes_over_verify() -> No
     assert grading(own, verify) == VerifyConfig(time_limit=3)
     with pytest.raises(ConfigError, match=r"verifier: expected one of math, math_any \(got 'maths'\)"):
         grading(EvaluateConfig.parse({**benchmarks, "verifier": "maths"}, "x"), verify)
+
+
+def test_grading_when_a_benchmark_names_its_verifier_then_the_others_keep_theirs() -> None:
+    benchmarks = {"a": {"benchmark": "amc23", "verifier": "math_any"}, "b": {"benchmark": "amc23"}}
+    config = EvaluateConfig.parse({"benchmarks": benchmarks}, "x")
+    assert [grading(config, VerifyConfig(), name).verifier for name in benchmarks] == ["math_any", "math"]
+    assert config.benchmarks["a"].source == config.benchmarks["b"].source
+    with pytest.raises(ConfigError, match=r"benchmarks\.a\.verifier: expected one of math, math_any"):
+        EvaluateConfig.parse({"benchmarks": {"a": {"benchmark": "amc23", "verifier": "maths"}}}, "x")
 
 
 @pytest.mark.parametrize(("folder", "expected"), [("math", ("math", False)), ("math-released", ("math_any", True))])
@@ -51,3 +69,59 @@ def test_recipe_when_evaluate_names_a_verifier_that_cannot_be_used_then_error_sa
     problems = [problem.split(": ", 1) for problem in error.value.problems]
     assert [key for key, _ in problems] == ["verify.verifier", "evaluate.verifier"]
     assert problems[0][1] == problems[1][1] and "cannot be imported: ModuleNotFoundError" in problems[0][1]
+
+
+def test_own_problems_when_their_columns_are_named_as_advised_then_base_and_adapter_are_compared(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"Tom has {n} apples. How many?\n", "gold": str(n)} for n in range(1, 4)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=2, task_type="CAUSAL_LM"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    command = ["evaluate", "--model", str(model), "--benchmark", f"mine={tmp_path / 'mine.jsonl'}"]
+    command += ["--policy", f"tuned={tmp_path / 'adapter'}", "--output", str(tmp_path / "out"), "max_new_tokens=4"]
+    with pytest.raises(DataError) as error:
+        verbs.stage(request(command))
+    advised = re.findall(r"(benchmarks\.mine\.\w+)", str(error.value))
+    assert advised == ["benchmarks.mine.prompt_column", "benchmarks.mine.answer_column"]
+    for names in (advised, ["prompt_column", "answer_column"]):
+        set_right = [f"{name}={column}" for name, column in zip(names, ["question", "gold"], strict=True)]
+        verbs.stage(request([*command, *set_right]))
+    found = read_json(tmp_path / "out" / "results.json")["rows"]
+    assert [(row["label"], row["n"]) for row in found] == [("base", 3), ("tuned", 3)]
+    assert found[1]["gain"] == 0  # an adapter that was not trained changes nothing
+    assert "unchanged, skipped" in capsys.readouterr().err
+
+
+def test_own_problems_of_a_recipe_when_columns_are_missing_then_the_advice_is_the_recipes_key(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1 =", "gold": "2"}\n')
+    values = {"name": "x", "output_dir": str(tmp_path / "run"), "model": {"name_or_path": str(model)}}
+    recipe = {
+        **values,
+        "evaluate": {"max_new_tokens": 4, "benchmarks": {"mine": {"dataset": str(tmp_path / "mine.jsonl")}}},
+    }
+    with pytest.raises(DataError, match=r"evaluate\.benchmarks\.mine\.prompt_column"):
+        run_recipe(parse_recipe(recipe, "x"))
+    override = ["evaluate.benchmarks.mine.prompt_column=question", "evaluate.benchmarks.mine.answer_column=gold"]
+    run_recipe(parse_recipe(apply_overrides(recipe, override), "x"))
+
+
+def test_recipe_with_a_harness_and_further_models_when_shrunk_then_it_needs_neither() -> None:
+    values = {"name": "x", "model": {"name_or_path": "Qwen/Qwen3-0.6B"}}
+    evaluate = {"harness": ["ifeval"], "policies": {"other": "someone/model"}, "inspect_logs": True}
+    shrunk = smoke_recipe(parse_recipe({**values, "evaluate": evaluate}, "x")).evaluate
+    assert shrunk is not None
+    assert (shrunk.harness, shrunk.policies, shrunk.inspect_logs) == ([], {}, False)
+    assert list(shrunk.benchmarks) == ["arithmetic"]
+
+
+def request(words: list[str]) -> verbs.Request:
+    """The request of a command line, which is what `app` makes of it."""
+    found: list[verbs.Request] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbs, "stage", found.append)
+        with pytest.raises(SystemExit):
+            app(words)
+    return found[0]

@@ -64,6 +64,29 @@ def test_threads_of_a_recipe_when_it_has_run_then_the_process_has_its_own_number
     assert torch.get_num_threads() == values["threads"] - 1
 
 
+def test_cards_of_a_run_when_a_method_is_trained_anew_then_they_hold_results_of_these_weights_and_no_texts(
+    folder: Path,
+) -> None:
+    card = folder / "train" / "dpo" / "README.md"
+    before = card.read_text()
+    (row,) = [one for one in read_json(folder / "evaluate" / "results.json")["rows"] if one["label"] == "dpo"]
+    assert f"| `arithmetic` | Pass@1 (%), greedy | {row['n']} | {100 * row['value']:.2f} [" in before
+    assert "| behavior policy | `behavior` |" in before
+    assert "(../../report/report.html)" in before
+    assert str(folder) not in before
+    written = pq.read_table(folder / "pair" / "pairs.parquet", columns=["prompt", "chosen", "rejected"]).to_pylist()
+    texts = {text.strip() for pair in written for text in pair.values() if len(text.strip()) > 8}
+    assert len(texts) > 20
+    for name in ("README.md", "card.json"):
+        content = (folder / "train" / "dpo" / name).read_text()
+        assert not [text for text in texts if text in content or json.dumps(text)[1:-1] in content]
+    run_recipe(small(folder, "train.methods.dpo.beta=0.5"), ["train"])
+    anew = card.read_text()
+    assert "| `beta` | `0.5` |" in anew
+    assert "has not been evaluated" in anew
+    assert "report.html" not in anew
+
+
 def test_setting_of_one_method_when_changed_then_the_other_method_stays(folder: Path) -> None:
     ran = run(small(folder, "train.methods.dpo.beta=0.5"))
     evaluated = {f"evaluate/{place}" for place in ("dpo/arithmetic", "dpo/arithmetic/seed-41")}

@@ -480,7 +480,7 @@ VERBS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "evaluate": (
         ["--model", "/nowhere/m", "--benchmark", "a=/nowhere/t.jsonl", "--output", "o", "prompt_column=q", "seeds=[x]"],
         (
-            *("  - prompt_column: unknown key", "did you mean benchmarks.<name>.prompt_column?", "  - seeds.0: "),
+            *("  - benchmarks.a.dataset: no such", "  - seeds.0: "),
             "  - model.name_or_path: no such",
         ),
     ),

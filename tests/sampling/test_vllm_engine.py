@@ -38,6 +38,7 @@ from regretless.data.prompts import PromptRow
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
+from regretless.publishing.merge import merge_adapter
 from regretless.sampling.base import Completion, SamplingParams, VllmOptions
 from regretless.sampling.sample import sample_prompts
 from regretless.sampling.vllm_engine import VllmEngine, check_vllm
@@ -225,8 +226,8 @@ def test_engine_when_prompts_exceed_the_tokens_of_a_step_reads_none_in_two(check
         assert item.logps == near(own)
 
 
-@needs_vllm
-def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint: Path, tmp_path: Path) -> None:
+def save_adapter(checkpoint: Path, folder: Path) -> PeftModel:
+    """An adapter on the checkpoint that changes what it computes, also written to a folder."""
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")
     torch.manual_seed(0)
     adapted = get_peft_model(base, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
@@ -234,7 +235,25 @@ def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.1)
-    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+@needs_vllm
+def test_engine_when_an_adapter_is_merged_then_it_loads_the_folder_and_scores_as_the_adapter_did(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with_adapter = save_adapter(checkpoint, tmp_path / "adapter").eval()
+    assert merge_adapter(tmp_path / "adapter", tmp_path / "merged").dtype == "float32"
+    params = PLAIN.model_copy(update={"vllm": VllmOptions(**OPTIONS)})
+    found = generated(VllmEngine(ModelConfig(name_or_path=str(tmp_path / "merged")), params), params, range(2))
+    for item, own in zip(found, raw_logps(with_adapter, found), strict=True):
+        assert item.logps == near(own)
+
+
+@needs_vllm
+def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint: Path, tmp_path: Path) -> None:
+    save_adapter(checkpoint, tmp_path / "adapter")
     params = PLAIN.model_copy(update={"vllm": VllmOptions(**OPTIONS)})
     engine = VllmEngine(ModelConfig(name_or_path=str(checkpoint), adapter=str(tmp_path / "adapter")), params)
     found = generated(engine, params, range(2))

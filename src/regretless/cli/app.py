@@ -60,7 +60,8 @@ FLAGS: dict[str, Any] = {
         list[str] | None, typer.Option(help="gsm8k, math, …, or NAME=FILE with prompt and answer; repeat for several.")
     ],
     "policy": Annotated[
-        list[str] | None, typer.Option(help="Trained model or adapter as NAME=PATH; repeat for several.")
+        list[str] | None,
+        typer.Option(help="Trained model or adapter as NAME=PATH, compared with --model; repeat for several."),
     ],
     "run_dir": Annotated[Path | None, typer.Argument(help="Run folder, or its URL, to report on.")],
 }
@@ -273,6 +274,53 @@ def compare(
     from regretless.cli import verbs
 
     verbs.compare(runs, baseline=baseline, output=output, figures=figure_format or [], form=form.value, as_json=as_json)
+
+
+@app.command()
+def push(
+    model_folder: Annotated[Path, typer.Argument(help="Model or adapter, such as runs/NAME/train/repo.")],
+    repo_id: Annotated[str, typer.Argument(help="Repository on the Hugging Face hub, OWNER/NAME.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the files and their sizes; upload nothing.")] = False,
+    with_report: Annotated[
+        bool, typer.Option("--with-report", help="Also upload the run's report, which shows prompts and responses.")
+    ] = False,
+    license_name: Annotated[
+        str | None, typer.Option("--license", help="License in the card, for example apache-2.0.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch; by default the repository's main one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON, for programs.")] = False,
+) -> None:
+    """Upload a model or adapter with tokenizer and card to the Hugging Face hub. Training data never goes along."""
+    from regretless.cli import publish
+
+    publish.push(
+        model_folder,
+        repo_id,
+        dry_run=dry_run,
+        with_report=with_report,
+        license=license_name,
+        private=private,
+        revision=revision,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, such as runs/NAME/train/repo.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write: a model that needs no peft.")],
+    base: Annotated[
+        str | None, typer.Option(help="Hub id or folder of the base model; by default the one that the adapter names.")
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Type of the merged weights: auto (the base's own), float32, bfloat16 or float16.")
+    ] = "auto",
+) -> None:
+    """Merge an adapter into its base model's weights, and compare the log-probabilities before and after."""
+    from regretless.cli import publish
+
+    publish.merge(adapter, out, base=base, dtype=dtype)
 
 
 @app.command()

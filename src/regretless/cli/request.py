@@ -14,6 +14,7 @@ from regretless.core.run_folder import substitute
 from regretless.core.settings import Section
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import merge, read_yaml
+from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
 
@@ -24,6 +25,8 @@ MODEL = "model."
 OUTPUT_SUFFIXES = (".parquet", ".jsonl")
 OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
 """Flags that are not required, because settings can replace them."""
+ALSO_OPTIONAL = {"sample": ("model",), "evaluate": ("policy",)}
+"""Stage → further such flags."""
 NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
 """Stage → another section of the recipe that it also reads, if the config file is a recipe."""
 MISSING = "(missing)"
@@ -71,6 +74,7 @@ class Request:
             ("pairs.dataset", "--pairs"),
             ("responses", "--responses"),
             ("analyze.policies.", "--policy "),
+            ("evaluate.policies.", "--policy "),
             (f"{self.verb}.", ""),
         )
         for key, name in names:
@@ -81,7 +85,7 @@ class Request:
     def _missing(self) -> list[str]:
         values = {**self.given, "output": self.output}
         values["model"] = values.get("model") or self._names_model() or None
-        optional = (*OPTIONAL, "model") if self.verb == "sample" else OPTIONAL
+        optional = (*OPTIONAL, *ALSO_OPTIONAL.get(self.verb, ()))
         needed = [name for name in STAGES[self.verb].flags if name not in optional]
         return [name for name in (*needed, "output") if values.get(name) is None]
 
@@ -130,6 +134,10 @@ class Request:
             section = values.get(self.verb)
             values = with_seeds({**values, self.verb: {} if section is None else section})[self.verb]
         overrides = [text for text in self.overrides if not text.startswith(MODEL)]
+        if self.verb == "evaluate" and isinstance(values, Mapping):
+            overrides = _for_every_benchmark(
+                overrides, [*(values.get("benchmarks") or {}), *flags.get("benchmarks", {})]
+            )
         return apply_overrides(merge(values, flags), overrides) if isinstance(values, Mapping) else values
 
     def _model(self) -> Any:
@@ -164,6 +172,22 @@ class Request:
 def _benchmark(text: str) -> tuple[str, dict[str, str]]:
     name, separator, dataset = text.partition("=")
     return name, {"dataset": dataset} if separator else {"benchmark": name}
+
+
+OF_A_BENCHMARK = tuple(
+    f"{name}="
+    for name in BenchmarkSource.model_fields.keys() - EvaluateConfig.model_fields.keys() - {"benchmark", "dataset"}
+)
+
+
+def _for_every_benchmark(overrides: Sequence[str], labels: Iterable[str]) -> list[str]:
+    """Overrides of `evaluate`; a benchmark's own setting without a label (prompt_column=question) is that of each."""
+    labels = list(dict.fromkeys(labels))
+    found: list[str] = []
+    for text in overrides:
+        spread = text.startswith(OF_A_BENCHMARK) and labels
+        found += [f"benchmarks.{label}.{text}" for label in labels] if spread else [text]
+    return found
 
 
 def _policy(text: str) -> tuple[str, str]:

@@ -33,11 +33,21 @@ RUN = "{run}"
 BASE = "base"
 """Label of the model before preference training."""
 UNUSED = "unused"
-PATH_KEYS = {"dataset", "data", "name_or_path", "adapter", "tokenizer", "chat_template", "responses", "pairs"}
+PATH_KEYS = {
+    "include_path",
+    "dataset",
+    "data",
+    "name_or_path",
+    "adapter",
+    "tokenizer",
+    "chat_template",
+    "responses",
+    "pairs",
+}
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
-NOT_THE_MODEL = {MANIFEST, PENDING, "trainer_state.json", "training_args.bin"}
+NOT_THE_MODEL = {MANIFEST, PENDING, "trainer_state.json", "training_args.bin", "card.json"}
 """Files next to a model's that record when and how it was made: equal models may differ in them."""
 
 

@@ -103,7 +103,7 @@ STAGES: Mapping[str, Stage] = {
             "Pass@1 of a model on benchmarks: greedy, and over seeds, with intervals; chat benchmarks by a judge.",
             reads="a model",
             makes="Pass@1, and a judge's verdicts on chat benchmarks, with intervals",
-            flags=("model", "adapter", "benchmark"),
+            flags=("model", "adapter", "benchmark", "policy"),
         ),
         Stage(
             "analyze",

@@ -22,14 +22,18 @@ from regretless.core.settings import FolderName, Section
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
 from regretless.data.records import Verdict
+from regretless.evaluation import harness
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.chat.chat_results import ChatBenchmark
+from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.sampling.base import SamplingServer, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
+INSPECT = "inspect"
+"""Folder of Inspect's logs among those of the models."""
 PASS_AT_1 = "Pass@1 (%)"
 
 
@@ -52,6 +56,8 @@ class BenchmarkSource(Section):
     """Most problems to read, from the start; all by default."""
     template: str | None = None
     """Template that makes a prompt of a problem: math, assistant, user, plain, or the name of a plug-in."""
+    verifier: Annotated[str, AfterValidator(VERIFIERS.check)] | None = None
+    """Verifier of the answers to this benchmark; by default that of `evaluate`."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -63,7 +69,7 @@ class BenchmarkSource(Section):
     def source(self) -> PromptSource:
         """The prompts and gold answers."""
         known = BENCHMARKS[self.benchmark] if self.benchmark else {"answer_column": "answer"}
-        changes = self.model_dump(exclude_none=True, exclude={"benchmark"})
+        changes = self.model_dump(exclude_none=True, exclude={"benchmark", "verifier"})
         if self.dataset is not None:
             # A local copy has its own split and configuration, if any.
             known = {name: value for name, value in known.items() if name not in ("split", "subset")}
@@ -77,6 +83,17 @@ class EvaluateConfig(Section):
     """Benchmarks with gold answers, each under a label of your choice."""
     chat: dict[FolderName, ChatBenchmark] = Field(default={})
     """Benchmarks whose answers a judge reads, each under a label of your choice."""
+    policies: dict[FolderName, str] = Field(default={})
+    """Further models to evaluate besides `model` and what `train` makes, each under a label of your choice: folders of
+    trained models or adapters, or hub ids."""
+    harness: list[str] = Field(default=[])
+    """Tasks of lm-evaluation-harness (ifeval, mmlu_pro, …) to run with every model, in a process of their own. Needs
+    the package lm_eval."""
+    harness_settings: HarnessSettings = HarnessSettings()
+    """How these tasks run."""
+    inspect_logs: bool = False
+    """Whether to write the results of benchmarks with gold answers also as logs of Inspect, in `evaluate/inspect`, for
+    `inspect view --log-dir`. Needs the package inspect-ai."""
     server: ServerConfig | None = None
     """Server of the judges of all chat benchmarks, with its budget; a benchmark's own `server` takes precedence. A
     budget applies to one model on one benchmark, unless these share a file of cached replies."""
@@ -134,10 +151,14 @@ class EvaluateConfig(Section):
 
     @model_validator(mode="after")
     def _benchmarks_with_names(self) -> Self:
-        if not self.benchmarks and not self.chat:
-            raise ValueError("expected at least one benchmark in `benchmarks` or `chat`")
+        if not self.benchmarks and not self.chat and not self.harness:
+            raise ValueError("expected at least one benchmark in `benchmarks` or `chat`, or a task in `harness`")
+        if harness.FOLDER in self.benchmarks.keys() | self.chat.keys():
+            raise ValueError(f"benchmarks: {harness.FOLDER}: this name has a meaning of its own; choose another one")
         if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
             raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another one")
+        if taken := sorted(self.policies.keys() & {BASE, "samples", INSPECT}):
+            raise ValueError(f"policies: {', '.join(taken)}: this name has a meaning of its own; choose another one")
         return self
 
 
@@ -173,12 +194,14 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
     Shares, not percentages; a bound that cannot be computed is None. `gain` is the paired difference to the base model.
-    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat.results.collect`).
+    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat.results.collect`), and `harness`,
+    where its tasks ran, one for each of their metrics.
     Raises DataError if there is no result, or if two models answered different problems or were judged differently.
     """
     greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
     judged = chat_results.collect(evaluate_dir)
-    if not greedy and not judged:
+    tasks = {path.parts[-3]: read_json(path) for path in evaluate_dir.glob(f"*/{harness.FOLDER}/{harness.SCORES}")}
+    if not greedy and not judged and not tasks:
         raise DataError(f"{evaluate_dir}: no result.json for any model and benchmark")
     rows = [_row(benchmark, label, result, greedy) for (benchmark, label), result in greedy.items()]
     seeds = []
@@ -200,7 +223,8 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
                     "high": high,
                 }
             )
-    return {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
+    found = {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
+    return {**found, "harness": harness.rows_of(tasks)} if tasks else found
 
 
 def _row(benchmark: str, label: str, result: Mapping[str, Any], greedy: Mapping[Any, Any]) -> dict[str, Any]:
@@ -253,6 +277,16 @@ def results_table(results: Mapping[str, Any]) -> Table:
     for row in results["seeds"]:
         text = _percent(row["mean"], row["low"], row["high"])
         table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", text, "", "")
+    for row in results.get("harness", ()):
+        table.add_row(
+            row["benchmark"],
+            row["label"],
+            row["metric"],
+            str(row["n"]),
+            _percent(row["value"], row["low"], row["high"]),
+            _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+"),
+            "",
+        )
     for cells in chat_results.table_rows(results.get("chat", [])):
         table.add_row(*cells)
     return table

@@ -145,6 +145,13 @@ class Objective(Section):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""
+    """The method's name in words, for a model's card."""
+    paper: ClassVar[str] = ""
+    """Where it was published, as `arXiv:…`."""
+    formula: ClassVar[str] = ""
+    """The loss, a line for each quantity; π, r and m are the log-probabilities of the token s under policy, reference
+    and behavior policy (nats), ⁺ is the chosen response and ⁻ the rejected one."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -14,6 +14,9 @@ class DPO(Objective):
     """−log σ(β (ρ⁺ − ρ⁻)), ρ the summed log-ratio of policy to reference in nats (eq. 7)."""
 
     name: ClassVar[str] = "dpo"
+    title: ClassVar[str] = "DPO: direct preference optimization"
+    paper: ClassVar[str] = "arXiv:2305.18290"
+    formula: ClassVar[str] = "ρ = Σ_s (π_s − r_s)\nloss = −log σ(β (ρ⁺ − ρ⁻))"
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""

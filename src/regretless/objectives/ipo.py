@@ -13,6 +13,11 @@ class IPO(Objective):
     """(ρ⁺ − ρ⁻ − 1/(2β))², ρ the log-ratio of policy to reference (eq. 17, whose τ is β here)."""
 
     name: ClassVar[str] = "ipo"
+    title: ClassVar[str] = "IPO: identity preference optimization"
+    paper: ClassVar[str] = "arXiv:2310.12036"
+    formula: ClassVar[str] = (
+        "ρ = Σ_s (π_s − r_s) (reduction=sum), 1/T Σ_s (π_s − r_s) (reduction=mean)\nloss = (ρ⁺ − ρ⁻ − 1/(2β))²"
+    )
 
     beta: Positive = 0.1
     """Regularization β; the target margin is 1/(2β) nats."""

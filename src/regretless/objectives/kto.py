@@ -18,6 +18,12 @@ class KTO(Objective):
     """
 
     name: ClassVar[str] = "kto"
+    title: ClassVar[str] = "KTO: Kahneman–Tversky optimization"
+    paper: ClassVar[str] = "arXiv:2402.01306"
+    formula: ClassVar[str] = (
+        "ρ = Σ_s (π_s − r_s), z the zero point (reference_point)\n"
+        "loss = mean of λ_w (1 − σ(β (ρ⁺ − z))) over chosen and λ_l (1 − σ(β (z − ρ⁻))) over rejected"
+    )
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""

@@ -31,6 +31,13 @@ class RePO(Objective):
     """
 
     name: ClassVar[str] = "repo"
+    title: ClassVar[str] = "RePO: regret-based preference optimization"
+    paper: ClassVar[str] = "arXiv:2606.09124"
+    formula: ClassVar[str] = (
+        "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
+        "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
+        "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
+    )
     uses_behavior: ClassVar[bool] = True
 
     beta: Positive = 1.0

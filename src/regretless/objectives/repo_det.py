@@ -11,4 +11,11 @@ class RePODet(RePO):
     """RePO with a Dirac behavior policy: each response counts as written with probability one, so m_s = 0."""
 
     name: ClassVar[str] = "repo_det"
+    title: ClassVar[str] = "RePO_det: RePO with a deterministic behavior policy"
+    paper: ClassVar[str] = "arXiv:2606.09124"
+    formula: ClassVar[str] = (
+        "score = β Σ_s [ (1 + w_s) π_s − c r_s ] (formulation=paper; released: divided by T)\n"
+        "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
+        "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
+    )
     uses_behavior: ClassVar[bool] = False

@@ -20,6 +20,13 @@ class RPO(Objective):
     """
 
     name: ClassVar[str] = "rpo"
+    title: ClassVar[str] = "RPO: regularized preference optimization"
+    paper: ClassVar[str] = "arXiv:2405.16436"
+    formula: ClassVar[str] = (
+        "ρ = Σ_s (π_s − r_s)\n"
+        "loss = −log σ(β (ρ⁺ − ρ⁻)) − η · 1/T⁺ Σ_s π_s⁺ (reduction=mean)\n"
+        "loss = −log σ(β (ρ⁺ − ρ⁻)) − η β Σ_s π_s⁺ (reduction=sum)"
+    )
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""

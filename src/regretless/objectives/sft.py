@@ -13,6 +13,9 @@ class SFT(Objective):
     """Negative log-likelihood of the chosen response, −Σ_s log π_θ(o_s), averaged over its tokens or summed, nats."""
 
     name: ClassVar[str] = "sft"
+    title: ClassVar[str] = "SFT: supervised fine-tuning on the chosen responses"
+    paper: ClassVar[str] = "arXiv:2203.02155"
+    formula: ClassVar[str] = "loss = −1/T⁺ Σ_s π_s⁺ (reduction=mean)\nloss = −Σ_s π_s⁺ (reduction=sum)"
 
     reduction: Literal["mean", "sum"] = "mean"
     """Negative log-likelihood of a response: averaged over its tokens, so that all responses count equally, or

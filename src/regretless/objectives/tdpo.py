@@ -17,6 +17,13 @@ class TDPO(Objective):
     """
 
     name: ClassVar[str] = "tdpo"
+    title: ClassVar[str] = "TDPO: token-level direct preference optimization"
+    paper: ClassVar[str] = "arXiv:2404.11999"
+    formula: ClassVar[str] = (
+        "ρ = Σ_s (π_s − r_s)\n"
+        "K = Σ_s KL(π_ref(· | q, o_<s) ‖ π_θ(· | q, o_<s))\n"
+        "loss = −log σ(β [ρ⁺ − ρ⁻ − a (K⁻ − K⁺)])"
+    )
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""

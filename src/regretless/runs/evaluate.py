@@ -11,8 +11,9 @@ from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, write_json
 from regretless.core.run_folder import RunFolder, Unit, dump, resolve
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
-from regretless.evaluation import results
+from regretless.evaluation import harness, results
 from regretless.evaluation.chat import chat_results
+from regretless.evaluation.inspect_logs import write_logs
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
@@ -35,7 +36,6 @@ def evaluate_models(
 
     Responses are verified with the settings of `grading`. All benchmarks are answered with the model loaded once.
     """
-    verify_config = grading(config, verify_config)
     sampled = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0, "top_k": 0}}
     passes |= {f"seed-{seed}": {**sampled, "seed": seed} for seed in config.seeds}
@@ -52,7 +52,8 @@ def evaluate_models(
         _answer(folder, samples, model, config, asked)
         for benchmark, name in asked:
             verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
-            _verify(folder, verified, folder.path / samples / benchmark / name / "responses.parquet", verify_config)
+            responses = folder.path / samples / benchmark / name / "responses.parquet"
+            _verify(folder, verified, responses, grading(config, verify_config, benchmark))
         # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
         answers: dict[str, list[Path]] = {}
         for benchmark, chat_config in config.chat.items():
@@ -61,6 +62,10 @@ def evaluate_models(
                 place_of = root / "samples" / label / kind
                 answers[kind] = _converse(folder, place_of, model, chat_config, engine_settings(config))
             _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
+        if config.harness:
+            _run_harness(folder, (root / label / harness.FOLDER).as_posix(), model, config)
+    if config.inspect_logs and config.benchmarks:
+        _log_for_inspect(folder, root, [(label, name) for label in models for name in config.benchmarks])
     if folder.awaits(subfolder):
         return {}
     collected = results.collect(folder.path / subfolder)
@@ -68,9 +73,13 @@ def evaluate_models(
     return collected
 
 
-def grading(config: results.EvaluateConfig, verify_config: verify.VerifyConfig) -> verify.VerifyConfig:
-    """Settings of verification in an evaluation: those of `verify`, overridden by those of `config`."""
-    overrides = {"verifier": config.verifier, "grade_cut": config.grade_cut}
+def grading(
+    config: results.EvaluateConfig, verify_config: verify.VerifyConfig, benchmark: str | None = None
+) -> verify.VerifyConfig:
+    """Settings of verification of a benchmark: those of `verify`, overridden by `config`, then by the benchmark."""
+    own = None if benchmark is None else config.benchmarks[benchmark].verifier
+    verifier = own or config.verifier
+    overrides = {"verifier": verifier, "grade_cut": config.grade_cut}
     set_here = {name: value for name, value in overrides.items() if value is not None}
     return verify.VerifyConfig.parse({**verify_config.model_dump(), **set_here}, "evaluate")
 
@@ -93,10 +102,12 @@ def _answer(
         (samples / benchmark / name).as_posix(): (benchmark, params) for (benchmark, name), params in asked.items()
     }
     sources = {benchmark: config.benchmarks[benchmark].source for benchmark in config.benchmarks}
+    # In a recipe, settings begin with the section's name; in the command's own arguments they do not.
+    section = "evaluate." if samples.parts[0] == "evaluate" else ""
 
     def work(todo: Mapping[str, Path]) -> list[dict[str, Any]]:
         prompts = {
-            benchmark: _problems(resolve(sources[benchmark], folder.path), f"benchmarks.{benchmark}.")
+            benchmark: _problems(resolve(sources[benchmark], folder.path), f"{section}benchmarks.{benchmark}.")
             for benchmark in dict.fromkeys(units[name][0] for name in todo)
         }
         here = resolve(model, folder.path)
@@ -140,6 +151,23 @@ def _verify(folder: RunFolder, name: str, responses: Path, config: verify.Verify
         return {key: result[key] for key in ("n", "correct", "cut")}
 
     folder.do(name, dump(config), work, {"responses": responses})
+
+
+def _run_harness(folder: RunFolder, name: str, model: ModelConfig, config: results.EvaluateConfig) -> None:
+    here, settings = resolve(model, folder.path), resolve(config.harness_settings, folder.path)
+    # Neither the interpreter nor the batch changes what is asked.
+    seen = {key: value for key, value in dump(config.harness_settings).items() if key not in ("python", "batch_size")}
+    folder.do(
+        name,
+        {"model": dump(model), "tasks": config.harness, **seen},
+        lambda output: harness.run(config.harness, settings, here, output),
+    )
+
+
+def _log_for_inspect(folder: RunFolder, root: PurePosixPath, finished: Sequence[tuple[str, str]]) -> None:
+    places = {one: folder.path / root / one[0] / one[1] for one in finished}
+    inputs = {f"{label}/{name}": place / "responses.parquet" for (label, name), place in places.items()}
+    folder.do((root / results.INSPECT).as_posix(), {}, lambda output: write_logs(places, output), inputs)
 
 
 def _converse(

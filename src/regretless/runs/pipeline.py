@@ -16,7 +16,9 @@ from regretless.core.object_store import is_url
 from regretless.core.run_folder import BASE, RunFolder, is_first_process, processes
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
-from regretless.evaluation.results import results_table
+from regretless.evaluation.harness import FOLDER as HARNESS
+from regretless.evaluation.results import INSPECT, results_table
+from regretless.runs import cards
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.work import Job, do_stage
@@ -62,6 +64,8 @@ def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> 
         for name in stages_of(recipe):
             if not only or name in only:
                 do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
+                if name in cards.STAGES:
+                    cards.refresh_cards(recipe, folder, name)
 
 
 def _cluster(recipe: Recipe) -> ClusterConfig | None:
@@ -130,9 +134,11 @@ def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
     objectives = recipe.train.objectives if recipe.train else []
     folder.select("train", objectives)
     if recipe.evaluate is not None:
-        folder.select("evaluate", [BASE, *objectives, "samples"])
-        for label in [BASE, *objectives]:
-            folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat])
+        labels = [BASE, *objectives, *recipe.evaluate.policies]
+        folder.select("evaluate", [*labels, "samples", *([INSPECT] if recipe.evaluate.inspect_logs else [])])
+        for label in labels:
+            tasks = [HARNESS] if recipe.evaluate.harness else []
+            folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat, *tasks])
             for benchmark in recipe.evaluate.benchmarks:
                 path_name = f"evaluate/{label}/{benchmark}"
                 seeds = [path.name for path in (folder.path / path_name).glob("seed-*")]

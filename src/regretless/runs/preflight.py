@@ -22,6 +22,8 @@ from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
+from regretless.evaluation.harness import check_harness
+from regretless.evaluation.inspect_logs import check_inspect
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
@@ -129,7 +131,7 @@ def _done_benchmarks(recipe: Recipe) -> set[str]:
     """Keys of the benchmarks that are finished for every model of the recipe."""
     if recipe.evaluate is None:
         return set()
-    models = [BASE, *(recipe.train.objectives if recipe.train else [])]
+    models = [BASE, *(recipe.train.objectives if recipe.train else []), *recipe.evaluate.policies]
     folder = recipe.run_dir / "evaluate"
     return {
         f"evaluate.{kind}.{label}"
@@ -278,6 +280,12 @@ def _evaluate(findings: Findings, here: Surroundings, key: str, config: Evaluate
     findings.under(_join(key, "engine"), ENGINES.find(config.engine).check)
     if config.engine_server is not None:
         findings.under(_join(key, "engine_server"), config.engine_server.api_key)
+    if config.harness:
+        findings.under(_join(key, "harness"), lambda: check_harness(config.harness_settings))
+    if config.inspect_logs:
+        findings.under(_join(key, "inspect_logs"), check_inspect)
+    for name, text in config.policies.items():
+        _path_or_hub(findings, here, _join(key, f"policies.{name}"), text, "model")
 
 
 def _pretrain(findings: Findings, here: Surroundings, key: str, config: PretrainConfig) -> None:

@@ -262,11 +262,20 @@ def _train_one(
 def do_evaluate(section: Any, job: Job) -> None:
     """Base and trained models on the benchmarks."""
     models = {name: trained.model for name, trained in job.trained().items()}
+    models |= {name: _named_model(job, text) for name, text in section.policies.items()}
     verify_config = job.recipe.verify or verify.VerifyConfig()
     if job.on_files:
-        evaluate_models(job.folder, "", {MODEL: job.model}, section, verify_config)
+        # Compared with others, the model is their base: gains are taken to it.
+        evaluate_models(job.folder, "", {BASE if models else MODEL: job.model, **models}, section, verify_config)
     else:
         evaluate_models(job.folder, "evaluate", {BASE: job.model, **models}, section, verify_config)
+
+
+def _named_model(job: Job, text: str) -> ModelConfig:
+    """A model that settings name: the folder of a model, or of an adapter for the run's model; or a hub id."""
+    if Path(substitute(text, job.folder.path)).is_dir() or text.startswith(RUN):
+        return trained_model(job.model, text, job.folder.path)
+    return ModelConfig(name_or_path=text)
 
 
 def do_analyze(section: analyze.AnalyzeConfig, job: Job) -> None:

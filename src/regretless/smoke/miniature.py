@@ -209,10 +209,12 @@ def _without_step_size(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:
     test = {"dataset": f"{RUN}/world/test.jsonl", "answer_column": "answer"}
-    benchmarks = dict.fromkeys(list(section.get("benchmarks", {}))[:2], test)
+    labels = list(section.get("benchmarks", {}))[:2] or ([] if section.get("chat") else ["arithmetic"])
+    benchmarks = dict.fromkeys(labels, test)
     chat = {label: _chat(entry) for label, entry in section.get("chat", {}).items()}
     shrunk = {"benchmarks": benchmarks, "chat": chat, "server": None, "seeds": section.get("seeds", [])[:2]}
-    return {**section, **LENGTH, **shrunk}
+    # Other models and other programs are not part of a run in miniature.
+    return {**section, **LENGTH, **shrunk, "policies": {}, "harness": [], "inspect_logs": False}
 
 
 def _chat(entry: Mapping[str, Any]) -> dict[str, Any]:

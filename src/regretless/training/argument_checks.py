@@ -32,6 +32,7 @@ BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"ge": 1}, ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout")),
     ({"ge": 1}, ("dataloader_prefetch_factor", "ddp_bucket_cap_mb")),
     ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch")),
+    ({"ge": 1}, ("log_completions_steps", "log_completions_prompts")),
     ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
 )
 BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 
 from regretless.core.errors import reject
 from regretless.core.run_folder import processes
@@ -110,6 +111,17 @@ class PreferenceConfig(TrainingArguments):
             "if all weights of a model given by name are trained). In bfloat16, small updates are lost to rounding."
         },
     )
+    log_completions_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of optimizer steps between two tables of prompts with the chosen, the rejected and the "
+            "model's own greedy response, in the trackers of `report_to` (wandb, trackio, tensorboard), which thus "
+            "receive texts of the data; none by default."
+        },
+    )
+    log_completions_prompts: int = field(
+        default=4, metadata={"help": "Number of prompts in these tables: of held-out pairs, else of training pairs."}
+    )
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Always False, because rows are read as a whole."}
     )
@@ -122,6 +134,8 @@ class PreferenceConfig(TrainingArguments):
         found = argument_problems(type(self), given)
         problems = [f"{name}: {problem}" for name, problem in found.items()]
         problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
+        if self.hub_strategy == HubStrategy.CHECKPOINT:
+            problems.append("hub_strategy: optimizer states are not uploaded, so nothing could resume; use every_save")
         if self.beta is not None and "beta" in self.objective_kwargs:
             problems.append("beta: set twice, as `beta` and inside `objective_kwargs`")
         reject("PreferenceConfig", problems)

@@ -33,6 +33,7 @@ from regretless.training.data import Groups, PairDataset
 from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
 from regretless.training.processes import train_in_processes
+from regretless.training.publish import stage_command
 from regretless.training.ray_train import RayWorkers, train_on_ray
 from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
@@ -103,6 +104,15 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         processing_class=tokenizer,
         peft_config=lora_config(config.lora),
     )
+    trainer.data_name = str(pairs)
+    trainer.command = stage_command(
+        objective,
+        config.result_settings(objective, processes()),
+        None if config.lora is None else config.lora.model_dump(),
+        config.eval_pairs,
+        model.name_or_path or "MODEL",
+        str(pairs),
+    )
     checkpoint = _checkpoint(output, trainer)
     if checkpoint is None and trainer.is_world_process_zero():
         for useless in output.glob("checkpoint-*"):
@@ -118,7 +128,8 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         "loss": result.training_loss,
     }
     if held_out is not None:
-        summary |= _evaluate(trainer, held_out, output)
+        trainer.measured_at_the_end = _evaluate(trainer, held_out, output)
+        summary |= trainer.measured_at_the_end
     _publish(trainer, output)
     return summary
 

@@ -145,6 +145,8 @@ class TrainConfig(Section):
                 for name in ("fsdp", "deepspeed")
                 if values.get(name)
             }
+            if values.get("log_completions_steps") is not None:
+                found["log_completions_steps"] = "a model sharded by fsdp2 cannot answer on one process; leave it out"
         return found
 
     def process_count(self, objective: str) -> int:

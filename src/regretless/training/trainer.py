@@ -19,7 +19,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from regretless.core.errors import ConfigError, NonFiniteLossError, reject
@@ -35,6 +35,7 @@ from regretless.modeling.training_folder import STATE, complete_checkpoints, las
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
+from regretless.training.completions import CompletionTables
 from regretless.training.constructor import check_arguments, check_optimizer, check_quantized, taken, use_one_gpu
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
@@ -43,6 +44,7 @@ from regretless.training.metrics import RunningMeans, Speed, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.pair_reading import pair_table
 from regretless.training.precision import fit_trained_weights, match_reference
+from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel
 
 Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
@@ -57,7 +59,7 @@ def _sort_sets(configs: Iterable[PeftConfig]) -> None:
                 setattr(config, name, sorted(value))
 
 
-class PreferenceTrainer(Trainer):
+class PreferenceTrainer(PublishingTrainer):
     """Train a causal language model on preference pairs; used like TRL's DPOTrainer.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
@@ -147,13 +149,14 @@ class PreferenceTrainer(Trainer):
         )
         check_optimizer(self.optimizer, self.model)
         self._log_state = LogState(self, self._means["train"])
-        self.add_callback(self._live_log)
-        self.add_callback(self._log_state)
+        for callback in (self._live_log, self._log_state, CompletionTables(self)):
+            self.add_callback(callback)
         # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
         self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
         if self.reference.frozen is not None:
             self.reference.frozen.to(self.args.device)
+        self.begin_cards(train_dataset)
 
     # --- reference ---------------------------------------------------------------------------------------------------
 
@@ -296,6 +299,7 @@ class PreferenceTrainer(Trainer):
         self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.write_cards_in_saved_adapters()
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _clear_checkpoints(self, last: Path) -> None:

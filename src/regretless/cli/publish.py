@@ -1,0 +1,71 @@
+"""The commands that publish a trained model: `push` and `merge`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.table import Table
+
+from regretless.core.errors import ConfigError
+from regretless.core.terminal import console, terminal
+from regretless.publishing.upload import listing, upload, uploads
+
+
+def push(
+    folder: Path,
+    repository: str,
+    *,
+    dry_run: bool,
+    with_report: bool,
+    license: str | None,
+    private: bool,
+    revision: str | None,
+    as_json: bool,
+) -> None:
+    """Print what goes up, and upload it unless `dry_run`. Raises ConfigError for what cannot be uploaded."""
+    report = report_of(folder) if with_report else None
+    found, notes = uploads(folder, repository, report=report, license=license)
+    sizes = listing(found)
+    screen = terminal()
+    if as_json:
+        screen.print(json.dumps({"repository": repository, "files": sizes}, indent=2), soft_wrap=True)
+    else:
+        table = Table("file", title=f"{folder} → {repository}")
+        table.add_column("bytes", justify="right")
+        for place, size in sizes.items():
+            table.add_row(place, f"{size:,}")
+        screen.print(table)
+    stays = sorted(path.name for path in folder.iterdir() if path.name not in sizes)
+    if stays:
+        console.print(f"stays here: {', '.join(stays)}", markup=False, soft_wrap=True)
+    if report is not None:
+        notes = [*notes, f"{report.name} shows prompts and responses"]
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+    if dry_run:
+        console.print("nothing was uploaded (--dry-run)", markup=False)
+        return
+    address = upload(found, repository, private=private, revision=revision)
+    console.print(f"push: {address}", markup=False, soft_wrap=True)
+
+
+def report_of(folder: Path) -> Path:
+    """The report of the run that a trained model's folder belongs to. Raises ConfigError if there is none."""
+    for run in folder.resolve().parents:
+        if (report := run / "report" / "report.html").is_file():
+            return report
+        if (run / "recipe.yaml").is_file():
+            break
+    raise ConfigError(f"--with-report: no report/report.html in the run of {folder}; `regretless report` writes it")
+
+
+def merge(adapter: Path, out: Path, *, base: str | None, dtype: str) -> None:
+    """Merge an adapter and print how the merged model compares. Raises what `merge_adapter` raises."""
+    # Imported here, because `push` needs no model and so no torch.
+    from regretless.modeling.load import quiet_libraries
+    from regretless.publishing.merge import merge_adapter
+
+    quiet_libraries()
+    result = merge_adapter(adapter, out, base=base, dtype=dtype)
+    console.print(f"merge: wrote {out}: {result}", markup=False, soft_wrap=True)

@@ -1,0 +1,153 @@
+"""Cards of a run's trained models, with what later stages know: who wrote the responses, results, the report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regretless.core.files import read_json
+from regretless.core.run_folder import RunFolder, is_first_process, substitute
+from regretless.core.terminal import console
+from regretless.evaluation.results import PASS_AT_1
+from regretless.publishing.model_card import CARD, FACTS, Result, named, read_facts, update_card
+from regretless.runs.recipe import Recipe
+
+STAGES = ("train", "evaluate", "report")
+"""Stages after which the cards are written again."""
+
+
+def refresh_cards(recipe: Recipe, folder: RunFolder, stage: str) -> None:
+    """Write the card of every model that a recipe has trained again, with what `stage` has just added to the run.
+
+    Nothing of other stages: their files may be about an earlier training. A card that somebody edited stays, and that
+    is printed.
+    """
+    if recipe.train is None or not is_first_process():
+        return
+    for objective in recipe.train.objectives:
+        model = folder.path / "train" / objective
+        facts = read_facts(model)
+        if facts is None:
+            continue
+        if stage == "train":
+            changes: dict[str, Any] = {"data": {**facts.data, **_data(recipe, folder.path)}}
+        elif stage == "evaluate":
+            changes = {"results": results_of(recipe, folder.path, objective)}
+        else:
+            changes = {"report": os.path.relpath(folder.path / "report" / "report.html", model)}
+        if not update_card(model, **changes):
+            console.print(f"{model / CARD}: was edited by hand, and stays; {FACTS} has the facts", markup=False)
+
+
+def _data(recipe: Recipe, run: Path) -> dict[str, Any]:
+    """Names and counts of the run's data."""
+    found: dict[str, Any] = {}
+    sources = [source.dataset for source in (recipe.prompts or {}).values()]
+    if recipe.pairs is not None:
+        sources.append(recipe.pairs.dataset)
+    if names := [named(str(substitute(source, run)))[0] for source in sources]:
+        found["sources"] = ", ".join(dict.fromkeys(names))
+    if authors := _authors(run):
+        found["behavior policy"] = ", ".join(authors)
+    for name, key in (("pair", "pairs"), ("mask", "masked")):
+        manifest = run / name / "manifest.json"
+        count = read_json(manifest)["summary"].get(key) if manifest.is_file() else None
+        if isinstance(count, int):
+            found["pairs made" if name == "pair" else "masked pairs added"] = count
+    return found
+
+
+def _authors(run: Path) -> list[str]:
+    """Names of the models that wrote the responses of the pairs, where the pairs say it."""
+    found: set[str] = set()
+    for path in (run / "pair" / "pairs.parquet", run / "mask" / "pairs.parquet"):
+        if not path.is_file():
+            continue
+        try:
+            with pq.ParquetFile(path) as file:
+                columns = [name for name in AUTHORS if name in file.schema_arrow.names]
+                for column in file.read(columns).columns:
+                    found |= {str(name) for name in column.unique().to_pylist() if name is not None}
+        except (pa.ArrowException, OSError):
+            continue  # whoever reads the pairs says what is wrong with them
+    return sorted({named(name)[0] for name in found})
+
+
+KINDS = ("rows", "seeds", "chat", "harness")
+AUTHORS = ("chosen_model", "rejected_model")
+
+
+def results_of(recipe: Recipe, run: Path, label: str) -> Sequence[Result]:
+    """The results of one model in a run's `results.json`, as a card shows them; empty before `evaluate`."""
+    file = run / "evaluate" / "results.json"
+    if not file.is_file() or recipe.evaluate is None:
+        return ()
+    found = read_json(file)
+    datasets = {name: one.source.dataset for name, one in recipe.evaluate.benchmarks.items()}
+
+    def dataset(benchmark: str) -> str | None:
+        name, on_hub = named(str(substitute(datasets.get(benchmark, ""), run)))
+        return name if on_hub else None
+
+    mine = {kind: [row for row in found.get(kind, ()) if row["label"] == label] for kind in KINDS}
+    greedy = [
+        Result(
+            row["benchmark"],
+            f"{PASS_AT_1}, greedy",
+            row["n"],
+            100 * row["value"],
+            _bounds(row, "low", "high", 100),
+            None if row["gain"] is None else 100 * row["gain"],
+            _bounds(row, "gain_low", "gain_high", 100),
+            dataset(row["benchmark"]),
+        )
+        for row in mine["rows"]
+    ]
+    sampled = [
+        Result(
+            row["benchmark"],
+            f"{PASS_AT_1}, mean of {row['seeds']} sampled passes",
+            None,
+            100 * row["mean"],
+            _bounds(row, "low", "high", 100),
+            dataset=dataset(row["benchmark"]),
+        )
+        for row in mine["seeds"]
+    ]
+    judged = [
+        Result(
+            row["benchmark"],
+            f"{row['metric']} (judge: {row['judge']})",
+            row["n"],
+            row["value"],
+            _bounds(row, "low", "high"),
+            row["gain"],
+            _bounds(row, "gain_low", "gain_high"),
+        )
+        for row in mine["chat"]
+        if row["value"] is not None
+    ]
+    tasks = [
+        Result(
+            row["benchmark"],
+            f"{row['metric']} (lm-evaluation-harness)",
+            row["n"],
+            row["value"],
+            _bounds(row, "low", "high"),
+            row["gain"],
+            _bounds(row, "gain_low", "gain_high"),
+        )
+        for row in mine["harness"]
+    ]
+    return (*greedy, *sampled, *judged, *tasks)
+
+
+def _bounds(row: Mapping[str, Any], low: str, high: str, scale: float = 1) -> tuple[float, float] | None:
+    if row[low] is None or row[high] is None:
+        return None
+    return scale * row[low], scale * row[high]

@@ -1,0 +1,61 @@
+"""Cards of models that a trainer saves, and the command in them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER
+from regretless.runs.recipe import apply_overrides
+from regretless.training.publish import stage_command
+from regretless.training.train_config import TrainConfig
+
+
+def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_data(
+    make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = [
+        {"prompt": f"w4 w{n}", "chosen": f"w{n} w8 w31 w32 w33", "rejected": f"w{n} w34 w35"} for n in (5, 6, 9, 10)
+    ]
+    secret = {"hub_token": "hf_secret", "hub_model_id": "someone/model"}
+    trainer = make_trainer(data=rows, objective="dpo", beta=0.3, max_steps=2, **secret)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    trainer.model.save_pretrained(str(tmp_path / "by_peft"))
+    trainer.create_model_card(license="mit", language="en", tags="math", dataset="openai/gsm8k")
+    for folder in ("saved", "by_peft", "out"):
+        text = (tmp_path / folder / CARD).read_text(encoding="utf-8")
+        values = ModelCard(text).data.to_dict()
+        assert values["library_name"] == "peft"
+        assert "| `beta` | `0.3` |" in text
+        assert "| pairs trained on | `4` |" in text
+        assert "PreferenceConfig(output_dir='trained'" in text
+        assert "'dpo'" in text
+        for hidden in ("w31", "w34", "hf_secret", str(tmp_path), PLACEHOLDER):
+            assert hidden not in text
+            assert hidden not in (tmp_path / folder / FACTS).read_text(encoding="utf-8")
+    assert values["license"] == "mit"
+    assert values["datasets"] == ["openai/gsm8k"]
+    assert {"dpo", "math", "lora"} <= set(values["tags"])
+
+
+def test_command_of_a_card_when_its_settings_are_read_back_then_they_are_those_of_the_training() -> None:
+    values = {"learning_rate": 1e-05, "beta": 0.3, "save_strategy": "no", "hub_token": "hf_secret", "pairs_per_step": 4}
+    lora = {"r": 8, "alpha": 16, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
+    command = stage_command("dpo", values, lora, 10, "/home/me/models/base", "/home/me/pairs.jsonl")
+    assert "hf_secret" not in command
+    assert "/home" not in command
+    words = shlex.split(command)
+    assert words[:8] == ["regretless", "train", "--model", "base", "--pairs", "pairs.jsonl", "--output", "trained"]
+    config = TrainConfig.parse(apply_overrides({}, words[8:]), "train")
+    assert config.objectives == ["dpo"]
+    assert config.values_for("dpo") == {"learning_rate": 1e-05, "beta": 0.3, "pairs_per_step": 4}
+    assert config.lora is not None
+    assert config.lora.model_dump() == lora
+    assert config.eval_pairs == 10
+    whole = shlex.split(stage_command("sft", {}, None, 0, "a/b", "c/d"))[8:]
+    assert TrainConfig.parse(apply_overrides({}, whole), "train").lora is None
