@@ -32,6 +32,8 @@ BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"ge": 1}, ("dataloader_prefetch_factor", "ddp_bucket_cap_mb")),
     ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch")),
     ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
+    ({"ge": 0, "lt": 0.5}, ("label_smoothing",)),
+    ({"ge": 1}, ("dataset_num_proc",)),
 )
 BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}
 """Bounds of numbers, as pydantic's `Field` takes them."""
@@ -73,7 +75,9 @@ def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) 
     Types as `kind` declares them (without conversion: a text is no number), bounds, and names that are taken from a
     list. A package that `report_to` needs is looked for here too.
     """
-    found = {name: _problem(_hints(kind)[name], name, value) for name, value in values.items() if name in _hints(kind)}
+    # HfArgumentParser makes None of the default of `debug`.
+    known = {name: value for name, value in values.items() if name in _hints(kind) and (name, value) != ("debug", None)}
+    found = {name: _problem(_hints(kind)[name], name, value) for name, value in known.items()}
     return {name: problem for name, problem in found.items() if problem is not None}
 
 

@@ -19,12 +19,11 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
-from regretless.core.hub import one_attempt
 from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, grouped, response_scores
@@ -35,7 +34,18 @@ from regretless.modeling.training_folder import STATE, complete_checkpoints, las
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
-from regretless.training.constructor import check_arguments, check_optimizer, check_quantized, taken, use_one_gpu
+from regretless.training.constructor import (
+    check_arguments,
+    check_kinds,
+    check_optimizer,
+    check_quantized,
+    load_by_name,
+    policy_of,
+    taken,
+    tokenizer_for,
+    turn_off_dropout,
+    use_one_gpu,
+)
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
@@ -58,16 +68,19 @@ def _sort_sets(configs: Iterable[PeftConfig]) -> None:
 
 
 class PreferenceTrainer(Trainer):
-    """Train a causal language model on preference pairs; used like TRL's DPOTrainer.
+    """Train a causal language model on preference pairs; used like TRL's DPOTrainer, with its order of arguments.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
     or a name; the model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter
-    included.
+    included. Without `peft_config` or an adapter, all weights are trained.
+    quantization_config: for a model by name, which is then trained through `peft_config`.
+    processing_class: the model's tokenizer; by default that of the model's name.
     train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
     `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or rows of
     `regretless.data.records.Pair` with token ids and behavior log-probabilities. Of a `DatasetDict`, `train` is
     trained on and all are evaluated on.
-    kwargs: callbacks, optimizers and optimizer_cls_and_kwargs, as transformers' Trainer takes them.
+    callbacks, optimizers, and in kwargs optimizer_cls_and_kwargs: as transformers' Trainer takes them.
+    data_collator, compute_metrics, and other arguments of the Trainer that would do nothing: refused unless None.
 
     Raises ConfigError for settings that cannot work, DataError if no row is left, NonFiniteLossError before an
     optimizer step that would follow a loss or gradient that is not finite.
@@ -78,40 +91,42 @@ class PreferenceTrainer(Trainer):
     def __init__(
         self,
         model: str | PreTrainedModel | PeftModel,
+        ref_model: str | PreTrainedModel | None = None,
         args: PreferenceConfig | None = None,
+        data_collator: None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
+        compute_metrics: None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
         peft_config: PeftConfig | None = None,
-        ref_model: str | PreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(kwargs)
+        check_kinds(model, ref_model, args)
+        check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
         use_one_gpu(args)
         self.objective = build(args.objective, **args.hyperparameters)
         # For a model by name and without an adapter, a dtype applies to the trained weights.
-        chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
+        chosen = args.loading().get("dtype", args.loading().get("torch_dtype", "auto"))
         as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
-        if isinstance(model, str):
-            with one_attempt(model):
-                processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-                model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
-        if processing_class is None:
-            raise ConfigError("processing_class: required with a model object; pass its tokenizer")
+        processing_class = tokenizer_for(model, processing_class, args)
+        model = policy_of(model, args, processing_class, quantization_config)
         check_quantized(model, adapter=peft_config is not None)
         if peft_config is not None:
             if isinstance(model, PeftModel):
                 raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
+            set_seed(args.seed)  # the adapter's first weights are random
             model = get_peft_model(model, peft_config)
             _sort_sets(model.peft_config.values())
         fit_trained_weights(model, args, as_loaded=as_loaded)
-        reference: Any = ref_model
-        if isinstance(ref_model, str):
-            with one_attempt(ref_model):
-                reference = AutoModelForCausalLM.from_pretrained(ref_model, **args.ref_model_init_kwargs)
+        reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
         if reference is not None:
             match_reference(reference, model)
+        if args.disable_dropout:
+            turn_off_dropout(model, reference)
         self.reference = ReferenceModel(
             model,
             reference,
@@ -143,6 +158,8 @@ class PreferenceTrainer(Trainer):
             eval_dataset=evaluation,
             processing_class=processing_class,
             data_collator=list,
+            callbacks=callbacks,
+            optimizers=optimizers,
             **taken(kwargs),
         )
         check_optimizer(self.optimizer, self.model)
