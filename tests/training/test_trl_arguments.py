@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
-from transformers import HfArgumentParser, PreTrainedModel
+import torch
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError
+from regretless.data.tokenization import TokenizedPair
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.train_config import TrainConfig
 from regretless.training.trainer import PreferenceTrainer
@@ -110,3 +114,77 @@ def test_long_pairs_when_truncated_as_in_trl_then_the_beginning_is_kept(
     rows = [{"prompt": "w4 w5", "chosen": "w6 w7 w8 w9", "rejected": "w9 w8"}]
     data = make_trainer(loss_type="sigmoid", truncation_mode="keep_start", max_length=4, data=rows).train_dataset
     assert [side.ids for side in data[0].pair.sides] == [(6, 3), (9, 8)]  # w7 is unknown; both without their end
+
+
+TOKEN_METRICS = ("logits/chosen", "logits/rejected", "entropy", "mean_token_accuracy", "num_tokens")
+METRICS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", *TOKEN_METRICS)
+METRICS += ("logps/chosen", "logps/rejected")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [{"loss_type": "sigmoid"}, {"loss_type": "ipo"}, {"loss_type": "robust", "label_smoothing": 0.1}],
+    ids=["sigmoid", "ipo", "robust"],
+)
+def test_training_when_trl_trains_on_the_same_rows_then_losses_metrics_and_weights_are_the_same(
+    loss: dict[str, Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed (the extra `dev` has it)")
+    words = [f"w{number}" for number in (4, 5, 6, 8, 9, 10, 11, 12)]
+    rows = [{"prompt": f"{a} ", "chosen": f"{b} {a} {b}", "rejected": f"{b} w13"} for a in words[:4] for b in words[4:]]
+    arguments = {"max_steps": 3, "per_device_train_batch_size": 16, "learning_rate": 1e-3, "logging_steps": 1}
+    arguments |= {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "beta": 0.5}
+    arguments |= {"bf16": False, "gradient_checkpointing": False, "max_length": 64, "seed": 0, **loss}
+    found = []
+    for trainer_of, config_of in ((trl.DPOTrainer, trl.DPOConfig), (PreferenceTrainer, PreferenceConfig)):
+        trainer = trainer_of(
+            make_model(),
+            make_model(),
+            config_of(str(tmp_path / trainer_of.__name__), **arguments),
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=copy.deepcopy(tokenizer),
+        )
+        trainer.train()
+        log = [line for line in trainer.state.log_history if "loss" in line]
+        found.append((log, {name: value.detach() for name, value in trainer.model.named_parameters()}))
+    (theirs, their_weights), (ours, our_weights) = found
+    for their, our in zip(theirs, ours, strict=True):
+        assert {name: our[name] for name in METRICS} == pytest.approx({name: their[name] for name in METRICS}, abs=2e-5)
+    assert len(ours) == 3 and ours[-1]["num_tokens"] == 3 * ours[0]["num_tokens"] > 0
+    assert 0 < ours[0]["mean_token_accuracy"] < 1
+    for name, weight in our_weights.items():
+        torch.testing.assert_close(weight, their_weights[name], atol=1e-4, rtol=1e-3)
+
+
+def test_token_metrics_when_responses_are_in_several_pairs_then_they_are_means_over_all_tokens_of_all_pairs(
+    make_trainer: Callable[..., PreferenceTrainer],
+    pairs: list[TokenizedPair],
+    make_model: Callable[..., PreTrainedModel],
+) -> None:
+    trainer = make_trainer(
+        lora=False,
+        objective="dpo",
+        max_steps=2,
+        per_device_train_batch_size=20,
+        learning_rate=1e-30,
+        eval_dataset=pairs,
+    )
+    trainer.train()
+    model, total = make_model().eval(), 0
+    sums: dict[str, list[float]] = {name: [] for name in TOKEN_METRICS[:-1]}
+    for pair in pairs:
+        for side, response in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            assert response is not None
+            ids = torch.tensor([[*pair.prompt_ids, *response.ids]])
+            logits = model(ids).logits[0, len(pair.prompt_ids) - 1 : -1].detach()
+            sums[f"logits/{side}"] += logits.mean(-1).tolist()
+            sums["entropy"] += torch.distributions.Categorical(logits=logits).entropy().tolist()
+            total += ids.shape[1]
+            if side == "chosen":
+                sums["mean_token_accuracy"] += (logits.argmax(-1) == torch.tensor(response.ids)).float().tolist()
+    expected = {f"eval_{name}": sum(values) / len(values) for name, values in sums.items()}
+    evaluation = trainer.evaluate()
+    assert {name: evaluation[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    # Both steps of the only epoch, all pairs together.
+    assert len(pairs) > 20 and lines[-1]["num_tokens"] == total

@@ -49,7 +49,7 @@ from regretless.training.constructor import (
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
-from regretless.training.metrics import RunningMeans, Speed, pair_metrics
+from regretless.training.metrics import RunningMeans, Speed, TokenCount, add_token_metrics, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.pair_reading import pair_table
 from regretless.training.precision import fit_trained_weights, match_reference
@@ -137,7 +137,7 @@ class PreferenceTrainer(Trainer):
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.needs
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
-        self._speed, self._live_log = Speed(), LiveLog()
+        self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
         self._ends_step = codec_of(processing_class).ends_step
 
         def dataset(rows: Any, name: str) -> PairDataset | None:
@@ -163,7 +163,7 @@ class PreferenceTrainer(Trainer):
             **taken(kwargs),
         )
         check_optimizer(self.optimizer, self.model)
-        self._log_state = LogState(self, self._means["train"])
+        self._log_state = LogState(self, self._means["train"], self._token_count)
         self.add_callback(self._live_log)
         self.add_callback(self._log_state)
         # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
@@ -372,6 +372,8 @@ class PreferenceTrainer(Trainer):
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
         work = self._weighted_microbatches(inputs)
         self._speed.add(sum(batch.layout.tokens for batch, weight in work if weight))
+        items = (item for pair in inputs for item in pair.items(rejected=self._needs_rejected))
+        self._token_count.mine += sum(len(prompt) + len(response) for prompt, response in items)
         loss_sum = torch.zeros((), device=self.args.device)
         with grouped(model), self.reference.grouped():
             for index, (batch, weight) in enumerate(work):
@@ -415,12 +417,22 @@ class PreferenceTrainer(Trainer):
             reference = None
             if "reference_kl" in self.objective.needs:
                 reference = self.reference.distribution(self.accelerator.unwrap_model(model), inputs.layout)
-            scores = response_scores(model, inputs.layout, reference)
+            scores = response_scores(model, inputs.layout, reference, statistics=counts)
         logps = inputs.logps(scores, z_ref)
         output = self.objective(logps, inputs.pairs)
         if counts:
             metrics = pair_metrics(logps, inputs.pairs, output, with_rejected=self._needs_rejected)
-            self._means["train" if model.training else "eval"].add(metrics)
+            means = self._means["train" if model.training else "eval"]
+            means.add(metrics)
+            assert scores.statistics is not None
+            add_token_metrics(
+                means,
+                scores.statistics[:, inputs.gather],
+                inputs.mask,
+                inputs.pairs,
+                inputs.token_counts,
+                sides=2 if self._needs_rejected else 1,
+            )
         return (output.loss, output) if return_outputs else output.loss
 
     def _microbatches(self, pairs: Sequence[TrainingPair], pack: Packing = fill_rows) -> list[PairBatch]:
@@ -540,6 +552,7 @@ class PreferenceTrainer(Trainer):
         """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
+            logs["num_tokens"] = self._token_count.total(self.accelerator)
             logs["tokens_per_second"] = self._speed.take(self.accelerator)
         if "train_loss" in logs:
             logs["train_loss"] = self._log_state.mean_loss()
