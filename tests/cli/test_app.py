@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
+from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.cli.app import main
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
@@ -166,6 +168,24 @@ def test_model_when_trained_evaluated_and_analyzed_by_verbs_then_files_are_there
     for name in ("token_rewards", "drift", "gradients"):  # the method is known from the folder's manifest
         assert list(read_json(tmp_path / "tokens" / f"{name}.json")["policies"]) == ["dpo"]
     assert [row["first"] for row in read_json(tmp_path / "tokens" / "score_distance.json")["models"]] == ["base"]
+
+
+def test_training_when_started_in_python_and_as_a_command_then_both_give_the_same_weights_by_default(
+    model: Path, tmp_path: Path
+) -> None:
+    names = ("Eva", "Ann", "Bob", "Kim", "Sue", "Max", "Leo", "Mia", "Zoe", "Ben")
+    write_jsonl(tmp_path / "pairs.jsonl", [{**GOOD, "prompt": PROMPT.replace("Tom", name)} for name in names])
+    given = ("--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "command")
+    assert regretless("train", *given, "objective=dpo", "num_train_epochs=1") == 0
+    args = PreferenceConfig(str(tmp_path / "python"), objective="dpo", num_train_epochs=1)
+    trainer = PreferenceTrainer(str(model), args=args, train_dataset=str(tmp_path / "pairs.jsonl"))
+    trainer.train()
+    trainer.save_model()
+    command, python = (load_file(tmp_path / folder / "model.safetensors") for folder in ("command", "python"))
+    before = load_file(model / "model.safetensors")
+    assert command.keys() == python.keys() and all(command[name].equal(python[name]) for name in command)
+    assert not any(command[name].equal(before[name]) for name in command)  # all weights are trained, in both
+    assert trainer.state.global_step == 2
 
 
 def test_output_folder_with_the_users_files_when_named_then_nothing_in_it_is_touched(

@@ -72,6 +72,10 @@ class PreferenceConfig(TrainingArguments):
     learning_rate: float = field(
         default=5e-6, metadata={"help": "Peak learning rate. The default is the paper's for RePO on math."}
     )
+    seed: int = field(
+        default=0,
+        metadata={"help": "Random seed of the order of the pairs, of an adapter's first weights and of dropout."},
+    )
     logging_steps: float = field(
         default=10,
         metadata={"help": "Number of optimizer steps between two log entries; below 1, a share of all steps."},

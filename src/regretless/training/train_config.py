@@ -48,8 +48,9 @@ class TrainConfig(Section):
     """Hyperparameters and training arguments of single objectives, by name; used for those that `objective` names. A
     value here takes precedence over the common value in this file and in a file that extends it. A common value on the
     command line replaces it, with a message."""
-    lora: LoraSettings | None = LoraSettings()
-    """Train a low-rank adapter (LoRA) with these settings; null trains all weights."""
+    lora: LoraSettings | None = None
+    """Train a low-rank adapter (LoRA) with these settings, for example `{r: 32}`; null trains all weights, as
+    `PreferenceTrainer` does without a `peft_config`."""
     pairs_per_step: int = Field(default=8, ge=1, strict=True)
     """Number of pairs in an optimizer step, those of all processes together; a method may bring its own. Each process
     gets an equal part, which therefore has to be a whole number. How the pairs are packed into memory is set by
