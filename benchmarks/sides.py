@@ -158,7 +158,7 @@ def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], option
         for number, pair in enumerate(case.pairs)
     ]
     args = PreferenceConfig(per_device_train_batch_size=case.pairs_per_step, **(common | objective))
-    return PreferenceTrainer(model, args, train_dataset=pairs, processing_class=tokenizer, peft_config=lora)
+    return PreferenceTrainer(model, args=args, train_dataset=pairs, processing_class=tokenizer, peft_config=lora)
 
 
 def _trl(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options: dict[str, Any], lora: Any) -> Any:

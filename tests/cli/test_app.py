@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+import typer
+from safetensors.torch import load_file
 
-from regretless.cli.app import main
+from regretless import PreferenceConfig, PreferenceTrainer
+from regretless.cli.app import app, main
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
+from regretless.objectives import OBJECTIVES
 
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
 VERBS = ("run", "quickstart", "recipes", *STAGES, "watch", "compare", "objectives", "doctor")
@@ -167,6 +171,58 @@ def test_model_when_trained_evaluated_and_analyzed_by_verbs_then_files_are_there
     for name in ("token_rewards", "drift", "gradients"):  # the method is known from the folder's manifest
         assert list(read_json(tmp_path / "tokens" / f"{name}.json")["policies"]) == ["dpo"]
     assert [row["first"] for row in read_json(tmp_path / "tokens" / "score_distance.json")["models"]] == ["base"]
+
+
+def test_training_when_started_in_python_and_as_a_command_then_both_give_the_same_weights_by_default(
+    model: Path, tmp_path: Path
+) -> None:
+    names = ("Eva", "Ann", "Bob", "Kim", "Sue", "Max", "Leo", "Mia", "Zoe", "Ben")
+    write_jsonl(tmp_path / "pairs.jsonl", [{**GOOD, "prompt": PROMPT.replace("Tom", name)} for name in names])
+    given = ("--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "command")
+    assert regretless("train", *given, "objective=dpo", "num_train_epochs=1") == 0
+    args = PreferenceConfig(str(tmp_path / "python"), objective="dpo", num_train_epochs=1)
+    trainer = PreferenceTrainer(str(model), args=args, train_dataset=str(tmp_path / "pairs.jsonl"))
+    trainer.train()
+    trainer.save_model()
+    command, python = (load_file(tmp_path / folder / "model.safetensors") for folder in ("command", "python"))
+    before = load_file(model / "model.safetensors")
+    assert command.keys() == python.keys() and all(command[name].equal(python[name]) for name in command)
+    assert not any(command[name].equal(before[name]) for name in command)  # all weights are trained, in both
+    assert trainer.state.global_step == 2
+
+
+def test_objective_when_it_is_the_command_then_it_is_trained(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD])
+    given = ("--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "out")
+    assert regretless("ipo", *given, "reduction=mean", "max_steps=1", "save_strategy=no") == 0
+    settings = read_json(tmp_path / "out" / "manifest.json")["settings"]
+    assert (settings["objective"], settings["values"]["reduction"]) == ("ipo", "mean")
+    assert regretless("train", *given, "objective=ipo", "reduction=mean", "max_steps=1", "save_strategy=no") == 0
+    assert "train: unchanged, skipped" in capsys.readouterr().err
+    assert regretless("ipo", *given, "objective=dpo") == 2
+    assert "objective=dpo: `regretless ipo` trains ipo; use `regretless train`" in capsys.readouterr().err
+    assert regretless("dop") == 2 and "No such command 'dop'" in capsys.readouterr().err
+
+
+def test_help_when_objectives_have_short_forms_then_it_names_them_without_listing_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert regretless("--help") == 0
+    page = capsys.readouterr().out
+    assert "regretless train objective=dpo" in " ".join(page.split()) and "repo_det" not in page
+    for name in OBJECTIVES:
+        assert app_command().get_command(None, name).name == name
+    assert app_command().get_command(None, "nothing") is None
+    assert regretless("kto", "--help") == 0
+    page = capsys.readouterr().out
+    assert "regretless train objective=kto" in " ".join(page.split()) and "pairs_per_step" in page
+
+
+def app_command() -> Any:
+    """The command line as its library sees it."""
+    return typer.main.get_command(app)
 
 
 def test_output_folder_with_the_users_files_when_named_then_nothing_in_it_is_touched(

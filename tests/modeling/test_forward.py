@@ -149,8 +149,12 @@ def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_
     kl = (reference_full.exp() * (reference_full - full)).sum(-1)
     wanted = torch.autograd.grad((weight_logp * logps + weight_kl * kl).sum(), leaves)
 
-    found = token_scores(hidden, head, targets, reference)
-    assert found.kl is not None
+    found = token_scores(hidden, head, targets, reference, statistics=True)
+    assert found.kl is not None and found.statistics is not None
+    entropy, top = -(full.exp() * full).sum(-1), capped(linear(hidden)).argmax(-1) == targets
+    plain = torch.stack([capped(linear(hidden)).mean(-1), entropy, top.double()])
+    torch.testing.assert_close(found.statistics, plain.detach().float())
+    assert top.any() and not found.statistics.requires_grad
     got = torch.autograd.grad((weight_logp * found.logps + weight_kl * found.kl).sum(), leaves)
     torch.testing.assert_close(found.logps, logps)
     torch.testing.assert_close(found.kl, kl)

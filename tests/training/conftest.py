@@ -119,7 +119,7 @@ def make_trainer(
         )
         return PreferenceTrainer(
             model,  # type: ignore[arg-type]
-            PreferenceConfig(**(options | arguments)),
+            args=PreferenceConfig(**(options | arguments)),
             train_dataset=pairs if data is None else data,
             processing_class=tokenizer,
             peft_config=adapter if lora else None,

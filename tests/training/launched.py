@@ -28,7 +28,7 @@ def main() -> None:
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if task["lora"] else None
     trainer = PreferenceTrainer(
         model,
-        PreferenceConfig(output_dir=str(folder / "out"), **task["arguments"]),
+        args=PreferenceConfig(output_dir=str(folder / "out"), **task["arguments"]),
         train_dataset=task["pairs"],
         eval_dataset=task["pairs"][:7],
         processing_class=task["tokenizer"],

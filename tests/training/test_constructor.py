@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from peft import LoraConfig
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+    TrainingArguments,
+)
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.training.arguments import PreferenceConfig
@@ -28,22 +39,25 @@ def build(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callab
         args = {"objective": "dpo", "max_steps": 2, "use_cpu": True, "report_to": "none", "save_strategy": "no"}
         args |= more.pop("args", {})
         config = PreferenceConfig(output_dir=str(tmp_path / "out"), logging_steps=1, disable_tqdm=True, **args)
-        return PreferenceTrainer(model or make_model(), config, data, processing_class=tokenizer, **more)
+        return PreferenceTrainer(
+            model or make_model(), args=config, train_dataset=data, processing_class=tokenizer, **more
+        )
 
     return make
 
 
 def test_arguments_when_they_would_be_ignored_then_all_are_refused_at_once_with_what_to_do(build: Any) -> None:
     ignored = ("data_collator", "compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics", "model_init")
-    others = {"quantization_config": {}, "tokenizer": object(), "call_backs": [], "ref_adapter_name": "x"}
+    others = {"tokenizer": object(), "call_backs": [], "sync_ref_model": True, "beta": 1, "tools": [{}]}
     with pytest.raises(ConfigError) as caught:
         build(**dict.fromkeys(ignored, print), **others)
     message = str(caught.value)
-    assert "9 problem(s)" in message
-    for name in (*ignored, "quantization_config"):
+    assert "10 problem(s)" in message
+    for name in (*ignored, "tools"):
         assert f"\n  - {name}: not used here: " in message
     assert "tokenizer: not used here: it is called processing_class" in message
     assert "call_backs: unknown argument; did you mean callbacks?" in message
+    assert "beta: it belongs to PreferenceConfig" in message and "sync_ref_model: it belongs to" in message
     assert build(**dict.fromkeys(ignored)).train().global_step == 2  # what is None is not given
 
 
@@ -75,6 +89,114 @@ def test_ref_model_when_given_by_name_then_rewards_are_those_against_the_model_i
         losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
     assert losses[0] == losses[1]
     assert abs(losses[0][0] - 0.6931472) > 1e-3
+
+
+def test_arguments_when_they_come_in_the_order_of_trl_then_each_has_its_meaning(
+    tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    args = PreferenceConfig(
+        str(tmp_path), objective="dpo", max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    reference, seen = make_model(seed=1), []
+
+    class See(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seen.append(1)
+
+    optimizers = (torch.optim.SGD((model := make_model()).parameters(), lr=0.5), None)
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    messages = [
+        {name: [{"role": roles[name], "content": [{"type": "text", "text": row[name]}]}] for name in row}
+        for row in ROWS
+    ]
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    trainer = PreferenceTrainer(
+        model, reference, args, None, messages, {"held": ROWS[:2]}, tokenizer, None, [See()], optimizers, None, None
+    )
+    trainer.train()
+    assert trainer.reference.frozen is reference and trainer.optimizer.optimizer is optimizers[0] and seen == [1]
+    assert len(trainer.train_dataset) == 25 and set(trainer.eval_dataset) == {"held"}
+    assert trainer.processing_class is tokenizer and trainer.args is args
+    with pytest.raises(ConfigError, match=r"ref_model: got training arguments; the order is model, ref_model, args"):
+        PreferenceTrainer(make_model(), args, train_dataset=ROWS, processing_class=tokenizer)
+    with pytest.raises(ConfigError, match="ref_model: the same object as model, which changes"):
+        PreferenceTrainer(model, model, args, train_dataset=ROWS, processing_class=tokenizer)
+    with pytest.raises(ConfigError, match="args: expected a PreferenceConfig, got TrainingArguments; build it with"):
+        PreferenceTrainer(make_model(), args=TrainingArguments(str(tmp_path)), train_dataset=ROWS)
+
+
+def test_tokenizer_when_it_is_not_given_then_it_is_that_of_the_models_name(
+    build: Any, tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    make_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    args = PreferenceConfig(str(tmp_path / "out"), objective="sft", use_cpu=True, report_to="none", pad_token="w5")
+    for given in (model, str(tmp_path / "model")):
+        trainer = PreferenceTrainer(given, args=args, train_dataset=ROWS)
+        assert trainer.processing_class.get_vocab() == tokenizer.get_vocab()
+        assert trainer.processing_class.pad_token == "w5" and trainer.model.config.pad_token_id == 5
+    with pytest.raises(ConfigError, match="pad_token: 'zzz' is not in the tokenizer's vocabulary"):
+        build(args={"pad_token": "zzz"})
+    with pytest.raises(ConfigError, match="processing_class: required with a model object"):
+        PreferenceTrainer(make_model(), args=args, train_dataset=ROWS)
+    with pytest.raises(ConfigError, match="model_init_kwargs: the model is an object"):
+        build(args={"model_init_kwargs": {"dtype": "float32"}})
+
+
+def test_quantization_when_it_is_asked_for_then_the_model_is_loaded_with_it_and_needs_an_adapter(
+    tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    @register_quantization_config("nothing")
+    class NothingConfig(QuantizationConfigMixin):
+        def __init__(self, **_: Any) -> None:
+            self.quant_method = "nothing"
+
+    @register_quantizer("nothing")
+    class Nothing(HfQuantizer):
+        requires_calibration = False
+        is_trainable = True
+
+        def __init__(self, quantization_config: Any, **kwargs: Any) -> None:
+            super().__init__(quantization_config, **kwargs)
+
+        def is_serializable(self, *_: Any) -> bool:
+            return True
+
+    make_model().save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    args = PreferenceConfig(str(tmp_path / "out"), max_steps=1, use_cpu=True, report_to="none", objective="dpo")
+    adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    given: dict[str, Any] = {"args": args, "train_dataset": ROWS, "quantization_config": NothingConfig()}
+    try:
+        trainer = PreferenceTrainer(str(tmp_path / "model"), peft_config=adapter, **given)
+        assert trainer.model.is_quantized and trainer.train().global_step == 1
+        with pytest.raises(ConfigError, match="weights are quantized, which only an adapter can train"):
+            PreferenceTrainer(str(tmp_path / "model"), **given)
+        with pytest.raises(ConfigError, match="quantization_config: the model is an object"):
+            PreferenceTrainer(make_model(), processing_class=tokenizer, peft_config=adapter, **given)
+        args.model_init_kwargs = {"quantization_config": NothingConfig()}
+        with pytest.raises(ConfigError, match="quantization_config: set twice"):
+            PreferenceTrainer(str(tmp_path / "model"), peft_config=adapter, **given)
+    finally:
+        AUTO_QUANTIZER_MAPPING.pop("nothing")
+        AUTO_QUANTIZATION_CONFIG_MAPPING.pop("nothing")
+
+
+def test_dropout_when_it_is_disabled_then_every_step_computes_the_same(
+    build: Any, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    def losses(**args: Any) -> list[float]:
+        adapter = LoraConfig(r=2, lora_dropout=0.5, init_lora_weights=False, target_modules="all-linear")
+        trainer = build(peft_config=adapter, args={"learning_rate": 1e-30, "seed": 3, **args})
+        trainer.train()
+        return [line["rewards/chosen"] for line in trainer.state.log_history if "loss" in line]
+
+    expected = losses(disable_dropout=True, per_device_train_batch_size=25)
+    assert expected[0] == pytest.approx(expected[1], rel=1e-6)
+    other = losses(per_device_train_batch_size=25)
+    assert other[0] != pytest.approx(other[1], rel=1e-3)
 
 
 def forms() -> Mapping[str, Any]:
@@ -140,7 +262,10 @@ def test_several_gpus_when_one_process_sees_them_then_it_uses_one_and_says_so(
     config._n_gpu = 2  # what the Trainer finds where two are visible
     assert config.train_batch_size == 2 * config.per_device_train_batch_size
     trainer = PreferenceTrainer(
-        type(alone.model)(alone.model.config), config, alone.train_dataset, processing_class=alone.processing_class
+        type(alone.model)(alone.model.config),
+        args=config,
+        train_dataset=alone.train_dataset,
+        processing_class=alone.processing_class,
     )
     assert "2 GPUs are visible, and one process trains on one: cpu is used" in capsys.readouterr().err
     trainer.train()

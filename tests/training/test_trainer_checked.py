@@ -20,7 +20,7 @@ def trainer_of(model: PreTrainedModel, tokenizer: Any, pairs: Any, folder: Path,
     arguments = {"max_steps": 1, "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 4}
     return PreferenceTrainer(
         model,
-        PreferenceConfig(output_dir=str(folder), save_strategy="no", **(arguments | more)),
+        args=PreferenceConfig(output_dir=str(folder), save_strategy="no", **(arguments | more)),
         train_dataset=pairs,
         processing_class=tokenizer,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
@@ -18,8 +18,24 @@ from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
 
+
+class Commands(TyperGroup):
+    """All commands, and for each objective a short form: `regretless dpo …` is `regretless train objective=dpo …`."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or the short form of the objective of that name."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            return found
+        from regretless.objectives import OBJECTIVES  # takes seconds
+
+        return _short_form(cmd_name) if cmd_name in OBJECTIVES else None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Regret-based preference optimization (RePO) for language models: from prompts to a better model.",
+    epilog="`regretless dpo …` is short for `regretless train objective=dpo …`; `regretless objectives` lists them.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -86,7 +102,7 @@ class StageCommand(TyperCommand):
         super().format_help(ctx, formatter)
         from regretless.cli.info import show_settings
 
-        show_settings(str(self.name))
+        show_settings(str(self.name) if self.name in STAGES else "train")
 
 
 @app.callback(invoke_without_command=True)
@@ -207,22 +223,30 @@ def study(
     verbs.study(file, overrides or [], processes=processes, smoke=smoke, output_dir=output_dir, cluster=cluster)
 
 
-def _add_stage(stage: Stage) -> None:
-    """Add the command of a stage: its own flags, then settings file, output and settings."""
+def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> None:
+    """Add the command of a stage: its own flags, then settings file, output and settings.
+
+    With an objective it is that objective's command.
+    """
 
     def command(**named: Any) -> None:
-        config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings")
+        config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings") or []
         from regretless.core.object_store import url_of
+
+        if objective is not None:
+            if other := [text for text in settings if text.startswith("objective=")]:
+                raise ConfigError(f"{other[0]}: `regretless {objective}` trains {objective}; use `regretless train`")
+            settings = [f"objective={objective}", *settings]
 
         if stage.name == "report" and (run_dir := named["run_dir"]) is not None:
             if "=" in run_dir.name:
-                named["run_dir"], settings = None, [str(run_dir), *(settings or [])]
+                named["run_dir"], settings = None, [str(run_dir), *settings]
             elif output is None and url_of(run_dir) is None:
                 output = run_dir / "report"
         from regretless.cli import verbs
         from regretless.cli.request import Request
 
-        verbs.stage(Request(stage.name, config, output, settings or [], named))
+        verbs.stage(Request(stage.name, config, output, settings, named))
 
     options = {name: FLAGS[name] for name in stage.flags}
     options |= {"config": Config, "output": OutputFlag if stage.result else FolderFlag, "settings": Settings}
@@ -231,13 +255,21 @@ def _add_stage(stage: Stage) -> None:
     ]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = options
-    command.__name__ = stage.name
-    app.command(name=stage.name, help=stage.about, cls=StageCommand)(command)
+    command.__name__ = name = objective or stage.name
+    about = stage.about if objective is None else f"Short for `regretless train objective={objective}`."
+    to.command(name=name, help=about, cls=StageCommand)(command)
+
+
+def _short_form(objective: str) -> Any:
+    """The command that trains with one objective."""
+    alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    _add_stage(STAGES["train"], alone, objective)
+    return typer.main.get_command(alone)
 
 
 for _stage in STAGES.values():
     if _stage.about:
-        _add_stage(_stage)
+        _add_stage(_stage, app)
 
 
 @app.command()

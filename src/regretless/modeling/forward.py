@@ -68,6 +68,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
         layout: Layout,
         reference: ReferenceHead | None = None,
         hidden_only: bool = False,
+        statistics: bool = False,
         **_: Any,
     ) -> TokenScores | Tensor:
         extra: dict[str, Any] = {"segments": layout.segments}
@@ -77,7 +78,9 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
             extra = {"row_mask": gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden: Tensor = output.last_hidden_state[0, layout.predict]
-        return hidden if hidden_only else token_scores(hidden, head, layout.targets, reference)
+        if hidden_only:
+            return hidden
+        return token_scores(hidden, head, layout.targets, reference, statistics=statistics)
 
     with (
         replaced_forward(inner, forward),
@@ -113,10 +116,16 @@ def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def response_scores(model: nn.Module, layout: Layout, reference: ReferenceHead | None = None) -> TokenScores:
+def response_scores(
+    model: nn.Module, layout: Layout, reference: ReferenceHead | None = None, *, statistics: bool = False
+) -> TokenScores:
     """Scores (M,) of a layout's response tokens, with `reference` the full-vocabulary KL too; inside `grouped`."""
     scores: TokenScores = model(
-        input_ids=layout.input_ids, position_ids=layout.position_ids, layout=layout, reference=reference
+        input_ids=layout.input_ids,
+        position_ids=layout.position_ids,
+        layout=layout,
+        reference=reference,
+        statistics=statistics,
     )
     return scores
 

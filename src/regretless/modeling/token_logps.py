@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,9 @@ class TokenScores(NamedTuple):
     """(M,) log-probability of each target token, nats."""
     kl: Tensor | None
     """(M,) KL(reference ‖ policy) over the vocabulary, nats; None when no reference was given."""
+    statistics: Tensor | None = None
+    """(3, M) of the distribution at each token, without gradient: mean of the logits over the vocabulary, entropy
+    (nats), and 1 where the target has the largest logit, else 0. None unless they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -73,22 +77,27 @@ class ReferenceHead(NamedTuple):
     head: Head
 
 
-def token_scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None = None) -> TokenScores:
-    """Scores of `targets` (M,) given the hidden states (M, D) that predict them."""
-    return head.within(lambda gathered: _scores(gathered, head, targets, reference), hidden)
+def token_scores(
+    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None = None, *, statistics: bool = False
+) -> TokenScores:
+    """Scores of `targets` (M,) given the hidden states (M, D) that predict them, with `statistics` on request."""
+    return head.within(lambda gathered: _scores(gathered, head, targets, reference, statistics), hidden)
 
 
-def _scores(hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None) -> TokenScores:
+def _scores(
+    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: bool
+) -> TokenScores:
+    found = torch.empty((3, len(targets)), dtype=torch.float32, device=hidden.device) if statistics else None
     if head.is_frozen_linear and torch.is_grad_enabled() and hidden.requires_grad:
-        logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference)  # type: ignore[no-untyped-call]
+        logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference, found)  # type: ignore[no-untyped-call]
     elif head.is_frozen_linear or (head.is_linear and not torch.is_grad_enabled()):
-        logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, with_gradient=False)
+        logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, found, with_gradient=False)
     else:
-        logps, kl = _recomputed(hidden, head, targets, reference)
+        logps, kl = _recomputed(hidden, head, targets, reference, found)
     for scores in (logps, kl):
         if scores is not None and scores.requires_grad:
             scores.register_hook(_without_tiny)
-    return TokenScores(logps, kl)
+    return TokenScores(logps, kl, found)
 
 
 def _without_tiny(gradient: Tensor) -> Tensor:
@@ -109,24 +118,37 @@ class _FrozenHeadScores(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None
+        ctx: Any,
+        hidden: Tensor,
+        head: Head,
+        targets: Tensor,
+        reference: ReferenceHead | None,
+        statistics: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        logps, kl, logp_gradient, kl_gradient = _frozen_forward(hidden, head, targets, reference, with_gradient=True)
+        logps, kl, logp_gradient, kl_gradient = _frozen_forward(
+            hidden, head, targets, reference, statistics, with_gradient=True
+        )
         ctx.save_for_backward(logp_gradient, kl_gradient)
         return logps, kl
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         grad = None
         for upstream, vectors in zip(grads, ctx.saved_tensors, strict=True):
             if upstream is not None and vectors is not None:
                 term = upstream.unsqueeze(-1).to(vectors.dtype) * vectors
                 grad = term if grad is None else grad + term
-        return grad, None, None, None
+        return grad, None, None, None, None
 
 
 def _frozen_forward(
-    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, *, with_gradient: bool
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    reference: ReferenceHead | None,
+    statistics: Tensor | None,
+    *,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     weight = head.module.weight
     assert isinstance(weight, Tensor)
@@ -143,6 +165,8 @@ def _frozen_forward(
         logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
         # Soft-capping: d capped / d raw = 1 − (capped / cap)².
         slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
+        if statistics is not None:
+            _write_statistics(statistics[:, rows], logits, all_logps, targets[rows])
         del logits
         if reference is not None and kl is not None:
             reference_logps = reference.head.logits(reference.hidden[rows]).log_softmax(-1)
@@ -159,18 +183,31 @@ def _frozen_forward(
     return logps, kl, logp_gradient, kl_gradient
 
 
+def _write_statistics(found: Tensor, logits: Tensor, all_logps: Tensor, targets: Tensor) -> None:
+    """Write a chunk's part of `TokenScores.statistics`. Its logits (M, V) are overwritten: no memory is taken."""
+    found[0] = logits.mean(-1)
+    found[2] = logits.argmax(-1) == targets
+    found[1] = -torch.exp(all_logps, out=logits).mul_(all_logps).sum(-1)
+
+
 def _times(values: Tensor, slope: Tensor | None) -> Tensor:
     return values if slope is None else values * slope
 
 
 def _recomputed(
-    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None
+    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """A head that learns: each chunk's logits are made again in the backward pass."""
 
-    def scores(part: Tensor, chosen: Tensor, reference_part: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        all_logps = head.logits(part).log_softmax(-1)
+    def scores(
+        found: Tensor | None, part: Tensor, chosen: Tensor, reference_part: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        logits = head.logits(part)
+        all_logps = logits.log_softmax(-1)
         logps = all_logps.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        # The second time, in the backward pass, it ends before this line unless there is a reference.
+        if found is not None:
+            _write_statistics(found, logits.detach(), all_logps.detach(), chosen)
         if reference is None or reference_part is None:
             return logps, None
         with torch.no_grad():
@@ -181,10 +218,10 @@ def _recomputed(
     logp_parts, kl_parts = [], []
     for rows in _chunks(hidden, vocabulary):
         reference_part = None if reference is None else reference.hidden[rows]
-        if torch.is_grad_enabled():
-            logps, kl = checkpoint(scores, hidden[rows], targets[rows], reference_part, use_reentrant=False)
-        else:
-            logps, kl = scores(hidden[rows], targets[rows], reference_part)
+        # Not an argument of the checkpoint, which would keep it and find it changed.
+        write = partial(scores, None if statistics is None else statistics[:, rows])
+        part = (hidden[rows], targets[rows], reference_part)
+        logps, kl = checkpoint(write, *part, use_reentrant=False) if torch.is_grad_enabled() else write(*part)
         logp_parts.append(logps)
         if kl is not None:
             kl_parts.append(kl)

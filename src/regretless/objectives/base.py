@@ -30,7 +30,8 @@ REMEDIES: Mapping[str, str] = {
 """For each optional input: what it is, and what to do if it is missing."""
 
 
-def _refuse_bool(value: Any) -> Any:
+def refuse_bool(value: Any) -> Any:
+    """The value, for pydantic. Raises ValueError for a boolean, which would otherwise be a number."""
     if isinstance(value, bool):
         raise ValueError("expected a number, got a boolean")
     return value
@@ -38,9 +39,9 @@ def _refuse_bool(value: Any) -> Any:
 
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
-Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(_refuse_bool)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(refuse_bool)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(refuse_bool)]
+Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(refuse_bool)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,6 @@ import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from functools import cache
 from typing import Annotated, Any, Union
 
 import torch
@@ -34,6 +33,8 @@ BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch")),
     ({"ge": 1}, ("log_completions_steps", "log_completions_prompts")),
     ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
+    ({"ge": 0, "lt": 0.5}, ("label_smoothing",)),
+    ({"ge": 1}, ("dataset_num_proc",)),
 )
 BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}
 """Bounds of numbers, as pydantic's `Field` takes them."""
@@ -65,18 +66,16 @@ CHOICES_NAMED = 8
 """Most choices in a message, the nearest first."""
 
 
-@cache  # a study checks the arguments of hundreds of runs
-def _hints(kind: type[TrainingArguments]) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:
     """Problems of training arguments by themselves, by name; names that `kind` does not have are skipped.
 
     Types as `kind` declares them (without conversion: a text is no number), bounds, and names that are taken from a
     list. A package that `report_to` needs is looked for here too.
     """
-    found = {name: _problem(_hints(kind)[name], name, value) for name, value in values.items() if name in _hints(kind)}
+    hints = typing.get_type_hints(kind)
+    # HfArgumentParser makes None of the default of `debug`.
+    known = {name: value for name, value in values.items() if name in hints and (name, value) != ("debug", None)}
+    found = {name: _problem(hints[name], name, value) for name, value in known.items()}
     return {name: problem for name, problem in found.items() if problem is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers import TrainingArguments
@@ -15,6 +15,7 @@ from regretless.core.run_folder import processes
 from regretless.core.stage_folder import CACHE
 from regretless.training.argument_checks import argument_problems, given_arguments
 from regretless.training.methods import DEFAULT_METHOD
+from regretless.training.trl_arguments import LOSSES, answering, loss_problems, losses_of
 
 UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",
@@ -29,18 +30,38 @@ UNUSED = {
 """Arguments of the Trainer that would have no effect or only part of it, and why."""
 
 
+@answering
 @dataclass
 class PreferenceConfig(TrainingArguments):
     """Training arguments with TRL's names where TRL has one.
 
     An optimizer step covers `per_device_train_batch_size * gradient_accumulation_steps` pairs per process, whatever
-    into memory at a time: the step's pairs are packed into micro-batches of at most `max_tokens_per_microbatch`
+    fits into memory at a time: the step's pairs are packed into micro-batches of at most `max_tokens_per_microbatch`
     distinct tokens. The two numbers are therefore multiplied into the first; packing replaces accumulation.
+
+    Arguments of TRL's DPOConfig have TRL's meaning. Those that mean nothing here are refused with what to do instead
+    (docs/from_trl.md). Raises ConfigError that lists all problems.
     """
 
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        *TrainingArguments._VALID_DICT_FIELDS,
+        *("model_init_kwargs", "ref_model_init_kwargs"),
+    ]
+
     objective: str = field(
-        default=DEFAULT_METHOD,
-        metadata={"help": "Objective: repo, repo_det, dpo, ipo, rpo, kto, tdpo, sft, or a plug-in's name."},
+        default="",
+        metadata={
+            "help": "Objective: repo, repo_det, dpo, ipo, rpo, kto, tdpo, sft, or a plug-in's name; by default that of "
+            f"`loss_type`, else {DEFAULT_METHOD}."
+        },
+    )
+    loss_type: list[str] | str | None = field(
+        default=None,
+        metadata={"help": f"TRL's name of the objective: {', '.join(LOSSES)}, the same losses as in TRL."},
+    )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata={"help": "Share of flipped preferences in robust DPO, below 0.5; for objective dpo only."},
     )
     beta: float | None = field(
         default=None, metadata={"help": "Hyperparameter β of the objective; by default the objective's own default."}
@@ -51,6 +72,10 @@ class PreferenceConfig(TrainingArguments):
     )
     learning_rate: float = field(
         default=5e-6, metadata={"help": "Peak learning rate. The default is the paper's for RePO on math."}
+    )
+    seed: int = field(
+        default=0,
+        metadata={"help": "Random seed of the order of the pairs, of an adapter's first weights and of dropout."},
     )
     logging_steps: float = field(
         default=10,
@@ -71,6 +96,9 @@ class PreferenceConfig(TrainingArguments):
             "help": "What happens to pairs longer than max_length: `refuse` rejects them, `keep_start` cuts the end of "
             "their responses, which then have no end-of-sequence token."
         },
+    )
+    truncation_mode: Literal["keep_start"] | None = field(
+        default=None, metadata={"help": "TRL's name of `truncation`, which has another default."}
     )
     max_tokens_per_microbatch: int | None = field(
         default=None,
@@ -98,11 +126,33 @@ class PreferenceConfig(TrainingArguments):
             "help": "Folder for cached log-probabilities of the reference; by default `<output_dir>.cache/reference`."
         },
     )
-    model_init_kwargs: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Arguments of from_pretrained for a model that is given by name."}
+    precompute_ref_log_probs: bool = field(
+        default=True,
+        metadata={"help": "True or false, as in TRL: the reference is computed once and cached in any case."},
     )
-    ref_model_init_kwargs: dict[str, Any] = field(
+    dataset_num_proc: int | None = field(
+        default=None,
+        metadata={"help": "As in TRL, but without an effect: one process uses all cores."},
+    )
+    model_init_kwargs: dict[str, Any] | str | None = field(
+        default_factory=dict,
+        metadata={
+            "help": "Arguments of from_pretrained for a model that is given by name; its tokenizer has the same "
+            "`revision`."
+        },
+    )
+    ref_model_init_kwargs: dict[str, Any] | str | None = field(
         default_factory=dict, metadata={"help": "Arguments of from_pretrained for a ref_model that is given by name."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Whether code that comes with a model or tokenizer by name may run."}
+    )
+    pad_token: str | None = field(
+        default=None,
+        metadata={"help": "The tokenizer's padding token, saved with the model; training itself pads nothing."},
+    )
+    disable_dropout: bool = field(
+        default=False, metadata={"help": "Whether dropout is off in the model, its adapter and the reference."}
     )
     trained_dtype: Literal["float32", "bfloat16"] | None = field(
         default=None,
@@ -136,17 +186,46 @@ class PreferenceConfig(TrainingArguments):
         problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
         if self.hub_strategy == HubStrategy.CHECKPOINT:
             problems.append("hub_strategy: optimizer states are not uploaded, so nothing could resume; use every_save")
-        if self.beta is not None and "beta" in self.objective_kwargs:
-            problems.append("beta: set twice, as `beta` and inside `objective_kwargs`")
+        for name in ("model_init_kwargs", "ref_model_init_kwargs"):
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.startswith("{"):
+                problems.append(f"{name}: expected a mapping, or JSON of one, got {value!r}")
+            setattr(self, name, {} if value is None else value)
+        if not {"loss_type", "objective"} & found.keys():
+            smoothing = 0.0 if "label_smoothing" in found else self.label_smoothing
+            problems += loss_problems(self.loss_type, self.objective, smoothing)
+        problems += [
+            f"{name}: set twice, as `{name}` and inside `objective_kwargs`"
+            for name in ("beta", "label_smoothing")
+            if given.get(name) is not None and name in (self.objective_kwargs or {})
+        ]
         reject("PreferenceConfig", problems)
         super().__post_init__()
+        losses = losses_of(self.loss_type)
+        self.objective = self.objective or (LOSSES[losses[0]][0] if losses else DEFAULT_METHOD)
+        self.truncation = self.truncation_mode or self.truncation
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """The method's hyperparameters that were set."""
-        return self.objective_kwargs if self.beta is None else {"beta": self.beta, **self.objective_kwargs}
+        """The method's hyperparameters that were set, or that the loss of `loss_type` has."""
+        found = {} if self.beta is None else {"beta": self.beta}
+        if self.label_smoothing:
+            found["label_smoothing"] = self.label_smoothing
+        for name in losses_of(self.loss_type):
+            found |= LOSSES[name][1]
+        return found | self.objective_kwargs
+
+    def loading(self, *, reference: bool = False) -> dict[str, Any]:
+        """Arguments of from_pretrained for the model, or for the reference."""
+        given = self.ref_model_init_kwargs if reference else self.model_init_kwargs
+        assert isinstance(given, dict)
+        return ({"trust_remote_code": True} if self.trust_remote_code else {}) | given
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments by name; tokens for logging in are hidden, and a padding token is none of them."""
+        return {**super().to_dict(), "pad_token": self.pad_token}
 
     @property
     def cache_dir(self) -> Path:

@@ -40,6 +40,8 @@ class PairBatch:
     """(R, T) index of the reasoning step that each token belongs to."""
     token_numbers: Mapping[str, Tensor]
     """(R, T) further per-token numbers of the data that the objective needs, by name."""
+    token_counts: tuple[int, int]
+    """Response tokens on the chosen and on the rejected sides of the pairs; a response counts in each of its pairs."""
     sources: tuple[str, ...]
     """Origin of each pair, for messages."""
 
@@ -113,6 +115,7 @@ def build_batch(
     if "steps" in needs:
         assert ends_step is not None
         steps = step_numbers(responses, ends_step)
+    lengths = [len(response) for response in responses]
     return PairBatch(
         layout=layout,
         gather=gather,
@@ -122,5 +125,6 @@ def build_batch(
         behavior=numbers.pop("behavior", None),
         steps=steps,
         token_numbers=numbers,
+        token_counts=(sum(lengths[chosen] for chosen, _ in ends), sum(lengths[rejected] for _, rejected in ends)),
         sources=tuple(item.pair.source for item in pairs),
     )

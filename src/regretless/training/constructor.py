@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
 
 from regretless.core.errors import ConfigError, reject
+from regretless.core.hub import one_attempt
 from regretless.core.run_folder import is_first_process
 from regretless.core.terminal import console
+from regretless.modeling.forward import causal_model
+from regretless.training.arguments import PreferenceConfig
+from regretless.training.trl_arguments import REFUSED
 
-LOGITS = "evaluation has no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
+LOGITS = "evaluation keeps no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
 INSTEAD = {
     "data_collator": "the trainer lays out pairs in shared rows itself; omit it",
     "compute_loss_func": "the loss is the objective's; to add one, see CONTRIBUTING.md under 'Adding an objective'",
     "compute_metrics": LOGITS + "on_evaluate sees all metrics",
     "preprocess_logits_for_metrics": LOGITS + "on_evaluate sees all metrics",
     "model_init": "pass the model or its name; a search over settings creates a trainer for each trial",
-    "quantization_config": "for a model by name, set it in PreferenceConfig.model_init_kwargs; else load the "
-    "model with it; both with a peft_config",
     "tokenizer": "it is called processing_class",
-    "max_length": "it belongs to PreferenceConfig",
-    "beta": "it belongs to PreferenceConfig",
+    "model_init_kwargs": "it belongs to PreferenceConfig",
+    "tools": "put them into the column `tools` of the rows",
+    "chat_template_kwargs": "put them into the column `chat_template_kwargs` of the rows",
+    "formatting_func": "rows have the columns prompt, chosen and rejected; convert them first",
 }
 """Unsupported arguments of transformers' Trainer, and of other preference trainers, and what to use instead."""
 
@@ -38,9 +50,89 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         if name in INSTEAD and value is not None:
             problems.append(f"{name}: not used here: {INSTEAD[name]}")
         elif name not in INSTEAD and name not in known:
-            close = difflib.get_close_matches(name, [*known, "ref_model", "peft_config"], 1)
-            problems.append(f"{name}: unknown argument" + (f"; did you mean {close[0]}?" if close else ""))
+            close = difflib.get_close_matches(name, [*known, "ref_model", "peft_config", "quantization_config"], 1)
+            if name in {field.name for field in dataclasses.fields(PreferenceConfig)} or name in REFUSED:
+                problems.append(f"{name}: it belongs to PreferenceConfig")
+            else:
+                problems.append(f"{name}: unknown argument" + (f"; did you mean {close[0]}?" if close else ""))
     reject("PreferenceTrainer", problems)
+
+
+def check_kinds(model: Any, ref_model: Any, args: Any) -> None:
+    """Raise ConfigError for arguments in another order than TRL's, or that cannot be used together."""
+    problems = []
+    if isinstance(ref_model, TrainingArguments):
+        problems.append("ref_model: got training arguments; the order is model, ref_model, args; pass args=…")
+    elif ref_model is not None and ref_model is model and not isinstance(model, str):
+        problems.append("ref_model: the same object as model, which changes; omit it: the reference is the start")
+    if args is not None and not isinstance(args, PreferenceConfig):
+        kind = type(args).__name__
+        hint = "build it with the same arguments" if isinstance(args, TrainingArguments) else "pass data by name"
+        problems.append(f"args: expected a PreferenceConfig, got {kind}; {hint}")
+    reject("PreferenceTrainer", problems)
+
+
+def load_by_name(
+    name: str, args: PreferenceConfig, quantization_config: Any = None, *, reference: bool = False
+) -> PreTrainedModel:
+    """A model from the hub or a folder, with the arguments of from_pretrained in `args`; quantized on request."""
+    loading = args.loading(reference=reference)
+    if quantization_config is not None:
+        if "quantization_config" in loading:
+            raise ConfigError("quantization_config: set twice, by itself and inside model_init_kwargs")
+        loading["quantization_config"] = quantization_config
+    with one_attempt(name):
+        return AutoModelForCausalLM.from_pretrained(name, **loading)
+
+
+def policy_of(model: Any, args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase, quantization_config: Any) -> Any:
+    """The model to train: the object that was given, or loaded by its name; with `args.pad_token`."""
+    if isinstance(model, str):
+        model = load_by_name(model, args, quantization_config)
+    else:
+        _check_loaded(args, quantization_config)
+    if args.pad_token is not None:
+        causal_model(model).config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def _check_loaded(args: PreferenceConfig, quantization_config: Any) -> None:
+    """Raise ConfigError for arguments about how a model is loaded, which a model object cannot follow."""
+    given = {"quantization_config": quantization_config, "model_init_kwargs": args.model_init_kwargs}
+    reject(
+        "PreferenceTrainer",
+        [f"{name}: the model is an object, so it is loaded already; pass its name" for name in given if given[name]],
+    )
+
+
+def tokenizer_for(model: str | nn.Module, processing_class: Any, args: PreferenceConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that was given, or that of the model's name, with `args.pad_token`.
+
+    Raises ConfigError if there is none, or if the padding token is not in its vocabulary.
+    """
+    if processing_class is None:
+        name = model if isinstance(model, str) else str(getattr(causal_model(model).config, "_name_or_path", ""))
+        if not name:
+            raise ConfigError("processing_class: required with a model object; pass its tokenizer")
+        about = {key: args.loading()[key] for key in ("revision", "trust_remote_code") if key in args.loading()}
+        with one_attempt(name):
+            processing_class = AutoTokenizer.from_pretrained(name, **about)
+    if not isinstance(processing_class, PreTrainedTokenizerBase):
+        kind, inner = type(processing_class).__name__, getattr(processing_class, "tokenizer", None)
+        hint = "; pass its tokenizer" if isinstance(inner, PreTrainedTokenizerBase) else ""
+        raise ConfigError(f"processing_class: expected a tokenizer, got {kind}{hint}")
+    if args.pad_token is not None:
+        if args.pad_token not in processing_class.get_vocab():
+            raise ConfigError(f"pad_token: {args.pad_token!r} is not in the tokenizer's vocabulary; choose one that is")
+        processing_class.pad_token = args.pad_token
+    return processing_class
+
+
+def turn_off_dropout(*models: nn.Module | None) -> None:
+    """Set the probability of every dropout module to 0, in place."""
+    for module in (module for model in models if model is not None for module in model.modules()):
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def taken(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.core.files import read_json, write_text
-from regretless.training.metrics import RunningMeans
+from regretless.training.metrics import RunningMeans, TokenCount
 
 FILE = "log_state.json"
 """File name in a checkpoint."""
@@ -28,9 +28,9 @@ class LogState(TrainerCallback):
     there starts with the next epoch, and would miss those lines.
     """
 
-    def __init__(self, trainer: Trainer, means: RunningMeans) -> None:
-        """`means`: the metrics' means since the last log line."""
-        self._trainer, self._means = trainer, means
+    def __init__(self, trainer: Trainer, means: RunningMeans, tokens: TokenCount) -> None:
+        """`means`: the metrics' means since the last log line; `tokens`: those trained on since the beginning."""
+        self._trainer, self._means, self._tokens = trainer, means, tokens
         self.checkpoint: Path | None = None
         """The checkpoint that training resumes from."""
         self._first_step = 0
@@ -45,6 +45,7 @@ class LogState(TrainerCallback):
         if file is None or not file.is_file():
             self._first_step = state.global_step
             self._means.restore([])
+            self._tokens.mine = 0
             return
         found = read_json(file)
         trainer, process, parts = self._trainer, args.process_index, found["processes"]
@@ -52,17 +53,19 @@ class LogState(TrainerCallback):
         trainer._total_loss_scalar = found["total_loss"]
         trainer._globalstep_last_logged = found["last_logged"]
         if len(parts) == args.world_size:
-            loss, means = parts[process]["loss"], [parts[process]["means"]]
+            loss, means, tokens = parts[process]["loss"], [parts[process]["means"]], parts[process]["tokens"]
         else:  # Losses are averaged over the processes, and means are added up: other processes share them.
             loss = sum(part["loss"] for part in parts) / len(parts)
             means = [part["means"] for part in parts] if process == 0 else []
+            tokens = sum(part["tokens"] for part in parts) if process == 0 else 0
         trainer._tr_loss.fill_(loss)
         self._means.restore(means)
+        self._tokens.mine = tokens
 
     def save(self, folder: Path) -> None:
         """Write the sums into a checkpoint's folder; every process has to call it."""
         trainer = self._trainer
-        mine = {"loss": float(trainer._tr_loss), "means": self._means.state()}
+        mine = {"loss": float(trainer._tr_loss), "means": self._means.state(), "tokens": self._tokens.mine}
         parts: Sequence[Mapping[str, Any]] = gather_object([mine]) if trainer.args.world_size > 1 else [mine]
         if not trainer.args.should_save:
             return

@@ -28,9 +28,13 @@ class RunningMeans:
     def add(self, values: dict[str, Tensor]) -> None:
         """Add the values of each name (any shape)."""
         for name, tensor in values.items():
-            # Stays on the device: reading it would synchronize with the device at every micro-batch.
-            self._sums[name].append(tensor.detach().sum())
-            self._counts[name] += tensor.numel()
+            self.add_sum(name, tensor.sum(), tensor.numel())
+
+    def add_sum(self, name: str, total: Tensor, count: int) -> None:
+        """Add `count` values with this sum, a scalar."""
+        # Stays on the device: reading it would synchronize with the device at every micro-batch.
+        self._sums[name].append(total.detach())
+        self._counts[name] += count
 
     def state(self) -> dict[str, Any]:
         """This process's additions since the last `take`: single sums and the count, by name."""
@@ -62,6 +66,18 @@ class RunningMeans:
             parts = [part[name] for part in everyone if name in part]
             found[name] = sum(total for total, _ in parts) / sum(count for _, count in parts)
         return found
+
+
+class TokenCount:
+    """Tokens of all pairs trained on since the beginning, prompts with each of their responses, over all processes."""
+
+    def __init__(self) -> None:
+        self.mine = 0
+        """Those of this process."""
+
+    def total(self, accelerator: Accelerator) -> int:
+        """Those of all processes; every process has to call it."""
+        return self.mine if accelerator.num_processes == 1 else sum(gather_object([self.mine]))
 
 
 class Speed:
@@ -116,3 +132,19 @@ def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: 
                 "rewards/saturated": (margins.abs() > SATURATED).float(),
             }
     return found
+
+
+def add_token_metrics(
+    means: RunningMeans, statistics: Tensor, mask: Tensor, pairs: Tensor, token_counts: tuple[int, int], *, sides: int
+) -> None:
+    """Add TRL's metrics that are means over tokens: logits/chosen, logits/rejected, entropy, mean_token_accuracy.
+
+    statistics: (3, R, T), those of `TokenScores`; mask: (R, T); pairs: (P, 2); `sides`: 2, or 1 without rejected ones.
+    As in TRL, entropy is over both sides, and accuracy over the chosen one.
+    """
+    sums = (statistics * mask).sum(-1)  # (3, R)
+    names = ("chosen", "rejected")[:sides]
+    for side, name in enumerate(names):
+        means.add_sum(f"logits/{name}", sums[0, pairs[:, side]].sum(), token_counts[side])
+    means.add_sum("entropy", sums[1, pairs[:, :sides]].sum(), sum(token_counts[:sides]))
+    means.add_sum("mean_token_accuracy", sums[2, pairs[:, 0]].sum(), token_counts[0])

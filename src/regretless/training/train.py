@@ -95,10 +95,9 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
     tokenizer = load_tokenizer(model)
     train, held_out = read_data(config, args, tokenizer, pairs)
 
-    torch.manual_seed(args.seed)  # the adapter's initial weights are random, see below
     trainer = PreferenceTrainer(
         load_model(model, for_training=True),
-        args,
+        args=args,
         train_dataset=train,
         eval_dataset=held_out,
         processing_class=tokenizer,

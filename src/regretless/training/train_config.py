@@ -17,6 +17,7 @@ from regretless.training.argument_checks import argument_problems, problem_here
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.training.processes import visible_gpus
+from regretless.training.trl_arguments import REFUSED
 
 PAIRS, PER_DEVICE, ACCUMULATION = "pairs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"
 STEP_SIZE = frozenset({PAIRS, PER_DEVICE, ACCUMULATION})
@@ -47,8 +48,9 @@ class TrainConfig(Section):
     """Hyperparameters and training arguments of single objectives, by name; used for those that `objective` names. A
     value here takes precedence over the common value in this file and in a file that extends it. A common value on the
     command line replaces it, with a message."""
-    lora: LoraSettings | None = LoraSettings()
-    """Train a low-rank adapter (LoRA) with these settings; null trains all weights."""
+    lora: LoraSettings | None = None
+    """Train a low-rank adapter (LoRA) with these settings, for example `{r: 32}`; null trains all weights, as
+    `PreferenceTrainer` does without a `peft_config`."""
     pairs_per_step: int = Field(default=8, ge=1, strict=True)
     """Number of pairs in an optimizer step, those of all processes together; a method may bring its own. Each process
     gets an equal part, which therefore has to be a whole number. How the pairs are packed into memory is set by
@@ -242,7 +244,8 @@ def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument_names() -> set[str]:
-    return {field.name for field in dataclasses.fields(PreferenceConfig) if field.init} - {"objective", "output_dir"}
+    known = {field.name for field in dataclasses.fields(PreferenceConfig) if field.init}
+    return known - {"objective", "output_dir", "label_smoothing"}  # the last one is DPO's hyperparameter in a recipe
 
 
 def _belongs_to_another(key: str) -> bool:
@@ -256,6 +259,11 @@ def _known_keys(objective: str) -> set[str]:
 
 UNUSED = {
     "objective_kwargs": "set hyperparameters by their own names, without it",
+    "loss_type": "set objective",
+    "truncation_mode": "set truncation",
+    "trust_remote_code": "set model.trust_remote_code",
+    "precompute_ref_log_probs": "the reference is computed once and cached in any case",
+    "dataset_num_proc": "the tokenizer uses all cores in one process",
     "model_init_kwargs": "`model` defines how the model is loaded",
     "ref_model_init_kwargs": "the reference is `model`, as it is before training",
     "disable_tqdm": "this package has its own progress bar",
@@ -268,6 +276,8 @@ UNUSED = {
 
 
 def _unknown_key(key: str, objective: str) -> str:
+    if key in REFUSED:
+        return f"not used here: {REFUSED[key].advice}"
     fields = set(TrainConfig.model_fields)
     close = difflib.get_close_matches(key, sorted(_known_keys(objective) - UNUSED.keys() | fields), n=1)
     return f"unknown for {objective}" + (f"; did you mean {close[0]}?" if close else "")

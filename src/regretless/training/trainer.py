@@ -19,12 +19,11 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
-from regretless.core.hub import one_attempt
 from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, grouped, response_scores
@@ -36,11 +35,22 @@ from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
 from regretless.training.completions import CompletionTables
-from regretless.training.constructor import check_arguments, check_optimizer, check_quantized, taken, use_one_gpu
+from regretless.training.constructor import (
+    check_arguments,
+    check_kinds,
+    check_optimizer,
+    check_quantized,
+    load_by_name,
+    policy_of,
+    taken,
+    tokenizer_for,
+    turn_off_dropout,
+    use_one_gpu,
+)
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
-from regretless.training.metrics import RunningMeans, Speed, pair_metrics
+from regretless.training.metrics import RunningMeans, Speed, TokenCount, add_token_metrics, pair_metrics
 from regretless.training.packing import pack_rows
 from regretless.training.pair_reading import pair_table
 from regretless.training.precision import fit_trained_weights, match_reference
@@ -60,16 +70,19 @@ def _sort_sets(configs: Iterable[PeftConfig]) -> None:
 
 
 class PreferenceTrainer(PublishingTrainer):
-    """Train a causal language model on preference pairs; used like TRL's DPOTrainer.
+    """Train a causal language model on preference pairs; used like TRL's DPOTrainer, with its order of arguments.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
     or a name; the model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter
-    included.
+    included. Without `peft_config` or an adapter, all weights are trained.
+    quantization_config: for a model by name, which is then trained through `peft_config`.
+    processing_class: the model's tokenizer; by default that of the model's name.
     train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
     `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or rows of
     `regretless.data.records.Pair` with token ids and behavior log-probabilities. Of a `DatasetDict`, `train` is
     trained on and all are evaluated on.
-    kwargs: callbacks, optimizers and optimizer_cls_and_kwargs, as transformers' Trainer takes them.
+    callbacks, optimizers, and in kwargs optimizer_cls_and_kwargs: as transformers' Trainer takes them.
+    data_collator, compute_metrics, and other arguments of the Trainer that would do nothing: refused unless None.
 
     Raises ConfigError for settings that cannot work, DataError if no row is left, NonFiniteLossError before an
     optimizer step that would follow a loss or gradient that is not finite.
@@ -80,40 +93,42 @@ class PreferenceTrainer(PublishingTrainer):
     def __init__(
         self,
         model: str | PreTrainedModel | PeftModel,
+        ref_model: str | PreTrainedModel | None = None,
         args: PreferenceConfig | None = None,
+        data_collator: None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
+        compute_metrics: None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
         peft_config: PeftConfig | None = None,
-        ref_model: str | PreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
-        check_arguments(kwargs)
+        check_kinds(model, ref_model, args)
+        check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
         use_one_gpu(args)
         self.objective = build(args.objective, **args.hyperparameters)
         # For a model by name and without an adapter, a dtype applies to the trained weights.
-        chosen = args.model_init_kwargs.get("dtype", args.model_init_kwargs.get("torch_dtype", "auto"))
+        chosen = args.loading().get("dtype", args.loading().get("torch_dtype", "auto"))
         as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
-        if isinstance(model, str):
-            with one_attempt(model):
-                processing_class = processing_class or AutoTokenizer.from_pretrained(model)
-                model = AutoModelForCausalLM.from_pretrained(model, **args.model_init_kwargs)
-        if processing_class is None:
-            raise ConfigError("processing_class: required with a model object; pass its tokenizer")
+        processing_class = tokenizer_for(model, processing_class, args)
+        model = policy_of(model, args, processing_class, quantization_config)
         check_quantized(model, adapter=peft_config is not None)
         if peft_config is not None:
             if isinstance(model, PeftModel):
                 raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
+            set_seed(args.seed)  # the adapter's first weights are random
             model = get_peft_model(model, peft_config)
             _sort_sets(model.peft_config.values())
         fit_trained_weights(model, args, as_loaded=as_loaded)
-        reference: Any = ref_model
-        if isinstance(ref_model, str):
-            with one_attempt(ref_model):
-                reference = AutoModelForCausalLM.from_pretrained(ref_model, **args.ref_model_init_kwargs)
+        reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
         if reference is not None:
             match_reference(reference, model)
+        if args.disable_dropout:
+            turn_off_dropout(model, reference)
         self.reference = ReferenceModel(
             model,
             reference,
@@ -124,7 +139,7 @@ class PreferenceTrainer(PublishingTrainer):
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.needs
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
-        self._speed, self._live_log = Speed(), LiveLog()
+        self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
         self._ends_step = codec_of(processing_class).ends_step
 
         def dataset(rows: Any, name: str) -> PairDataset | None:
@@ -145,10 +160,12 @@ class PreferenceTrainer(PublishingTrainer):
             eval_dataset=evaluation,
             processing_class=processing_class,
             data_collator=list,
+            callbacks=callbacks,
+            optimizers=optimizers,
             **taken(kwargs),
         )
         check_optimizer(self.optimizer, self.model)
-        self._log_state = LogState(self, self._means["train"])
+        self._log_state = LogState(self, self._means["train"], self._token_count)
         for callback in (self._live_log, self._log_state, CompletionTables(self)):
             self.add_callback(callback)
         # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
@@ -359,6 +376,8 @@ class PreferenceTrainer(PublishingTrainer):
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
         work = self._weighted_microbatches(inputs)
         self._speed.add(sum(batch.layout.tokens for batch, weight in work if weight))
+        items = (item for pair in inputs for item in pair.items(rejected=self._needs_rejected))
+        self._token_count.mine += sum(len(prompt) + len(response) for prompt, response in items)
         loss_sum = torch.zeros((), device=self.args.device)
         with grouped(model), self.reference.grouped():
             for index, (batch, weight) in enumerate(work):
@@ -402,12 +421,22 @@ class PreferenceTrainer(PublishingTrainer):
             reference = None
             if "reference_kl" in self.objective.needs:
                 reference = self.reference.distribution(self.accelerator.unwrap_model(model), inputs.layout)
-            scores = response_scores(model, inputs.layout, reference)
+            scores = response_scores(model, inputs.layout, reference, statistics=counts)
         logps = inputs.logps(scores, z_ref)
         output = self.objective(logps, inputs.pairs)
         if counts:
             metrics = pair_metrics(logps, inputs.pairs, output, with_rejected=self._needs_rejected)
-            self._means["train" if model.training else "eval"].add(metrics)
+            means = self._means["train" if model.training else "eval"]
+            means.add(metrics)
+            assert scores.statistics is not None
+            add_token_metrics(
+                means,
+                scores.statistics[:, inputs.gather],
+                inputs.mask,
+                inputs.pairs,
+                inputs.token_counts,
+                sides=2 if self._needs_rejected else 1,
+            )
         return (output.loss, output) if return_outputs else output.loss
 
     def _microbatches(self, pairs: Sequence[TrainingPair], pack: Packing = fill_rows) -> list[PairBatch]:
@@ -527,6 +556,7 @@ class PreferenceTrainer(PublishingTrainer):
         """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
+            logs["num_tokens"] = self._token_count.total(self.accelerator)
             logs["tokens_per_second"] = self._speed.take(self.accelerator)
         if "train_loss" in logs:
             logs["train_loss"] = self._log_state.mean_loss()

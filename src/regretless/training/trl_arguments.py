@@ -1,0 +1,148 @@
+"""Arguments of TRL's DPOConfig: losses by TRL's names, arguments without an effect, and answers to all others."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from regretless.core.errors import ConfigError, reject
+from regretless.core.run_folder import is_first_process
+from regretless.core.terminal import console
+from regretless.objectives import OBJECTIVES
+from regretless.training.methods import DEFAULT_METHOD
+
+T = TypeVar("T")
+
+
+class Instead(NamedTuple):
+    """An argument that is not taken."""
+
+    harmless: tuple[Any, ...]
+    """Values that ask for what is done here anyway; they are accepted."""
+    advice: str
+    """What to do in place of any other value."""
+
+
+OWN = "write it as an objective of your own (CONTRIBUTING.md, Adding an objective)"
+REFUSED: Mapping[str, Instead] = {
+    "loss_weights": Instead((None,), "one loss is trained; objective='rpo' is DPO with a likelihood term, else " + OWN),
+    "ld_alpha": Instead((None, 1.0), "LD-DPO's weights of long tails are not implemented; " + OWN),
+    "f_divergence_type": Instead(("reverse_kl",), "the divergence is the reverse KL; for another one, " + OWN),
+    "f_alpha_divergence_coef": Instead((0.5,), "the divergence is the reverse KL, which has no coefficient"),
+    "use_weighting": Instead((False,), "WPO's weights of pairs are not implemented; " + OWN),
+    "discopop_tau": Instead((0.05,), "the loss discopop is not implemented; " + OWN),
+    "router_aux_loss_coef": Instead((None, 0.0), "no load-balancing loss is added; " + OWN),
+    "activation_offloading": Instead((False,), "lower max_tokens_per_microbatch, or set gradient_checkpointing=True"),
+    "sync_ref_model": Instead((False,), "the reference is fixed, so that its log-probabilities can be cached"),
+    "ref_model_mixup_alpha": Instead((0.6,), "the reference is fixed, so that its log-probabilities can be cached"),
+    "ref_model_sync_steps": Instead((512,), "the reference is fixed, so that its log-probabilities can be cached"),
+    # Of earlier releases of TRL, and of its other configurations.
+    "max_completion_length": Instead((None,), "set max_length, for prompt and response together"),
+    "rpo_alpha": Instead((None,), "set objective='rpo' and objective_kwargs={'eta': …}"),
+    "reference_free": Instead((False,), "every method here but sft has a reference"),
+    "force_use_ref_model": Instead((False, True), "pass ref_model to the trainer"),
+    "generate_during_eval": Instead((False,), "`regretless evaluate` generates and grades after training"),
+    "model_adapter_name": Instead((None,), "pass a model with one adapter, or a peft_config"),
+    "ref_adapter_name": Instead((None,), "pass ref_model to the trainer"),
+    "is_encoder_decoder": Instead((None, False), "only causal models are trained"),
+    "use_liger_loss": Instead((False,), "the head computes in chunks already; omit it"),
+    "tools": Instead((None,), "put them into the column `tools` of the rows"),
+    "chat_template_kwargs": Instead((None,), "put them into the column `chat_template_kwargs` of the rows"),
+}
+"""Arguments that would change what is trained, and are refused."""
+
+NO_EFFECT: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "dataset_num_proc": ((None, 1), "the tokenizer uses all cores in one process"),
+    "precompute_ref_batch_size": ((None,), "the reference's batches are bounded by max_tokens_per_microbatch, too"),
+    "padding_free": ((False, True), "rows have no padding"),
+    "pad_to_multiple_of": (("auto", None), "rows are padded as the attention kernel needs it"),
+    "label_pad_token_id": ((-100,), "there are no labels to pad"),
+    "padding_value": ((None,), "rows are padded as the attention kernel needs it"),
+    "use_logits_to_keep": ((False, True), "logits are computed for response tokens only"),
+}
+"""Arguments about speed or memory that change no result here: their default values, and why they do nothing."""
+
+LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "sigmoid": ("dpo", {}),
+    "robust": ("dpo", {}),
+    "ipo": ("ipo", {"reduction": "mean"}),
+}
+"""TRL's name of a loss → the objective that is the same loss, and the hyperparameters that make it so."""
+OTHER_LOSSES: Mapping[str, str] = {
+    "sft": "objective='sft' averages over responses, where TRL averages over the tokens of a batch",
+    "kto_pair": "set objective='kto', without loss_type",
+    "kto": "set objective='kto', without loss_type",
+}
+
+
+def losses_of(loss_type: str | Sequence[str] | None) -> list[str]:
+    """The names in `loss_type`."""
+    return [loss_type] if isinstance(loss_type, str) else list(loss_type or ())
+
+
+def loss_problems(loss_type: str | Sequence[str] | None, objective: str, label_smoothing: float) -> list[str]:
+    """Why these three cannot be trained as TRL means them; `objective` is empty if none was chosen."""
+    names = losses_of(loss_type)
+    problems = []
+    if len(names) > 1:
+        problems.append(f"loss_type: {' + '.join(names)}: {REFUSED['loss_weights'].advice}")
+    elif names and names[0] not in LOSSES:
+        other = OTHER_LOSSES.get(names[0]) or f"not implemented; {OWN}"
+        problems.append(f"loss_type: {names[0]!r}: {other}. Taken are {', '.join(LOSSES)}")
+    elif names and objective not in ("", LOSSES[names[0]][0]):
+        problems.append(f"loss_type: {names[0]!r} is objective={LOSSES[names[0]][0]!r}, got {objective!r}; remove one")
+    if label_smoothing:
+        method = objective or (LOSSES[names[0]][0] if len(names) == 1 and names[0] in LOSSES else DEFAULT_METHOD)
+        if names == ["sigmoid"]:
+            problems.append(
+                "label_smoothing: the loss sigmoid does not use it (nor does it in TRL); set loss_type='robust'"
+            )
+        elif not problems and method != "dpo":
+            problems.append(f"label_smoothing: {method} has none; set loss_type='robust', or omit it")
+    return problems
+
+
+def answering(kind: type[T]) -> type[T]:
+    """Make a dataclass of arguments answer those of TRL that are none of its own; for use as a decorator.
+
+    Each value that changes nothing is accepted, with a note if it asks for something. All others, and unknown
+    arguments, are problems of one ConfigError, with the problems of the arguments that are known.
+    """
+    build = kind.__init__
+    known = tuple(field.name for field in dataclasses.fields(kind) if field.init)  # type: ignore[arg-type]
+
+    @functools.wraps(build)
+    def initialize(self: T, *args: Any, **given: Any) -> None:
+        own = {name: value for name, value in given.items() if name in known}
+        problems = [line for name, value in given.items() if name not in own for line in _problem(name, value, known)]
+        try:
+            build(self, *args, **own)
+        except ConfigError as error:
+            if not problems:
+                raise
+            problems = [*error.problems, *problems]
+        reject(kind.__name__, problems)
+        if is_first_process():
+            for name, value in given.items():
+                if name in NO_EFFECT and value not in NO_EFFECT[name][0]:
+                    text = f"note: {name}: has no effect here: {NO_EFFECT[name][1]}"
+                    console.print(text, style="yellow", markup=False, soft_wrap=True)
+
+    kind.__init__ = initialize  # type: ignore[assignment, method-assign]
+    return kind
+
+
+def _problem(name: str, value: Any, known: Collection[str]) -> list[str]:
+    if name in REFUSED:
+        harmless, advice = REFUSED[name]
+        return [] if value in harmless else [f"{name}: not used here: {advice}"]
+    if name in NO_EFFECT:
+        return []
+    methods = [method for method, objective in OBJECTIVES.usable()[0].items() if name in objective.model_fields]
+    if methods:
+        return [f"{name}: a hyperparameter of {', '.join(methods)}; set objective_kwargs={{{name!r}: {value!r}}}"]
+    close = difflib.get_close_matches(name, sorted(known), 1)
+    return [f"{name}: unknown argument" + (f"; did you mean {close[0]}?" if close else "")]

@@ -1,0 +1,192 @@
+"""What the arguments of TRL's DPOConfig mean here, and what is answered to the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerFast
+
+from regretless.core.errors import ConfigError
+from regretless.data.tokenization import TokenizedPair
+from regretless.training.arguments import PreferenceConfig
+from regretless.training.train_config import TrainConfig
+from regretless.training.trainer import PreferenceTrainer
+
+
+def config(tmp_path: Path, **given: Any) -> PreferenceConfig:
+    return PreferenceConfig(str(tmp_path / "out"), use_cpu=True, report_to="none", **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "objective", "hyperparameters"),
+    [
+        ({}, "repo", {}),
+        ({"loss_type": "sigmoid", "beta": 0.2}, "dpo", {"beta": 0.2}),
+        ({"loss_type": ["ipo"]}, "ipo", {"reduction": "mean"}),
+        ({"loss_type": "robust", "label_smoothing": 0.1}, "dpo", {"label_smoothing": 0.1}),
+        ({"objective": "dpo", "label_smoothing": 0.1}, "dpo", {"label_smoothing": 0.1}),
+        (
+            {"objective": "ipo", "loss_type": "ipo", "objective_kwargs": {"reduction": "sum"}},
+            "ipo",
+            {"reduction": "sum"},
+        ),
+    ],
+)
+def test_loss_when_it_is_named_as_in_trl_then_the_objective_is_that_loss(
+    given: dict[str, Any], objective: str, hyperparameters: dict[str, Any], tmp_path: Path
+) -> None:
+    args = config(tmp_path, **given)
+    assert (args.objective, args.hyperparameters) == (objective, hyperparameters)
+    again = PreferenceConfig(**args.to_dict())
+    assert (again.objective, again.hyperparameters) == (objective, hyperparameters)
+
+
+def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp_path: Path) -> None:
+    given = {"sync_ref_model": True, "ld_alpha": 0.5, "eta": 0.1, "learning_rat": 1, "max_completion_length": 9}
+    given |= {"loss_type": ["sigmoid", "sft"], "label_smoothing": 0.5, "truncation_mode": "keep_end"}
+    with pytest.raises(ConfigError, match=r"PreferenceConfig: 8 problem\(s\)") as caught:
+        config(tmp_path, **given)
+    lines = {line.split(":")[0].removeprefix("  - "): line for line in str(caught.value).splitlines()[1:]}
+    assert lines.keys() == given.keys()
+    assert "not used here: the reference is fixed" in lines["sync_ref_model"]
+    assert "a hyperparameter of rpo; set objective_kwargs={'eta': 0.1}" in lines["eta"]
+    assert "unknown argument; did you mean learning_rate?" in lines["learning_rat"]
+    assert "sigmoid + sft: one loss is trained; objective='rpo'" in lines["loss_type"]
+    assert "below 0.5, got 0.5" in lines["label_smoothing"]
+    assert "'keep_start'" in lines["truncation_mode"]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"loss_type": "sigmoid", "objective": "repo"}, "'sigmoid' is objective='dpo', got 'repo'; remove one"),
+        ({"loss_type": "hinge"}, "'hinge': not implemented; write it as an objective of your own"),
+        ({"loss_type": "sft"}, "objective='sft' averages over responses"),
+        ({"loss_type": "sigmoid", "label_smoothing": 0.1}, "label_smoothing: the loss sigmoid does not use it"),
+        ({"label_smoothing": 0.1}, "label_smoothing: repo has none"),
+        ({"beta": 1.0, "objective_kwargs": {"beta": 1.0}}, "beta: set twice"),
+        ({"model_init_kwargs": "float32"}, "model_init_kwargs: expected a mapping, or JSON of one, got 'float32'"),
+    ],
+)
+def test_argument_when_it_cannot_be_meant_then_one_line_says_so(
+    given: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, **given)
+    assert problem in str(caught.value) and len(caught.value.problems) == 1
+
+
+def test_arguments_when_they_concern_speed_only_then_they_are_taken_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config(tmp_path, dataset_num_proc=4, padding_free=True, precompute_ref_batch_size=2, loss_weights=None)
+    said = capsys.readouterr().err
+    assert "note: dataset_num_proc: has no effect here: the tokenizer uses all cores" in said
+    assert "note: precompute_ref_batch_size: " in said and "padding_free" not in said
+
+
+def test_parser_of_transformers_when_it_reads_arguments_then_those_of_trl_are_among_them(tmp_path: Path) -> None:
+    line = f"--output_dir {tmp_path} --loss_type robust --label_smoothing 0.2 --truncation_mode keep_start --use_cpu"
+    (args,) = HfArgumentParser(PreferenceConfig).parse_args_into_dataclasses([*line.split(), "--report_to", "none"])
+    assert (args.objective, args.truncation) == ("dpo", "keep_start")
+    assert args.hyperparameters == {"label_smoothing": 0.2}
+
+
+def test_recipe_when_it_has_an_argument_of_trl_then_its_name_here_is_said() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.parse({"loss_type": "ipo", "truncation_mode": "keep_start", "sync_ref_model": True}, "train")
+    text = str(caught.value)
+    assert "loss_type: set objective" in text and "truncation_mode: set truncation" in text
+    assert "sync_ref_model: not used here: the reference is fixed" in text
+    both = TrainConfig.parse({"objective": ["dpo", "repo"], "label_smoothing": 0.2}, "train")
+    assert [both.split_for(name)[0] for name in both.objectives] == [{"label_smoothing": 0.2}, {}]
+
+
+def test_long_pairs_when_truncated_as_in_trl_then_the_beginning_is_kept(
+    make_trainer: Callable[..., PreferenceTrainer], make_model: Callable[..., PreTrainedModel]
+) -> None:
+    rows = [{"prompt": "w4 w5", "chosen": "w6 w7 w8 w9", "rejected": "w9 w8"}]
+    data = make_trainer(loss_type="sigmoid", truncation_mode="keep_start", max_length=4, data=rows).train_dataset
+    assert [side.ids for side in data[0].pair.sides] == [(6, 3), (9, 8)]  # w7 is unknown; both without their end
+
+
+TOKEN_METRICS = ("logits/chosen", "logits/rejected", "entropy", "mean_token_accuracy", "num_tokens")
+METRICS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", *TOKEN_METRICS)
+METRICS += ("logps/chosen", "logps/rejected")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [{"loss_type": "sigmoid"}, {"loss_type": "ipo"}, {"loss_type": "robust", "label_smoothing": 0.1}],
+    ids=["sigmoid", "ipo", "robust"],
+)
+def test_training_when_trl_trains_on_the_same_rows_then_losses_metrics_and_weights_are_the_same(
+    loss: dict[str, Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed (the extra `dev` has it)")
+    words = [f"w{number}" for number in (4, 5, 6, 8, 9, 10, 11, 12)]
+    rows = [{"prompt": f"{a} ", "chosen": f"{b} {a} {b}", "rejected": f"{b} w13"} for a in words[:4] for b in words[4:]]
+    arguments = {"max_steps": 3, "per_device_train_batch_size": 16, "learning_rate": 1e-3, "logging_steps": 1}
+    arguments |= {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "beta": 0.5}
+    arguments |= {"bf16": False, "gradient_checkpointing": False, "max_length": 64, "seed": 0, **loss}
+    found = []
+    for trainer_of, config_of in ((trl.DPOTrainer, trl.DPOConfig), (PreferenceTrainer, PreferenceConfig)):
+        trainer = trainer_of(
+            make_model(),
+            make_model(),
+            config_of(str(tmp_path / trainer_of.__name__), **arguments),
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=copy.deepcopy(tokenizer),
+        )
+        trainer.train()
+        log = [line for line in trainer.state.log_history if "loss" in line]
+        found.append((log, {name: value.detach() for name, value in trainer.model.named_parameters()}))
+    (theirs, their_weights), (ours, our_weights) = found
+    # TRL's rewards are of sums also where the loss is of means.
+    names = [name for name in METRICS if loss["loss_type"] != "ipo" or not name.startswith("rewards/")]
+    for their, our in zip(theirs, ours, strict=True):
+        assert {name: our[name] for name in names} == pytest.approx({name: their[name] for name in names}, abs=2e-5)
+    assert len(ours) == 3 and ours[-1]["num_tokens"] == 3 * ours[0]["num_tokens"] > 0
+    for name, weight in our_weights.items():
+        torch.testing.assert_close(weight, their_weights[name], atol=1e-4, rtol=1e-3)
+
+
+def test_token_metrics_when_responses_are_in_several_pairs_then_they_are_means_over_all_tokens_of_all_pairs(
+    make_trainer: Callable[..., PreferenceTrainer],
+    pairs: list[TokenizedPair],
+    make_model: Callable[..., PreTrainedModel],
+) -> None:
+    trainer = make_trainer(
+        lora=False,
+        objective="dpo",
+        max_steps=2,
+        per_device_train_batch_size=20,
+        learning_rate=1e-30,
+        eval_dataset=pairs,
+    )
+    trainer.train()
+    model, total = make_model().eval(), 0
+    sums: dict[str, list[float]] = {name: [] for name in TOKEN_METRICS[:-1]}
+    for pair in pairs:
+        for side, response in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            assert response is not None
+            ids = torch.tensor([[*pair.prompt_ids, *response.ids]])
+            logits = model(ids).logits[0, len(pair.prompt_ids) - 1 : -1].detach()
+            sums[f"logits/{side}"] += logits.mean(-1).tolist()
+            sums["entropy"] += torch.distributions.Categorical(logits=logits).entropy().tolist()
+            total += ids.shape[1]
+            if side == "chosen":
+                sums["mean_token_accuracy"] += (logits.argmax(-1) == torch.tensor(response.ids)).float().tolist()
+    expected = {f"eval_{name}": sum(values) / len(values) for name, values in sums.items()}
+    assert 0 < expected["eval_mean_token_accuracy"] < 1
+    evaluation = trainer.evaluate()
+    assert {name: evaluation[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    # Both steps of the only epoch, all pairs together.
+    assert len(pairs) > 20 and lines[-1]["num_tokens"] == total
