@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,19 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerFast, TrainingArguments
 
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
 from regretless.training.arguments import PreferenceConfig
+from regretless.training.constructor import INSTEAD
 from regretless.training.train_config import TrainConfig
 from regretless.training.trainer import PreferenceTrainer
+from regretless.training.trl_arguments import NO_EFFECT, REFUSED
 
 
 def config(tmp_path: Path, **given: Any) -> PreferenceConfig:
-    return PreferenceConfig(str(tmp_path / "out"), use_cpu=True, report_to="none", **given)
+    return PreferenceConfig(str(tmp_path / "out"), **{"use_cpu": True, "report_to": "none", **given})
 
 
 @pytest.mark.parametrize(
@@ -190,3 +194,49 @@ def test_token_metrics_when_responses_are_in_several_pairs_then_they_are_means_o
     lines = [line for line in trainer.state.log_history if "loss" in line]
     # Both steps of the only epoch, all pairs together.
     assert len(pairs) > 20 and lines[-1]["num_tokens"] == total
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "from_trl.md"
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The rows below a heading of the page on TRL, by their first cell."""
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split(" | ")] for line in section.splitlines() if "| `" in line
+    ]
+    assert len({row[0] for row in rows}) == len(rows) > 10
+    return {row[0]: row[1:] for row in rows}
+
+
+def defaults(kind: type[Any]) -> dict[str, Any]:
+    return {
+        one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        for one in dataclasses.fields(kind)
+        if one.init
+    }
+
+
+def test_page_on_trl_when_compared_with_the_installed_one_then_every_argument_and_differing_default_is_listed() -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed (the extra `dev` has it)")
+    theirs, ours = defaults(trl.DPOConfig), defaults(PreferenceConfig)
+    own = theirs.keys() - {one.name for one in dataclasses.fields(TrainingArguments)}
+    assert {name: row[0] for name, row in table("Arguments of DPOConfig").items()} == {
+        name: "refused" if name in REFUSED else "no effect" if name in NO_EFFECT else "taken" for name in own
+    }
+    assert {name for name in own if name in ours} == own - REFUSED.keys() - (NO_EFFECT.keys() - ours.keys())
+    differing = {name: [repr(theirs[name]), repr(ours[name])] for name in theirs.keys() & ours.keys()}
+    listed = {name: row[:2] for name, row in table("Defaults that differ").items()}
+    assert listed == {name: values for name, values in differing.items() if values[0] != values[1]}
+    arguments = list(inspect.signature(trl.DPOTrainer.__init__).parameters)[1:]
+    assert list(table("Arguments of DPOTrainer")) == arguments
+    assert list(inspect.signature(PreferenceTrainer.__init__).parameters)[1:-1] == arguments
+    refused = {name for name, row in table("Arguments of DPOTrainer").items() if row[0] == "refused"}
+    assert refused == set(INSTEAD) & set(arguments)
+
+
+def test_defaults_of_trl_when_passed_then_none_is_refused_but_those_that_differ(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed (the extra `dev` has it)")
+    given = {name: value for name, value in defaults(trl.DPOConfig).items() if name not in ("output_dir", "bf16")}
+    args = config(tmp_path, **{**given, "remove_unused_columns": False, "report_to": "none", "use_cpu": True})
+    assert (args.objective, args.hyperparameters, args.truncation) == ("dpo", {"beta": 0.1}, "keep_start")
