@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.objectives import Logps, Output, build
 
 # Two responses of two and four tokens; summed log-ratios +1 and −2, token means +1/2 and −1/2.
@@ -29,6 +29,18 @@ def _logps(**more: Any) -> Logps:
 
 def _log1pexp(value: float) -> float:
     return math.log1p(math.exp(value))
+
+
+def test_dpo_with_label_smoothing_then_its_mean_over_flipped_pairs_is_the_loss_of_the_true_ones() -> None:
+    share, flipped = 0.2, PAIRS.flip(1)
+    objective, plain = build("dpo", beta=BETA, label_smoothing=share), build("dpo", beta=BETA)
+    by_hand = ((1 - share) * _log1pexp(-MARGIN) - share * _log1pexp(MARGIN)) / (1 - 2 * share)
+    assert objective(_logps(), PAIRS).loss.item() == pytest.approx(by_hand)
+    expected = (1 - share) * objective(_logps(), PAIRS).loss + share * objective(_logps(), flipped).loss
+    assert expected.item() == pytest.approx(plain(_logps(), PAIRS).loss.item())
+    for wrong in (0.5, -0.1, True):
+        with pytest.raises(ConfigError, match="label_smoothing"):
+            build("dpo", label_smoothing=wrong)
 
 
 def test_dpo_by_hand_gives_the_log_sigmoid_of_the_margin_and_rewards() -> None:
