@@ -116,7 +116,8 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
     monkeypatch.setattr(verbs, "study", check_study)
     monkeypatch.setattr(verbs, "compare", lambda *_, **__: None)
     monkeypatch.setattr(verbs, "stage", check_stage)
-    monkeypatch.setattr("regretless.cli.watch.watch_training", lambda *_, **__: None)
+    for command_of in ("watch.watch_training", "publish.push", "publish.merge"):
+        monkeypatch.setattr(f"regretless.cli.{command_of}", lambda *_, **__: None)
 
     def check(command: list[str]) -> str | None:
         tool, *rest = command

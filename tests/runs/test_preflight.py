@@ -478,9 +478,9 @@ VERBS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         ),
     ),
     "evaluate": (
-        ["--model", "/nowhere/m", "--benchmark", "a=/nowhere/t.jsonl", "--output", "o", "prompt_column=q", "seeds=[x]"],
+        ["--model", "/nowhere/m", "--benchmark", "a=/nowhere/t.jsonl", "--output", "o", "prompt_colum=q", "seeds=[x]"],
         (
-            *("  - benchmarks.a.dataset: no such", "  - seeds.0: "),
+            *("  - prompt_colum: unknown key", "  - seeds.0: "),
             "  - model.name_or_path: no such",
         ),
     ),

@@ -66,7 +66,7 @@ def test_tensorboard_when_tables_are_logged_then_it_has_them_and_training_is_the
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     found = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("events.out.tfevents.*"))
     assert found.count(b"**rejected**") == 8  # four prompts, at steps 2 and 4
-    assert found.count(b"w5 w34") == 2
+    assert found.count(b"**chosen**\n\n    w5 ") == 2
     assert found.count(b"**model**") == 8
 
 
