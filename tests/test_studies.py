@@ -11,6 +11,7 @@ from regretless.core.run_folder import BASE
 from regretless.studies.comparison import compare
 from regretless.studies.page import write_page
 from regretless.studies.runner import run_study
+from regretless.studies.search import search_settings
 from regretless.studies.study import load_study
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -29,6 +30,7 @@ SHAPES = {
         {f"mask.count={count}" for count in (0, 10000, 20000, 30000)},
         {"greedy"},
     ),
+    "tables9-10-search": ({"chat (Table 9)", "mathematics (Table 10)"}, ALL, {""}, {"greedy"}),
     "quickstart": ({"quickstart"}, {"base", "dpo", "repo", "repo_det"}, {""}, {"greedy"}),
 }
 
@@ -40,7 +42,16 @@ def test_studies_when_listed_then_each_has_a_shape() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: Path) -> None:
     study = load_study(PROJECT / "studies" / f"{name}.yaml", output_dir=str(tmp_path / "study"), smoke=True)
-    assert run_study(study) == []
+    if study.config.search is not None:
+        study, choices = search_settings(study, 2)
+        assert {(choice.place.model, choice.place.method) for choice in choices} == {
+            (cell.model, method) for cell in study.cells for method in cell.methods
+        }
+        rates = [[trial.values["train.learning_rate"] for trial in choice.trials] for choice in choices]
+        assert rates == [[5e-7, 2e-5]] * len(choices), "the first and the last value"
+        assert {choice.metric for choice in choices} == {"win rate (%)", "Pass@1 (%)"}
+        assert all(trial.score is not None for choice in choices for trial in choice.trials)
+    assert run_study(study, processes=2) == []
     write_page(compare([cell.run for cell in study.cells], study.config.baseline), tmp_path, title=name)
     cells = read_json(tmp_path / "comparison.json")["cells"]
     models, methods, variants, decodings = SHAPES[name]
@@ -50,7 +61,10 @@ def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: 
     trained = [cell for cell in cells if cell["method"] != BASE]
     assert {cell["variant"] for cell in trained} == variants
     columns = {(cell["benchmark"], cell["metric"], cell["judge"], cell["decoding"]) for cell in cells}
-    assert len(trained) == len(models) * (len(methods) - 1) * len(variants) * len(columns)
+    places = {(cell["model"], *(cell[key] for key in ("benchmark", "metric", "judge", "decoding"))) for cell in cells}
+    if name != "tables9-10-search":  # its models have benchmarks of their own
+        assert len(places) == len(models) * len(columns)
+    assert len(trained) == len(places) * (len(methods) - 1) * len(variants)
     assert all(cell["value"] is not None for cell in cells)
     if name == "table1-chat":
         assert {benchmark for benchmark, *_ in columns} == {"alpaca_eval", "arena_hard", "mt_bench", "mt_bench_gpt5"}

@@ -74,9 +74,9 @@ class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, optional sampling runs over seeds, and chat benchmarks."""
 
     benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
-    """Benchmarks with gold answers, each under a label of your choice."""
+    """Benchmarks with gold answers, each under a label of your choice; null removes one that the recipe extends."""
     chat: dict[FolderName, ChatBenchmark] = Field(default={})
-    """Benchmarks whose answers a judge reads, each under a label of your choice."""
+    """Benchmarks whose answers a judge reads, each under a label of your choice; null removes one."""
     server: ServerConfig | None = None
     """Server of the judges of all chat benchmarks, with its budget; a benchmark's own `server` takes precedence. A
     budget applies to one model on one benchmark, unless these share a file of cached replies."""
@@ -115,7 +115,11 @@ class EvaluateConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Pass server and seed on to the chat benchmarks that do not set them."""
+        """Leave out benchmarks that are null, and pass server and seed on to the chat benchmarks without them."""
+        if isinstance(values, Mapping):
+            values = {
+                key: _without_null(item) if key in ("benchmarks", "chat") else item for key, item in values.items()
+            }
         if not isinstance(values, Mapping) or not isinstance(values.get("chat"), Mapping):
             return values
         shared = {name: values[name] for name in ("server", "seed") if values.get(name) is not None}
@@ -139,6 +143,12 @@ class EvaluateConfig(Section):
         if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
             raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another one")
         return self
+
+
+def _without_null(labeled: Any) -> Any:
+    if not isinstance(labeled, Mapping):
+        return labeled
+    return {label: entry for label, entry in labeled.items() if entry is not None}
 
 
 def summarize(responses: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from regretless.core.files import fingerprint, read_json
 from regretless.core.mirror import LOCK
 from regretless.core.run_folder import RunFolder, lock
 from regretless.core.terminal import console
-from regretless.runs.pipeline import stages_of
+from regretless.runs.pipeline import prepare, stages_of
 from regretless.runs.recipe import Recipe
 from regretless.studies.job import LOG, OUTCOME, Job, run_job
 from regretless.studies.study import Cell, Study
@@ -55,6 +55,11 @@ def run_study(study: Study, *, processes: int | None = None) -> list[Failure]:
             stack.enter_context(RunFolder(cell.recipe.run_dir).locked())
         stack.enter_context(lock(study.folder / LOCK, study.folder))
         return Scheduler(study, processes or max(1, visible_gpus())).run()
+
+
+def failed_methods(failures: Sequence[Failure]) -> set[tuple[str, str]]:
+    """Name of the run and method of every training, with its evaluation, that failed."""
+    return {(run, method) for run, _, method in (failure.job.name.rpartition(": ") for failure in failures)}
 
 
 def finished(study: Study, failures: Sequence[Failure]) -> list[Cell]:
@@ -162,11 +167,14 @@ class Scheduler:
         return replace(self._job(cell, method, recipe, stages), needs=needs)
 
     def _whole_job(self, cell: Cell) -> Job | None:
-        """The run with the methods that succeeded; None if its data or all of its methods failed."""
+        """The run with the methods that succeeded; None if its data or all methods failed, or nothing is left to do."""
         done = [method for method in cell.methods if self.reasons.get(f"{cell.name}: {method}") is None]
         if self.reasons.get(f"{cell.name}: data") is not None or (cell.methods and not done):
             return None
         recipe = _of_methods(cell.recipe, done) if done else cell.recipe
+        if not set(TOGETHER) & set(stages_of(recipe)):
+            prepare(recipe, RunFolder(recipe.run_dir))
+            return None
         return self._job(cell, "report", recipe, None)
 
     def _job(self, cell: Cell, kind: str, recipe: Recipe, stages: list[str] | None) -> Job:
