@@ -9,10 +9,11 @@ import pytest
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
 from regretless.studies.comparison import compare
+from regretless.studies.distances import distance_tables, measure_distances
 from regretless.studies.page import write_page
 from regretless.studies.runner import run_study
 from regretless.studies.search import search_settings
-from regretless.studies.study import load_study
+from regretless.studies.study import Study, load_study
 
 PROJECT = Path(__file__).resolve().parents[1]
 QWEN = {"Qwen3-1.7B", "Qwen3-4B"}
@@ -66,7 +67,33 @@ def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: 
         assert len(places) == len(models) * len(columns)
     assert len(trained) == len(places) * (len(methods) - 1) * len(variants)
     assert all(cell["value"] is not None for cell in cells)
+    if name == "table4-masked":
+        check_distances(study)
     if name == "table1-chat":
         assert {benchmark for benchmark, *_ in columns} == {"alpaca_eval", "arena_hard", "mt_bench", "mt_bench_gpt5"}
     else:
         assert {decoding for *_, decoding in columns} == decodings
+
+
+def check_distances(study: Study) -> None:
+    """The paper's Table 4: results, and the distance of every row's token scores to those of both RePO models."""
+    distances, failures = measure_distances(study, [], processes=2)
+    assert failures == []
+    methods = [f"{method} (mask={mask})" for mask in ("unmasked", "masked") for method in ("dpo", "repo")]
+    targets = methods[1::2]
+    for model, columns, rows in distance_tables(compare([cell.run for cell in study.cells]), distances):
+        assert model in QWEN
+        assert columns[-2:] == [f"MSE to {target}" for target in targets]
+        assert list(rows) == ["base", *methods]
+        assert all(cells.keys() == set(columns) for cells in rows.values())
+        zeros = [(row, column) for row, cells in rows.items() for column in columns[-2:] if cells[column] == "0"]
+        assert zeros == [(target, f"MSE to {target}") for target in targets]
+    values = {(one.model, one.row, one.to): one.values for one in distances}
+    assert len(values) == len(QWEN) * 4 * 2, "the base model and three others, to each of two"
+    for model in QWEN:
+        assert values[model, targets[0], targets[1]] == values[model, targets[1], targets[0]]
+        # What the run itself measured between its own models, on the same pairs.
+        (run,) = [cell.recipe.run_dir for cell in study.cells if cell.name == f"{model}_mask=unmasked"]
+        own = read_json(run / "analyze" / "score_distance.json")["models"]
+        (within,) = [one["value"] for one in own if {one["first"], one["second"]} == {"dpo", "repo"}]
+        assert values[model, methods[0], targets[0]] == (within,)

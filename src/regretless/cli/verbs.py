@@ -33,6 +33,7 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
+from regretless.studies.distances import Distance, measure_distances
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
@@ -116,7 +117,11 @@ def study(
             console.print(f"search: {choice.place}: {', '.join(choice.overrides)}", markup=False, soft_wrap=True)
     failures = run_study(found, processes=processes)
     check_apart(found, finished(found, failures))
-    _show_study(found, failures, choices)
+    distances: list[Distance] = []
+    if found.config.distance_to:
+        distances, lost = measure_distances(found, failures, processes=processes)
+        failures += lost
+    _show_study(found, failures, choices, distances)
     if smoke:
         console.print(NOTE)
     if failures:
@@ -126,7 +131,9 @@ def study(
         )
 
 
-def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Choice]) -> None:
+def _show_study(
+    study: Study, failures: Sequence[Failure], choices: Sequence[Choice], distances: Sequence[Distance]
+) -> None:
     """Print the tables of the runs that are finished, and write the study's page."""
     runs = [cell.run for cell in finished(study, failures) if cell.recipe.evaluate is not None]
     if not runs:
@@ -138,7 +145,7 @@ def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Cho
             raise
         console.print(f"no table: {error}", style="yellow", markup=False, soft_wrap=True)  # the failures come next
         return
-    page = write_study_page(study, found, failures, choices)
+    page = write_study_page(study, found, failures, choices, distances)
     screen = terminal()
     screen.print(tables.for_terminal(found, screen.width))
     console.print(f"study: {page}", markup=False, soft_wrap=True)

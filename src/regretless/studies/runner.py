@@ -57,6 +57,18 @@ def run_study(study: Study, *, processes: int | None = None) -> list[Failure]:
         return Scheduler(study, processes or max(1, visible_gpus())).run()
 
 
+def run_jobs(study: Study, jobs: Sequence[Job], *, processes: int | None = None) -> list[Failure]:
+    """Run further jobs about a study's runs; returns those that failed.
+
+    Raises ConfigError if another process uses the study, or a run folder of a job.
+    """
+    with contextlib.ExitStack() as stack:
+        for job in jobs:
+            stack.enter_context(RunFolder(job.recipe.run_dir).locked())
+        stack.enter_context(lock(study.folder / LOCK, study.folder))
+        return Scheduler(study, processes or max(1, visible_gpus())).run_all(list(jobs))
+
+
 def failed_methods(failures: Sequence[Failure]) -> set[tuple[str, str]]:
     """Name of the run and method of every training, with its evaluation, that failed."""
     return {(run, method) for run, _, method in (failure.job.name.rpartition(": ") for failure in failures)}
@@ -88,11 +100,11 @@ class Scheduler:
     def run(self) -> list[Failure]:
         """Run everything: data, then methods, then the runs as a whole."""
         cells = self.study.cells
-        failures = self._all(self._data_jobs())
-        failures += self._all([self._method_job(cell, method) for cell in cells for method in cell.methods])
-        return failures + self._all([job for cell in cells if (job := self._whole_job(cell)) is not None])
+        failures = self.run_all(self._data_jobs())
+        failures += self.run_all([self._method_job(cell, method) for cell in cells for method in cell.methods])
+        return failures + self.run_all([job for cell in cells if (job := self._whole_job(cell)) is not None])
 
-    def _all(self, jobs: list[Job]) -> list[Failure]:
+    def run_all(self, jobs: list[Job]) -> list[Failure]:
         """Run jobs, each behind those of them that it needs; devices are divided among as many as can run at once."""
         failures, waiting = [], list(jobs)
         names = {job.name for job in jobs}

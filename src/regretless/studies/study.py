@@ -166,6 +166,9 @@ class StudyConfig(Section):
     """Choose settings of training for every model, variant and method before the study."""
     baseline: str = BASE
     """Method that the others are compared with, or a variant."""
+    distance_to: str = ""
+    """Method whose models those of all other methods and variants are compared with, token by token (Table 4 of the
+    paper, MSE); left empty, nothing is compared across runs."""
     figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
     """Formats in which figures are also written as files."""
 
@@ -187,6 +190,12 @@ class StudyConfig(Section):
     def _searches_what_is_free(self) -> Self:
         if self.search is not None and (twice := sorted(self.search.values.keys() & self.overrides.keys())):
             raise ValueError(f"search.values: {', '.join(twice)}: also in `overrides`; a value is searched or given")
+        return self
+
+    @model_validator(mode="after")
+    def _compares_what_is_trained(self) -> Self:
+        if self.distance_to and self.methods and self.distance_to not in self.methods:
+            raise ValueError(f"distance_to: expected one of {', '.join(self.methods)}, got {self.distance_to}")
         return self
 
     @model_validator(mode="after")
