@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from regretless.core.errors import ConfigError
-from regretless.core.files import atomic_path
+from regretless.core.files import write_text
 from regretless.core.run_folder import lock
 from regretless.studies.study import RangeConfig
 
@@ -103,8 +103,7 @@ class Journal:
 def _mend(path: Path) -> None:
     """Remove a last line that was written in part: Optuna would add to it."""
     if path.is_file() and not (text := path.read_bytes()).endswith(b"\n") and text:
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(text[: text.rfind(b"\n") + 1])
+        write_text(path, text[: text.rfind(b"\n") + 1].decode())
 
 
 def _distributions(space: Mapping[str, list[Any] | RangeConfig]) -> dict[str, Any]:
