@@ -10,10 +10,11 @@ from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
 from regretless.runs.preflight import recipe_problems
 from regretless.studies.comparison import compare
+from regretless.studies.distances import distance_tables, measure_distances
 from regretless.studies.page import write_page
 from regretless.studies.runner import run_study
-from regretless.studies.search import trials_of
-from regretless.studies.study import load_study
+from regretless.studies.search import search_settings, trials_of
+from regretless.studies.study import Study, load_study
 
 PROJECT = Path(__file__).resolve().parents[1]
 QWEN = {"Qwen3-1.7B", "Qwen3-4B"}
@@ -31,6 +32,7 @@ SHAPES = {
         {f"mask.count={count}" for count in (0, 10000, 20000, 30000)},
         {"greedy"},
     ),
+    "tables9-10-search": ({"chat (Table 9)", "mathematics (Table 10)"}, ALL, {""}, {"greedy"}),
     "quickstart": ({"quickstart"}, {"base", "dpo", "repo", "repo_det"}, {""}, {"greedy"}),
 }
 
@@ -45,15 +47,23 @@ def test_claim_when_loaded_then_it_has_five_worlds_and_an_equal_search_on_three(
     assert {cell.data_seed for cell in study.cells} == {0, 1, 2, 3, 4}
     assert [problem for cell in study.cells[::5] for problem in recipe_problems(cell.recipe)] == []
     if study.config.search is not None:
-        trials = [cell for searched in trials_of(study) for cell in searched.cells]
-        assert {cell.data_seed for cell in trials} == {0, 1, 2}
+        assert {cell.data_seed for cell in trials_of(study).cells} == {0, 1, 2}
         assert len(load_study(path, smoke=True).cells) == len(study.cells)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: Path) -> None:
     study = load_study(PROJECT / "studies" / f"{name}.yaml", output_dir=str(tmp_path / "study"), smoke=True)
-    assert run_study(study) == []
+    if study.config.search is not None:
+        study, choices = search_settings(study, 2)
+        assert {(choice.place.model, choice.place.method) for choice in choices} == {
+            (cell.model, method) for cell in study.cells for method in cell.methods
+        }
+        rates = [[trial.values["train.learning_rate"] for trial in choice.trials] for choice in choices]
+        assert rates == [[5e-7, 2e-5]] * len(choices), "the first and the last value"
+        assert {choice.metric for choice in choices} == {"win rate (%)", "Pass@1 (%)"}
+        assert all(trial.score is not None for choice in choices for trial in choice.trials)
+    assert run_study(study, processes=2) == []
     write_page(compare([cell.run for cell in study.cells], study.config.baseline), tmp_path, title=name)
     cells = read_json(tmp_path / "comparison.json")["cells"]
     models, methods, variants, decodings = SHAPES[name]
@@ -63,9 +73,38 @@ def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: 
     trained = [cell for cell in cells if cell["method"] != BASE]
     assert {cell["variant"] for cell in trained} == variants
     columns = {(cell["benchmark"], cell["metric"], cell["judge"], cell["decoding"]) for cell in cells}
-    assert len(trained) == len(models) * (len(methods) - 1) * len(variants) * len(columns)
+    places = {(cell["model"], *(cell[key] for key in ("benchmark", "metric", "judge", "decoding"))) for cell in cells}
+    if name != "tables9-10-search":  # its models have benchmarks of their own
+        assert len(places) == len(models) * len(columns)
+    assert len(trained) == len(places) * (len(methods) - 1) * len(variants)
     assert all(cell["value"] is not None for cell in cells)
+    if name == "table4-masked":
+        check_distances(study)
     if name == "table1-chat":
         assert {benchmark for benchmark, *_ in columns} == {"alpaca_eval", "arena_hard", "mt_bench", "mt_bench_gpt5"}
     else:
         assert {decoding for *_, decoding in columns} == decodings
+
+
+def check_distances(study: Study) -> None:
+    """The paper's Table 4: results, and the distance of every row's token scores to those of both RePO models."""
+    distances, failures = measure_distances(study, [], processes=2)
+    assert failures == []
+    methods = [f"{method} (mask={mask})" for mask in ("unmasked", "masked") for method in ("dpo", "repo")]
+    targets = methods[1::2]
+    for model, columns, rows in distance_tables(compare([cell.run for cell in study.cells]), distances):
+        assert model in QWEN
+        assert columns[-2:] == [f"MSE to {target}" for target in targets]
+        assert list(rows) == ["base", *methods]
+        assert all(cells.keys() == set(columns) for cells in rows.values())
+        zeros = [(row, column) for row, cells in rows.items() for column in columns[-2:] if cells[column] == "0"]
+        assert zeros == [(target, f"MSE to {target}") for target in targets]
+    values = {(one.model, one.row, one.to): one.values for one in distances}
+    assert len(values) == len(QWEN) * 4 * 2, "the base model and three others, to each of two"
+    for model in QWEN:
+        assert values[model, targets[0], targets[1]] == values[model, targets[1], targets[0]]
+        # What the run itself measured between its own models, on the same pairs.
+        (run,) = [cell.recipe.run_dir for cell in study.cells if cell.name == f"{model}_mask=unmasked"]
+        own = read_json(run / "analyze" / "score_distance.json")["models"]
+        (within,) = [one["value"] for one in own if {one["first"], one["second"]} == {"dpo", "repo"}]
+        assert values[model, methods[0], targets[0]] == (within,)

@@ -120,8 +120,44 @@ def test_count_when_smaller_then_it_takes_part_of_what_a_larger_one_takes() -> N
     assert taken(0) == set()
     # Other responses do not change how much is removed from one.
     assert taken("all", 5) < taken("all")
-    with pytest.raises(DataError, match=r"mask.count: expected at most 40, .*; got 41 \(left out: none\)"):
+    with pytest.raises(
+        DataError, match=r"mask.count: expected at most 40, .*; got 41 \(left out: none\); mask.per_response=2 allows"
+    ):
         taken(41)
+
+
+def test_several_masks_of_a_response_when_made_then_each_has_another_cut_and_first_ones_come_first() -> None:
+    # Of 38 tokens, 16, 24 and 32 can be removed; of the last two responses, 16 only.
+    short = [
+        changed(pair, chosen_tokens=list(LETTERS[:20]), chosen=LETTERS[:20], chosen_logps=[-0.5] * 20)
+        for pair in many(42)[80:]
+    ]
+    rows = [*many(40), *short]
+
+    def masked(count: Any, per_response: int) -> list[Pair]:
+        config = MaskConfig(lengths=(16, 24, 32, 48), count=count, per_response=per_response)
+        return mask_pairs(rows, config)[0]
+
+    everything = masked("all", 3)
+    cuts = Counter((item.prompt_id, item.chosen.id) for item in everything)
+    assert sorted(cuts.values()) == [1, 1] + [3] * 40
+    assert len({item.pair_id for item in everything}) == len(everything) == 122
+    assert {len(item.rejected.tokens or []) for item in everything if item.prompt_id == "q0"} == {22, 14, 6}
+    for item in everything:
+        assert item.pair_id == f"{item.chosen.id}>-{len(item.chosen.tokens or []) - len(item.rejected.tokens or [])}"
+    # What one mask a response reaches stays what it was, pair by pair.
+    assert masked(42, 1) == masked(42, 3) == masked("all", 1)
+    assert masked(17, 1) == masked(17, 3)
+    for count in (50, 82, 100):
+        taken = Counter(item.prompt_id for item in masked(count, 3))
+        assert sum(taken.values()) == count
+        long = [taken[f"q{number}"] for number in range(40)]
+        assert max(long) - min(long) <= 1, "nobody has a third one before all have a second one"
+    assert {item.pair_id for item in masked(50, 3)} < {item.pair_id for item in masked(100, 3)}
+    with pytest.raises(DataError, match=r"at most 122, those of the 42 distinct .* \(up to 3 of each\); got 123"):
+        masked(123, 3)
+    with pytest.raises(ConfigError, match=r"per_response: expected at most 4"):
+        MaskConfig.parse({"lengths": [16, 24, 32, 48], "per_response": 5}, "mask")
 
 
 def test_responses_when_they_cannot_be_masked_then_they_are_counted_by_reason() -> None:

@@ -34,6 +34,7 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
+from regretless.studies.distances import Distance, measure_distances
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
@@ -107,8 +108,8 @@ def study(
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
     if not smoke:
         # Trials of a model differ in values only, which are checked already.
-        searched = trials_of(found) if found.config.search is not None else []
-        trials = {(cell.model, *cell.methods): cell for study in searched for cell in study.cells}
+        searched = trials_of(found).cells if found.config.search is not None else []
+        trials = {(cell.model, *cell.methods): cell for cell in searched}
         problems = {cell.name: recipe_problems(cell.recipe) for cell in [*found.cells, *trials.values()]}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     choices: list[Choice] = []
@@ -118,7 +119,11 @@ def study(
             console.print(f"search: {choice.place}: {', '.join(choice.overrides)}", markup=False, soft_wrap=True)
     failures = run_study(found, processes=processes)
     check_apart(found, finished(found, failures))
-    _show_study(found, failures, choices)
+    distances: list[Distance] = []
+    if found.config.distance_to:
+        distances, lost = measure_distances(found, failures, processes=processes)
+        failures += lost
+    _show_study(found, failures, choices, distances)
     if smoke:
         console.print(NOTE)
     if failures:
@@ -128,7 +133,9 @@ def study(
         )
 
 
-def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Choice]) -> None:
+def _show_study(
+    study: Study, failures: Sequence[Failure], choices: Sequence[Choice], distances: Sequence[Distance]
+) -> None:
     """Print the tables of the runs that are finished, and write the study's page."""
     runs = [cell.run for cell in finished(study, failures) if cell.recipe.evaluate is not None]
     if not runs:
@@ -140,7 +147,7 @@ def _show_study(study: Study, failures: Sequence[Failure], choices: Sequence[Cho
             raise
         console.print(f"no table: {error}", style="yellow", markup=False, soft_wrap=True)  # the failures come next
         return
-    page = write_study_page(study, found, failures, choices)
+    page = write_study_page(study, found, failures, choices, distances)
     screen = terminal()
     screen.print(tables.for_terminal(found, screen.width))
     console.print(f"study: {page}", markup=False, soft_wrap=True)

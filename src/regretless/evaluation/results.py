@@ -80,9 +80,9 @@ class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, optional sampling runs over seeds, and chat benchmarks."""
 
     benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
-    """Benchmarks with gold answers, each under a label of your choice."""
+    """Benchmarks with gold answers, each under a label of your choice; null removes one that the recipe extends."""
     chat: dict[FolderName, ChatBenchmark] = Field(default={})
-    """Benchmarks whose answers a judge reads, each under a label of your choice."""
+    """Benchmarks whose answers a judge reads, each under a label of your choice; null removes one."""
     policies: dict[FolderName, str] = Field(default={})
     """Further models to evaluate besides `model` and what `train` makes, each under a label of your choice: folders of
     trained models or adapters, or hub ids."""
@@ -132,7 +132,11 @@ class EvaluateConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Pass server and seed on to the chat benchmarks that do not set them."""
+        """Leave out benchmarks that are null, and pass server and seed on to the chat benchmarks without them."""
+        if isinstance(values, Mapping):
+            values = {
+                key: _without_null(item) if key in ("benchmarks", "chat") else item for key, item in values.items()
+            }
         if not isinstance(values, Mapping) or not isinstance(values.get("chat"), Mapping):
             return values
         shared = {name: values[name] for name in ("server", "seed") if values.get(name) is not None}
@@ -160,6 +164,12 @@ class EvaluateConfig(Section):
         if taken := sorted(self.policies.keys() & {BASE, "samples", INSPECT}):
             raise ValueError(f"policies: {', '.join(taken)}: this name has a meaning of its own; choose another one")
         return self
+
+
+def _without_null(labeled: Any) -> Any:
+    if not isinstance(labeled, Mapping):
+        return labeled
+    return {label: entry for label, entry in labeled.items() if entry is not None}
 
 
 def summarize(responses: Path) -> dict[str, Any]:

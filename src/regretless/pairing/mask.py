@@ -1,20 +1,21 @@
 """The mask stage: adds pairs of a chosen response and its own beginning (paper, ablation and data appendix).
 
 The paper removes "the last m tokens". Here these are the last m recorded tokens, including the end-of-sequence token,
-as in the authors' released code, so the rest never ends with it. Each distinct chosen response yields at most one
-masked pair: in the paper's math data, where most occur in two pairs, this gives its 31.5K for 63K pairs.
+as in the authors' released code, so the rest never ends with it. By default each distinct chosen response yields at
+most one masked pair: in the paper's math data, where most occur in two pairs, this gives its 31.5K for 63K pairs. With
+`per_response` it yields several, each with another number of removed tokens.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.settings import Section
@@ -37,8 +38,10 @@ class MaskConfig(Section):
         Annotated[int, Field(ge=0, strict=True)] | Annotated[float, Field(gt=0, le=1, strict=True)] | Literal["all"]
     ) = "all"
     """Number of masked pairs to add: a whole number, a fraction of the number of original pairs (the paper: 0.5), or
-    `all` for one per distinct chosen response that is long enough. A smaller number takes a subset of what a larger one
-    takes."""
+    `all` that are possible. A smaller number takes a subset of what a larger one takes."""
+    per_response: int = Field(default=1, ge=1)
+    """Most masked pairs of one distinct chosen response, each with another of `lengths`. Second pairs are taken when
+    every response that is long enough has its first one, and so on, so a `count` that fewer reach stays the same."""
     keep_originals: bool = True
     """Keep the original pairs beside the masked ones; without them, training shows what masked pairs teach alone."""
     tokenizer: str | None = None
@@ -47,14 +50,30 @@ class MaskConfig(Section):
     seed: int = 0
     """Random seed. What is removed from a response depends on the seed and the response's id alone."""
 
+    @model_validator(mode="after")
+    def _enough_lengths(self) -> Self:
+        if self.per_response > len(set(self.lengths)):
+            raise ValueError(
+                f"per_response: expected at most {len(set(self.lengths))}, the number of different `lengths`, got "
+                f"{self.per_response}"
+            )
+        return self
+
 
 @dataclass(frozen=True)
 class _Source:
-    """A chosen response that can be masked, and the number of tokens to remove."""
+    """A masked pair that is possible: a chosen response, and the number of tokens to remove."""
 
     pair: Pair
     key: str
     length: int
+    rank: int
+    """0 for the first pair of its response, 1 for the second …"""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells it from all others."""
+        return self.key, self.rank
 
 
 def run(config: MaskConfig, pairs: Path, output: Path) -> dict[str, Any]:
@@ -81,30 +100,35 @@ def mask_pairs(pairs: Sequence[Pair], config: MaskConfig) -> tuple[list[Pair], d
     left_out: Counter[str] = Counter()
     sources = list(_sources(pairs, config, codec, left_out))
     originals = sum(pair.kind == "original" for pair in pairs)
-    wanted = _wanted(config, originals, len(sources), left_out)
+    responses = sum(source.rank == 0 for source in sources)
+    wanted = _wanted(config, originals, len(sources), responses, left_out)
     # Every response has its own random number, so that its selection does not depend on the other responses.
-    order = sorted(sources, key=lambda source: (Random(f"{config.seed}:take:{source.key}").random(), source.key))
-    selected = {source.key for source in order[:wanted]}
-    masked = [_masked(source, codec) for source in sources if source.key in selected]
-    lengths = Counter(source.length for source in sources if source.key in selected)
+    order = sorted(
+        sources, key=lambda source: (source.rank, Random(f"{config.seed}:take:{source.key}").random(), source.key)
+    )
+    selected = {source.place for source in order[:wanted]}
+    masked = [_masked(source, codec) for source in sources if source.place in selected]
+    lengths = Counter(source.length for source in sources if source.place in selected)
     return masked, {
         "masked": len(masked),
-        "chosen_responses": len(sources) + sum(left_out.values()),
+        "chosen_responses": responses + sum(left_out.values()),
         "removed_tokens": {str(length): lengths[length] for length in sorted(lengths)},
         "left_out": dict(sorted(left_out.items())),
     }
 
 
-def _wanted(config: MaskConfig, originals: int, available: int, left_out: Counter[str]) -> int:
+def _wanted(config: MaskConfig, originals: int, available: int, responses: int, left_out: Counter[str]) -> int:
     if config.count == "all":
         wanted = max(available, 1)
     else:
         wanted = config.count if isinstance(config.count, int) else round(config.count * originals)
     if wanted > available:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(left_out.items())) or "none"
+        possible = min(len(set(config.lengths)), config.per_response + 1)
+        more = "" if possible <= config.per_response else f"; mask.per_response={possible} allows more of each"
         raise DataError(
-            f"mask.count: expected at most {available}, the distinct chosen responses that can be masked; got {wanted} "
-            f"(left out: {reasons})"
+            f"mask.count: expected at most {available}, those of the {responses} distinct chosen responses that can be "
+            f"masked (up to {config.per_response} of each); got {wanted} (left out: {reasons}){more}"
         )
     return wanted
 
@@ -128,21 +152,37 @@ def _sources(
             left_out["several_messages"] += 1
         elif not fitting:
             left_out["too_short"] += 1
+        elif reason := _unwritable(pair, codec):
+            left_out[reason] += 1
+            foreign = foreign or (pair.tokenizer if reason == "another_tokenizer" else None)
+        elif found := list(_cuts(pair, key, fitting, config, codec)):
+            usable += 1
+            yield from found
         else:
-            source = _Source(pair, key, Random(f"{config.seed}:length:{key}").choice(fitting))
-            if reason := _unwritable(pair, codec):
-                left_out[reason] += 1
-                foreign = foreign or (pair.tokenizer if reason == "another_tokenizer" else None)
-            elif _text_left(source, codec).strip():
-                usable += 1
-                yield source
-            else:
-                left_out["no_text_left"] += 1
+            left_out["no_text_left"] += 1
     if foreign is not None and codec is not None and not usable:
         raise ConfigError(
             f"mask.tokenizer: expected the tokenizer that made the ids ({foreign}), got another vocabulary "
             f"({codec.fingerprint}); set it to the behavior model's tokenizer"
         )
+
+
+def _cuts(pair: Pair, key: str, fitting: Sequence[int], config: MaskConfig, codec: Codec | None) -> Iterator[_Source]:
+    """The masked pairs of one response, with different numbers of removed tokens; none if the first leaves no text."""
+    rng = Random(f"{config.seed}:length:{key}")
+    first = rng.choice(fitting)
+    others = sorted(set(fitting) - {first})
+    rng.shuffle(others)
+    rank = 0
+    for length in (first, *others):
+        source = _Source(pair, key, length, rank)
+        if _text_left(source, codec).strip():
+            yield source
+            rank += 1
+        elif length == first:
+            return
+        if rank == config.per_response:
+            return
 
 
 def _unwritable(pair: Pair, codec: Codec | None) -> str | None:

@@ -57,7 +57,7 @@ def evaluate_models(
         # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
         answers: dict[str, list[Path]] = {}
         for benchmark, chat_config in config.chat.items():
-            kind = f"{chat_config.benchmark}-{fingerprint(chat_config.answering())[:8]}"
+            kind = chat_config.answers
             if kind not in answers:
                 place_of = root / "samples" / label / kind
                 answers[kind] = _converse(folder, place_of, model, chat_config, engine_settings(config))

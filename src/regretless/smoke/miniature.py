@@ -187,7 +187,9 @@ def _judge(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mask(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {**section, "lengths": (2, 3), "count": "all", "tokenizer": TOKENIZER}
+    return {**section, "lengths": (2, 3), "count": "all", "per_response": min(section.get("per_response", 1), 2)} | {
+        "tokenizer": TOKENIZER
+    }
 
 
 def _inspect(section: Mapping[str, Any]) -> dict[str, Any]:

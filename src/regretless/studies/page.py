@@ -15,6 +15,7 @@ from regretless import __version__
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_json, write_text
 from regretless.studies.comparison import Comparison
+from regretless.studies.distances import Distance, show_distances
 from regretless.studies.figures import as_svg, check_formats, drawings, write_figures
 from regretless.studies.observations import Run
 from regretless.studies.runner import Failure
@@ -71,10 +72,19 @@ def write_page(
 
 
 def write_study_page(
-    study: Study, comparison: Comparison, failures: Sequence[Failure], choices: Sequence[Choice]
+    study: Study,
+    comparison: Comparison,
+    failures: Sequence[Failure],
+    choices: Sequence[Choice],
+    distances: Sequence[Distance] = (),
 ) -> Path:
-    """Write the page of a study, with its failed jobs and the trials of its search; returns the page's file."""
+    """Write the page of a study, with its failed jobs, the trials of its search and its score distances.
+
+    Returns the page's file.
+    """
     more: dict[str, Markup] = {}
+    if distances:
+        more["Score distance"] = show_distances(study, comparison, distances)
     if failures:
         items = (Markup("<li>{}: {}</li>").format(failure.job.name, failure.reason) for failure in failures)
         more["Jobs that failed"] = Markup("<ul>{}</ul>").format(Markup("").join(items))

@@ -22,7 +22,7 @@ from regretless.core.files import fingerprint, read_json
 from regretless.core.mirror import LOCK
 from regretless.core.run_folder import RunFolder, lock
 from regretless.core.terminal import console
-from regretless.runs.pipeline import stages_of
+from regretless.runs.pipeline import prepare, stages_of
 from regretless.runs.recipe import Recipe
 from regretless.studies.job import LOG, OUTCOME, Job, run_job
 from regretless.studies.study import Cell, Study
@@ -57,6 +57,23 @@ def run_study(study: Study, *, processes: int | None = None) -> list[Failure]:
         return Scheduler(study, processes or max(1, visible_gpus())).run()
 
 
+def run_jobs(study: Study, jobs: Sequence[Job], *, processes: int | None = None) -> list[Failure]:
+    """Run further jobs about a study's runs; returns those that failed.
+
+    Raises ConfigError if another process uses the study, or a run folder of a job.
+    """
+    with contextlib.ExitStack() as stack:
+        for job in jobs:
+            stack.enter_context(RunFolder(job.recipe.run_dir).locked())
+        stack.enter_context(lock(study.folder / LOCK, study.folder))
+        return Scheduler(study, processes or max(1, visible_gpus())).run_all(list(jobs))
+
+
+def failed_methods(failures: Sequence[Failure]) -> set[tuple[str, str]]:
+    """Name of the run and method of every training, with its evaluation, that failed."""
+    return {(run, method) for run, _, method in (failure.job.name.rpartition(": ") for failure in failures)}
+
+
 def finished(study: Study, failures: Sequence[Failure]) -> list[Cell]:
     """The runs of a study that were put together, if only of some of their methods."""
     failed = {failure.job.name for failure in failures}
@@ -83,11 +100,11 @@ class Scheduler:
     def run(self) -> list[Failure]:
         """Run everything: data, then methods, then the runs as a whole."""
         cells = self.study.cells
-        failures = self._all(self._data_jobs())
-        failures += self._all([self._method_job(cell, method) for cell in cells for method in cell.methods])
-        return failures + self._all([job for cell in cells if (job := self._whole_job(cell)) is not None])
+        failures = self.run_all(self._data_jobs())
+        failures += self.run_all([self._method_job(cell, method) for cell in cells for method in cell.methods])
+        return failures + self.run_all([job for cell in cells if (job := self._whole_job(cell)) is not None])
 
-    def _all(self, jobs: list[Job]) -> list[Failure]:
+    def run_all(self, jobs: list[Job]) -> list[Failure]:
         """Run jobs, each behind those of them that it needs; devices are divided among as many as can run at once."""
         failures, waiting = [], list(jobs)
         names = {job.name for job in jobs}
@@ -162,11 +179,14 @@ class Scheduler:
         return replace(self._job(cell, method, recipe, stages), needs=needs)
 
     def _whole_job(self, cell: Cell) -> Job | None:
-        """The run with the methods that succeeded; None if its data or all of its methods failed."""
+        """The run with the methods that succeeded; None if its data or all methods failed, or nothing is left to do."""
         done = [method for method in cell.methods if self.reasons.get(f"{cell.name}: {method}") is None]
         if self.reasons.get(f"{cell.name}: data") is not None or (cell.methods and not done):
             return None
         recipe = _of_methods(cell.recipe, done) if done else cell.recipe
+        if not set(TOGETHER) & set(stages_of(recipe)):
+            prepare(recipe, RunFolder(recipe.run_dir))
+            return None
         return self._job(cell, "report", recipe, None)
 
     def _job(self, cell: Cell, kind: str, recipe: Recipe, stages: list[str] | None) -> Job:

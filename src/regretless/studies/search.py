@@ -1,4 +1,4 @@
-"""The search of a study: every method is trained with every combination of settings, and the best one is taken.
+"""The search of a study: every method is trained with several settings, and the best ones are taken.
 
 Trials are a study of their own, in the folder `search`: they share data with the study, resume like it, and are judged
 by benchmarks that have no problem in common with those of the study.
@@ -7,8 +7,10 @@ by benchmarks that have no problem in common with those of the study.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from math import log
 from statistics import mean
 from typing import Any
 
@@ -16,24 +18,47 @@ import pyarrow.parquet as pq
 from markupsafe import Markup
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.core.files import read_json, write_json
+from regretless.core.files import fingerprint, read_json, write_json
 from regretless.core.intervals import over_seeds
-from regretless.core.run_folder import BASE
-from regretless.data.records import text_key
+from regretless.core.run_folder import BASE, RUN, content, named_paths
+from regretless.core.terminal import console
+from regretless.core.versions import versions
+from regretless.data.records import Text, text_key
+from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
+from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
+from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.runs.recipe import Recipe
-from regretless.studies.runner import finished, run_study
-from regretless.studies.study import Cell, SearchConfig, SeedsConfig, Study, with_cells
+from regretless.studies.observations import NO_MATTER, PERCENT
+from regretless.studies.runner import Failure, failed_methods, run_study
+from regretless.studies.samplers import Journal, suggest
+from regretless.studies.study import (
+    OBJECTIVE,
+    Cell,
+    Further,
+    RangeConfig,
+    SearchConfig,
+    SeedsConfig,
+    Study,
+    override,
+    with_cells,
+)
 
 FOLDER = "search"
+TRIAL = "trial"
+"""Labels of a sampler's trials."""
+NEAR_THE_EDGE = 0.1
+"""Part of a range at each end."""
+Values = Mapping[str, Any]
+Space = Mapping[str, list[Any] | RangeConfig]
 
 
 @dataclass(frozen=True)
 class Trial:
     """One combination of settings for a method."""
 
-    values: Mapping[str, Any]
+    values: Values
     scores: tuple[float, ...]
-    """Mean Pass@1 over the validation benchmarks (a share), of each seed whose training succeeded."""
+    """Mean over the search's benchmarks, on their metric's scale, of each seed that did not fail."""
     failed: int
     """Seeds that failed."""
 
@@ -44,12 +69,26 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """All trials of a method of one model and variant, in the order of the grid."""
+class Place:
+    """What is searched for: the best settings of a method, for a model and a variant."""
 
     model: str
-    variant: Mapping[str, str]
+    variant: tuple[tuple[str, str], ...]
     method: str
+
+    def __str__(self) -> str:
+        return ", ".join([*filter(None, [self.model]), *(f"{k}={v}" for k, v in self.variant), self.method])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All trials of one method, model and variant, in their order."""
+
+    place: Place
+    metric: str
+    """What trials are judged by, with its unit."""
+    space: Space
+    """The values that could be tried."""
     trials: tuple[Trial, ...]
 
     @property
@@ -61,112 +100,300 @@ class Choice:
         return max(scored, key=lambda trial: trial.score or 0.0)
 
     @property
-    def place(self) -> str:
-        """What it is about, for messages."""
-        return ", ".join([*filter(None, [self.model]), *(f"{k}={v}" for k, v in self.variant.items()), self.method])
-
-    @property
     def edges(self) -> list[str]:
-        """Settings whose best value is the least or the greatest one that was tried: a better one may lie beyond."""
-        found = []
-        for key, value in self.best.values.items():
-            tried = [trial.values[key] for trial in self.trials]
-            if all(isinstance(one, int | float) for one in tried) and value in (min(tried), max(tried)):
-                found.append(key)
-        return found
+        """Settings whose best value is the least or greatest one, or in the outer tenth of a range: a better one may
+        lie beyond."""
+        return [key for key, value in self.best.values.items() if _at_the_edge(value, self.space[key])]
 
     @property
     def overrides(self) -> list[str]:
         """The best settings, as settings of the method."""
-        return [
-            f"train.methods.{self.method}.{key.removeprefix('train.')}={json.dumps(value)}"
-            for key, value in self.best.values.items()
-        ]
+        return _settings(self.place.method, self.best.values)
 
 
-def trials_of(study: Study) -> list[Study]:
-    """The studies of the trials: one for each set of methods that try the same values."""
+def _at_the_edge(value: Any, values: list[Any] | RangeConfig) -> bool:
+    if isinstance(values, list):
+        numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+        return len(numbers) == len(values) and value in (min(numbers), max(numbers))
+    low, high, found = (log(one) if values.log else float(one) for one in (values.low, values.high, value))
+    return not NEAR_THE_EDGE < (found - low) / (high - low) < 1 - NEAR_THE_EDGE
+
+
+def _settings(method: str, values: Values) -> list[str]:
+    """Values as settings of one method, which take precedence over what the recipe says of it.
+
+    A hyperparameter that the method does not have is left out, as it is where all methods share one.
+    """
+    texts = []
+    for key, value in values.items():
+        name = key.removeprefix("train.")
+        belongs = {other for other in OBJECTIVES.usable()[0] if name in hyperparameter_names(other)}
+        if not belongs or method in belongs:
+            texts.append(override(f"train.methods.{method}.{name}", value))
+    return texts
+
+
+# --- trials as a study ------------------------------------------------------------------------------------------------
+
+
+def trials_of(study: Study) -> Study:
+    """The study of the trials; of a sampler's trials the first ones, with the least values.
+
+    Raises ConfigError that lists the problems of their recipes, also of those with the greatest values.
+    """
     search = study.config.search
     assert search is not None
-    methods = dict.fromkeys(method for cell in study.cells for method in cell.methods)
-    common = [method for method in methods if method not in search.methods]
-    groups = [(common, search.values)] if common else []
-    groups += [([method], values) for method, values in search.methods.items() if method in methods]
-    return [_trials(study, search, names, values) for names, values in groups]
+    if search.trials is None:
+        return _study_of(study, _grid(study, search))
+    least, greatest = (
+        {
+            place: {key: _bound(values, is_greatest=last) for key, values in search.space(place.method).items()}
+            for place in _places(study)
+        }
+        for last in (False, True)
+    )
+    _study_of(study, _round(0, greatest))
+    return _study_of(study, _round(0, least))
 
 
-def _trials(study: Study, search: SearchConfig, methods: list[str], tried: Mapping[str, list[Any]]) -> Study:
+def _bound(values: list[Any] | RangeConfig, *, is_greatest: bool) -> Any:
+    if isinstance(values, list):
+        return values[-1 if is_greatest else 0]
+    return values.high if is_greatest else values.low
+
+
+def _places(study: Study) -> list[Place]:
+    found = [Place(cell.model, tuple(cell.variant.items()), method) for cell in study.cells for method in cell.methods]
+    return list(dict.fromkeys(found))
+
+
+Runs = Mapping[tuple[str, tuple[tuple[str, str], ...]], Sequence[Further]]
+"""What is run for each model and variant."""
+
+
+def _grid(study: Study, search: SearchConfig) -> Runs:
+    """All combinations, each with all methods in one run that have no values of their own."""
+    found: dict[Any, list[Further]] = {}
+    together: dict[Any, list[str]] = {}
+    for place in _places(study):
+        key = place.model, place.variant
+        if place.method not in search.methods:
+            together.setdefault(key, []).append(place.method)
+            continue
+        found.setdefault(key, []).extend(
+            (
+                _labels(search, place, values),
+                [override(OBJECTIVE, [place.method]), *_settings(place.method, values)],
+            )
+            for values in search.grid(place.method)
+        )
+    for (model, variant), names in together.items():
+        found.setdefault((model, variant), []).extend(
+            (
+                _labels(search, Place(model, variant, names[0]), values),
+                [override(OBJECTIVE, names), *(text for method in names for text in _settings(method, values))],
+            )
+            for values in search.grid()
+        )
+    return found
+
+
+def _labels(search: SearchConfig, place: Place, values: Values) -> dict[str, str]:
+    """Labels of the run of one combination; those of a method with values of its own name it."""
+    own = {"method": place.method} if place.method in search.methods else {}
+    return own | {key: json.dumps(value) for key, value in values.items()}
+
+
+def _round(number: int, values: Mapping[Place, Values]) -> Runs:
+    """One trial of each place, each in a run of its own."""
+    found: dict[Any, list[Further]] = {}
+    for place, taken in values.items():
+        labels = {"method": place.method, TRIAL: str(number)}
+        texts = [override(OBJECTIVE, [place.method]), *_settings(place.method, taken)]
+        found.setdefault((place.model, place.variant), []).append((labels, texts))
+    return found
+
+
+def _study_of(study: Study, runs: Runs) -> Study:
+    """The study of some trials."""
+    search = study.config.search
+    assert search is not None
 
     def judged(recipe: Recipe) -> Recipe:
-        assert recipe.evaluate is not None  # checked by `search_settings`
-        evaluate = recipe.evaluate.model_copy(update={"benchmarks": search.benchmarks, "chat": {}, "seeds": []})
-        return recipe.model_copy(update={"evaluate": evaluate, "inspect": None, "analyze": None, "report": None})
+        return recipe.model_copy(
+            update={"evaluate": _judging(search, recipe), "inspect": None, "analyze": None, "report": None}
+        )
 
-    values = {key: {json.dumps(one): one for one in values} for key, values in tried.items()}
-    folder = FOLDER if tried is search.values else f"{FOLDER}/{'-'.join(methods)}"
-    config = study.config.model_copy(
-        update={
-            "search": None,
-            "methods": methods,
-            "overrides": {**study.config.overrides, **values},
-            "seeds": SeedsConfig(training=search.seeds, data=search.data_seeds or study.config.seeds.data[:1]),
-        }
+    seeds = SeedsConfig(training=search.seeds, data=search.data_seeds or study.config.seeds.data[:1])
+    config = study.config.model_copy(update={"search": None, "seeds": seeds})
+    return with_cells(
+        replace(study, config=config, folder=study.folder / FOLDER, cells=[]),
+        lambda model, variant: runs.get((model, tuple(variant.items())), []),
+        judged,
     )
-    return with_cells(replace(study, config=config, folder=study.folder / folder, cells=[]), change=judged)
+
+
+def _judging(search: SearchConfig, recipe: Recipe) -> EvaluateConfig:
+    """How trials of a recipe are evaluated: by the kinds of benchmark that it evaluates itself, if the search has any.
+
+    Raises ConfigError if it has no section `evaluate`, and for metrics of which there is no mean.
+    """
+    evaluate = recipe.evaluate
+    if evaluate is None:
+        raise ConfigError("search: needs a section `evaluate` in the recipe, whose engine trials use")
+    kinds = {"benchmarks": search.benchmarks, "chat": search.chat}
+    fitting = {kind: given for kind, given in kinds.items() if given and getattr(evaluate, kind)} or kinds
+    found = EvaluateConfig.parse(
+        {**evaluate.model_dump(exclude_unset=True), **{key: {} for key in kinds}, **fitting, "seeds": []}, "search"
+    )
+    if len(metrics := _metrics(found)) > 1:
+        raise ConfigError(f"search: trials are judged by one metric, got {', '.join(metrics)}; choose one of them")
+    return found
+
+
+# --- searching --------------------------------------------------------------------------------------------------------
 
 
 def search_settings(study: Study, processes: int | None) -> tuple[Study, list[Choice]]:
     """The study with the best settings of each method, and all trials. A trial that fails is not taken.
 
-    Raises ConfigError for recipes that evaluate nothing, RegretlessError if every trial of a method failed.
+    Raises ConfigError for recipes that evaluate nothing and for a sampler without Optuna, RegretlessError if every
+    trial of a method failed.
     """
     search = study.config.search
     assert search is not None
-    if any(cell.recipe.evaluate is None for cell in study.cells):
-        raise ConfigError(f"{study.path}: search: needs a section `evaluate` in the recipe, whose engine trials use")
-    done: list[Cell] = []
-    every: list[Cell] = []
-    for trials in trials_of(study):
-        failures = run_study(trials, processes=processes)
-        done += finished(trials, failures)
-        every += trials.cells
-    choices = _choices(search, study, every, done)
+    if study.smoke:
+        console.print(
+            f"search: in miniature: {search.budget} trials of each method, with the first and last value of settings "
+            "that matter here and one seed"
+        )
+    trials = _all_of_grid(study, search, processes) if search.trials is None else _sampled(study, search, processes)
+    metrics = {cell.model: _metrics(_evaluated(cell))[0] for cell in trials_of(study).cells}
+    choices = [
+        Choice(place, metrics[place.model], search.space(place.method), tuple(found)) for place, found in trials.items()
+    ]
     write_json(study.folder / FOLDER / "search.json", [_as_json(choice) for choice in choices])
-    by_place: dict[Any, list[str]] = {}
+    chosen: dict[Any, list[str]] = {}
     for choice in choices:
-        by_place.setdefault((choice.model, *choice.variant.items()), []).extend(choice.overrides)
-    return with_cells(study, lambda model, variant: by_place[model, *variant.items()]), choices
+        chosen.setdefault((choice.place.model, choice.place.variant), []).extend(choice.overrides)
+    return with_cells(study, lambda model, variant: [({}, chosen[model, tuple(variant.items())])]), choices
 
 
-def _choices(search: SearchConfig, study: Study, every: Sequence[Cell], done: Sequence[Cell]) -> list[Choice]:
-    places = list(dict.fromkeys((cell.model, tuple(cell.variant.items())) for cell in study.cells))
-    methods = list(dict.fromkeys(method for cell in study.cells for method in cell.methods))
-    choices = []
-    for model, variant in places:
-        for method in methods:
-            found = []
-            for values in search.grid(method):
-                labels = {**dict(variant), **{key: json.dumps(value) for key, value in values.items()}}
-                cells = [
-                    cell
-                    for cell in every
-                    if cell.model == model and dict(cell.variant) == labels and method in cell.methods
-                ]
-                scores = [_score(cell, method) for cell in cells if cell in done]
-                known = tuple(score for score in scores if score is not None)
-                found.append(Trial(values, known, len(cells) - len(known)))
-            choices.append(Choice(model, dict(variant), method, tuple(found)))
-    return choices
+def _all_of_grid(study: Study, search: SearchConfig, processes: int | None) -> dict[Place, list[Trial]]:
+    trials = trials_of(study)
+    failures = run_study(trials, processes=processes)
+    return {
+        place: [
+            _trial(trials, failures, place, values, _labels(search, place, values))
+            for values in search.grid(place.method)
+        ]
+        for place in _places(study)
+    }
+
+
+def _trial(
+    trials: Study, failures: Sequence[Failure], place: Place, values: Values, labels: Mapping[str, str]
+) -> Trial:
+    """The outcome of a trial's runs, one for each seed."""
+    variant, failed = {**dict(place.variant), **labels}, failed_methods(failures)
+    cells = [cell for cell in trials.cells if cell.model == place.model and dict(cell.variant) == variant]
+    # A run folder may hold results of earlier settings, so a failure counts, whatever files there are.
+    scores = [None if (cell.name, place.method) in failed else _score(cell, place.method) for cell in cells]
+    known = tuple(score for score in scores if score is not None)
+    return Trial(values, known, len(cells) - len(known))
+
+
+def _sampled(study: Study, search: SearchConfig, processes: int | None) -> dict[Place, list[Trial]]:
+    """All trials that a sampler chose: in every round one of each place, whose values depend on its earlier ones.
+
+    A trial that was scored is in the journal. One that failed is not: it is tried again by the next call.
+    """
+    assert search.trials is not None
+    names = {
+        Place(cell.model, tuple(cell.variant.items())[:-2], method): f"{_fingerprint(cell, search)[:12]}"
+        for cell in trials_of(study).cells
+        for method in cell.methods
+    }
+    found: dict[Place, list[Trial]] = {place: [] for place in _places(study)}
+    with Journal(study.folder / FOLDER) as journal:
+        for number in range(search.trials):
+            todo: dict[Place, Values] = {}
+            for place, before in found.items():
+                kept = journal.read(f"{place} {names[place]}", number)
+                if kept is not None:
+                    before.append(Trial(kept[0], kept[1], 0))
+                else:
+                    todo[place] = suggest(
+                        search.sampler,
+                        search.space(place.method),
+                        [(one.values, one.score) for one in before],
+                        seed=search.sampler_seed + number,
+                    )
+            if not todo:
+                continue
+            trials = _study_of(study, _round(number, todo))
+            failures = run_study(trials, processes=processes)
+            _reject_without_data(failures)
+            for place, values in todo.items():
+                trial = _trial(trials, failures, place, values, {"method": place.method, TRIAL: str(number)})
+                found[place].append(trial)
+                if trial.score is not None:
+                    journal.add(f"{place} {names[place]}", number, search.space(place.method), values, trial.scores)
+    return found
+
+
+def _reject_without_data(failures: Sequence[Failure]) -> None:
+    """Raise RegretlessError if a run has no data: further trials would not have them either."""
+    lacking = [failure for failure in failures if failure.job.name.endswith(": data")]
+    if lacking:
+        listed = "".join(f"\n  - {one.job.name}: {one.reason}" for one in lacking)
+        raise RegretlessError(f"search: {len(lacking)} trial(s) have no data; the same command resumes:{listed}")
+
+
+def _fingerprint(cell: Cell, search: SearchConfig) -> str:
+    """Hash of what a trial's score depends on besides the values that are searched."""
+    recipe = cell.recipe.model_dump(mode="json", exclude=NO_MATTER)
+    for key in {key for values in (search.values, *search.methods.values()) for key in values}:
+        for settings in recipe["train"]["methods"].values():
+            settings.pop(key.removeprefix("train."), None)
+    recipe["train"].pop("seed", None)
+    files = {text: content(path) for text, path in named_paths(recipe, cell.recipe.run_dir).items() if RUN not in text}
+    for benchmark, chat in _evaluated(cell).chat.items():
+        files |= {f"{benchmark}.{name}": content(path) for name, path in chat.files().items() if path.exists()}
+    about = search.model_dump(
+        mode="json", include={"values", "methods", "sampler", "sampler_seed", "seeds", "data_seeds"}
+    )
+    return fingerprint({"recipe": recipe, "files": files, "search": about, "versions": versions()})
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def _metrics(evaluate: EvaluateConfig) -> list[str]:
+    """What the benchmarks of an evaluation measure, with units."""
+    kinds = [chat.benchmark for chat in evaluate.chat.values()]
+    names = [PASS_AT_1] * bool(evaluate.benchmarks)
+    names += [f"{MAIN_METRICS[kind]} ({UNITS[kind]})".replace("_", " ") for kind in kinds]
+    return list(dict.fromkeys(names))
 
 
 def _score(cell: Cell, method: str) -> float | None:
-    assert cell.recipe.evaluate is not None
-    files = [
-        cell.recipe.run_dir / "evaluate" / method / name / "result.json" for name in cell.recipe.evaluate.benchmarks
-    ]
+    """Mean over the search's benchmarks, on their metric's scale; None if one of them has no value."""
+    folder, evaluate = cell.recipe.run_dir / "evaluate" / method, _evaluated(cell)
+    files = [folder / name / "result.json" for name in evaluate.benchmarks]
+    files += [folder / name / RESULT for name in evaluate.chat]
     if not all(file.is_file() for file in files):
         return None
-    return mean(float(read_json(file)["pass_at_1"]) for file in files)
+    values = [_value(read_json(file)) for file in files]
+    return None if None in values else mean(value for value in values if value is not None)
+
+
+def _value(result: Mapping[str, Any]) -> float | None:
+    """The main metric of a benchmark's result."""
+    if "pass_at_1" in result:
+        return PERCENT * float(result["pass_at_1"])
+    value: float | None = result["metrics"][MAIN_METRICS[result["benchmark"]]]["value"]
+    return value
 
 
 def check_apart(study: Study, cells: Sequence[Cell]) -> None:
@@ -176,13 +403,13 @@ def check_apart(study: Study, cells: Sequence[Cell]) -> None:
     """
     if study.smoke or study.config.search is None:
         return
-    chosen_on = _by_world([cell for trials in trials_of(study) for cell in trials.cells])
-    tested = _by_world(cells)
+    trials = trials_of(study)
+    chosen_on, tested = _by_world(trials.cells), _by_world(cells)
     shared = {key for world, keys in tested.items() for key in keys & chosen_on.get(world, set())}
     if shared:
         searched = len(set().union(*chosen_on.values()))
         raise ConfigError(
-            f"search.benchmarks: {len(shared)} of their {searched} problems are also in the study's benchmarks, "
+            f"search: benchmarks: {len(shared)} of their {searched} problems are also in the study's benchmarks, "
             "so its results are too good; take other problems for the search"
         )
 
@@ -197,20 +424,38 @@ def _by_world(cells: Sequence[Cell]) -> dict[int | None, set[str]]:
 
 def _problems(cell: Cell) -> set[str]:
     """Identities of the problems that the base model answered in a run; none if it is not finished."""
-    found: set[str] = set()
-    assert cell.recipe.evaluate is not None
-    for name in cell.recipe.evaluate.benchmarks:
-        file = cell.recipe.run_dir / "evaluate" / BASE / name / "responses.parquet"
-        if file.is_file():
-            found |= {text_key(prompt) for prompt in pq.read_table(file, columns=["prompt"])["prompt"].to_pylist()}
-    return found
+    folder, evaluate = cell.recipe.run_dir / "evaluate", _evaluated(cell)
+    files = [folder / BASE / name / "responses.parquet" for name in evaluate.benchmarks]
+    for chat in evaluate.chat.values():
+        files += (folder / "samples" / BASE / chat.answers).glob("turn-1-*/responses.parquet")
+    prompts = [
+        prompt
+        for file in files
+        if file.is_file()
+        for prompt in pq.read_table(file, columns=["prompt"])["prompt"].to_pylist()
+    ]
+    return {text_key(_question(prompt)) for prompt in prompts}
+
+
+def _question(prompt: Text) -> str:
+    """A problem without what its template adds: the same one may be asked with two of them."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def _evaluated(cell: Cell) -> EvaluateConfig:
+    assert cell.recipe.evaluate is not None  # checked by `_judging`
+    return cell.recipe.evaluate
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
 
 
 def _as_json(choice: Choice) -> dict[str, Any]:
     return {
-        "model": choice.model,
-        "variant": dict(choice.variant),
-        "method": choice.method,
+        "model": choice.place.model,
+        "variant": dict(choice.place.variant),
+        "method": choice.place.method,
+        "metric": choice.metric,
         "best": dict(choice.best.values),
         "at_the_edge": choice.edges,
         "trials": [
@@ -221,34 +466,37 @@ def _as_json(choice: Choice) -> dict[str, Any]:
 
 
 def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
-    """All trials as a section of the study's page."""
-    keys = list(dict.fromkeys(key for values in (search.values, *search.methods.values()) for key in values))
-    rows = [row for choice in choices for row in _rows(choice, keys)]
-    titles = Markup("").join(Markup("<th>{}</th>").format(key) for key in keys)
-    seeds = " × ".join(
-        f"{len(seeds)} {kind} seeds"
-        for kind, seeds in (("data", search.data_seeds), ("training", search.seeds))
-        if seeds
-    )
+    """All trials as a section of the study's page: a table for each metric."""
     edges = Markup("").join(
-        Markup(
-            "<li>{}: the best value of {} is the least or greatest one tried; a better one may lie beyond</li>"
-        ).format(choice.place, ", ".join(choice.edges))
+        Markup("<li>{}: the best value of {} lies at the edge of those tried; a better one may lie beyond</li>").format(
+            choice.place, ", ".join(choice.edges)
+        )
         for choice in choices
         if choice.edges
     )
+    kinds = {"data": search.data_seeds, "training": search.seeds}
+    how = "every combination" if search.trials is None else f"values chosen by the sampler {search.sampler} of Optuna"
     return Markup(
-        "<p>Pass@1 (%) on {}: mean ± standard deviation over {}. Every method had {} trials; the best "
-        'is bold and used in the study.</p>{}<div class="wide"><table><thead><tr><th>method</th>{}<th class="number">'
-        "Pass@1 (%)</th></tr></thead><tbody>{}</tbody></table></div>"
+        "<p>Every method had {} trials, {}. A score is the mean ± standard deviation over {}; the best "
+        "is bold and used in the study.</p>{}{}"
     ).format(
-        ", ".join(search.benchmarks),
-        seeds,
-        len(search.grid()),
+        search.budget,
+        how,
+        " × ".join(f"{len(seeds)} {kind} seed(s)" for kind, seeds in kinds.items() if seeds),
         Markup("<ul>{}</ul>").format(edges) if edges else "",
-        titles,
-        Markup("").join(rows),
+        Markup("").join(_tables(choices, search)),
     )
+
+
+def _tables(choices: Iterable[Choice], search: SearchConfig) -> Iterator[Markup]:
+    keys = list(dict.fromkeys(key for values in (search.values, *search.methods.values()) for key in values))
+    titles = Markup("").join(Markup("<th>{}</th>").format(key) for key in keys)
+    for metric, group in groupby(choices, lambda choice: choice.metric):
+        rows = Markup("").join(row for choice in group for row in _rows(choice, keys))
+        yield Markup(
+            '<div class="wide"><table><thead><tr><th>method</th>{}<th class="number">{}</th></tr></thead>'
+            "<tbody>{}</tbody></table></div>"
+        ).format(titles, metric, rows)
 
 
 def _rows(choice: Choice, keys: Sequence[str]) -> list[Markup]:
@@ -257,12 +505,16 @@ def _rows(choice: Choice, keys: Sequence[str]) -> list[Markup]:
         if trial.score is None:
             text = Markup("{} of {} failed").format(trial.failed, trial.failed + len(trial.scores))
         else:
-            found = over_seeds([100 * score for score in trial.scores])
+            found = over_seeds(trial.scores)
             text = Markup(f"{found.mean:.2f}" + (f" ± {found.sd:.2f}" if found.n > 1 else ""))
         if trial is choice.best:
             text = Markup("<strong>{}</strong>").format(text)
-        values = {key: json.dumps(value) for key, value in trial.values.items()}
-        cells = Markup("").join(Markup("<td>{}</td>").format(values.get(key, "")) for key in keys)
+        shown = {key: _shown(value) for key, value in trial.values.items()}
+        cells = Markup("").join(Markup("<td>{}</td>").format(shown.get(key, "")) for key in keys)
         row = Markup('<tr><th>{}</th>{}<td class="number">{}</td></tr>')
         rows.append(row.format(choice.place, cells, text))
     return rows
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

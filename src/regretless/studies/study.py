@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from regretless.core.settings import FolderName, Section
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
+from regretless.smoke.miniature import TRAIN as SET_BY_SMOKE
 from regretless.smoke.miniature import smoke_recipe
 from regretless.studies.observations import Run
 
@@ -28,6 +29,7 @@ RECIPE = "recipe"
 OBJECTIVE = "train.objective"
 NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
 Seeds = list[int]
+Number = Annotated[int, Field(strict=True)] | float
 
 
 class SeedsConfig(Section):
@@ -48,52 +50,125 @@ class SeedsConfig(Section):
         return self
 
 
-class SearchConfig(Section):
-    """A grid search for the settings of each method, before the study: every method gets the same trials."""
+class RangeConfig(Section):
+    """A range of values, for a search that is no grid. Between two whole numbers, only whole numbers are tried."""
 
-    values: dict[str, list[Any]] = Field(min_length=1)
-    """Settings of training by key, such as `train.learning_rate`, each with at least two values. Every combination is
-    tried."""
-    methods: dict[str, dict[str, list[Any]]] = Field(default={})
-    """Methods with values of their own in place of `values`. They must have as many combinations."""
+    low: Number
+    """Least value."""
+    high: Number
+    """Greatest value."""
+    log: bool = False
+    """Whether values are drawn evenly by their logarithm, as suits a learning rate."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.low >= self.high or (self.log and self.low <= 0):
+            raise ValueError(f"expected low < high{', both above 0' if self.log else ''}, got {self.low}, {self.high}")
+        return self
+
+
+class SearchConfig(Section):
+    """A search for the settings of each method, before the study: every method gets the same number of trials."""
+
+    sampler: Literal["grid", "tpe", "random"] = "grid"
+    """What chooses the values of each trial: `grid` tries every combination; `tpe` and `random` are samplers of Optuna,
+    and make `trials` trials."""
+    trials: int | None = Field(default=None, ge=1)
+    """Number of trials of each method, for `tpe` and `random`."""
+    values: dict[str, list[Any] | RangeConfig] = Field(min_length=1)
+    """Settings of training by key, such as `train.learning_rate`, each with at least two values, or, for `tpe` and
+    `random`, a range. They take precedence over the method's own settings in the recipe."""
+    methods: dict[str, dict[str, list[Any] | RangeConfig]] = Field(default={})
+    """Methods with values of their own in place of `values`; in a grid they must have as many combinations."""
     seeds: Seeds = Field(default=[0, 1, 2])
-    """Training seeds of each trial; the combination with the best mean over them is taken."""
+    """Training seeds of each trial; the trial with the best mean over them is taken."""
     data_seeds: Seeds = Field(default=[])
     """Data seeds of each trial; by default the study's first. With these and `seeds` both, every combination."""
-    benchmarks: dict[FolderName, BenchmarkSource] = Field(min_length=1)
-    """Benchmarks that trials are judged by, by the mean of Pass@1. No problem of the study's own benchmarks may be
-    among theirs."""
+    sampler_seed: int = Field(default=0, ge=0)
+    """Random seed of the sampler. The same seed gives the same first trials to every method."""
+    benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
+    """Benchmarks with gold answers that trials are judged by, by the mean of Pass@1. No problem of the study's own
+    benchmarks may be among theirs."""
+    chat: dict[FolderName, dict[str, Any]] = Field(default={})
+    """Chat benchmarks that trials are judged by, as in `evaluate.chat`, whose common settings apply: by the mean of win
+    rates, or of MT-Bench scores. No question of the study's own benchmarks may be among theirs. If there are
+    `benchmarks` as well, each model is judged by the kind that its recipe evaluates."""
 
     @field_validator("values")
     @classmethod
-    def _of_training(cls, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _of_training(cls, value: dict[str, list[Any] | RangeConfig]) -> dict[str, list[Any] | RangeConfig]:
         for key, values in value.items():
             if not key.startswith("train.") or key.startswith("train.methods.") or key in ("train.seed", OBJECTIVE):
                 raise ValueError(f"{key}: expected a setting of training that methods have in common, as train.beta")
-            if len(values) < 2 or len({json.dumps(one) for one in values}) < len(values):
+            if isinstance(values, list) and (len(values) < 2 or len({json.dumps(one) for one in values}) < len(values)):
                 raise ValueError(f"{key}: expected at least two values, each once")
         return value
 
     @field_validator("methods")
     @classmethod
-    def _of_training_too(cls, value: dict[str, dict[str, list[Any]]]) -> dict[str, dict[str, list[Any]]]:
+    def _of_training_too(
+        cls, value: dict[str, dict[str, list[Any] | RangeConfig]]
+    ) -> dict[str, dict[str, list[Any] | RangeConfig]]:
         return {method: cls._of_training(values) for method, values in value.items()}
 
     @model_validator(mode="after")
-    def _equal_budget(self) -> Self:
-        counts = {method: len(self.grid(method)) for method in self.methods}
-        if wrong := [f"{method} has {count}" for method, count in counts.items() if count != len(self.grid())]:
-            raise ValueError(
-                f"methods: every method tries as many combinations; `values` has {len(self.grid())}, {', '.join(wrong)}"
-            )
+    def _fits_the_sampler(self) -> Self:
+        if self.sampler == "grid":
+            every = [item for values in (self.values, *self.methods.values()) for item in values.items()]
+            if ranges := [key for key, values in every if isinstance(values, RangeConfig)]:
+                raise ValueError(f"values: {', '.join(ranges)}: a grid needs a list of values; or set sampler: tpe")
+            if self.trials is not None:
+                raise ValueError("trials: a grid tries every combination once; remove it, or set sampler: tpe")
+            counts = {method: len(self.grid(method)) for method in self.methods}
+            if wrong := [f"{method} has {count}" for method, count in counts.items() if count != self.budget]:
+                raise ValueError(
+                    f"methods: every method tries as many combinations; `values` has {self.budget}, {', '.join(wrong)}"
+                )
+        elif self.trials is None:
+            raise ValueError(f"trials: required by sampler {self.sampler}")
+        if any(len(set(seeds)) < len(seeds) for seeds in (self.seeds, self.data_seeds)):
+            raise ValueError("seeds: a seed occurs twice")
         if not self.seeds and not self.data_seeds:
             raise ValueError("seeds: expected at least one seed, of training or of data")
+        if not self.benchmarks and not self.chat:
+            raise ValueError("expected at least one benchmark in `benchmarks` or `chat`")
         return self
 
+    def space(self, method: str) -> dict[str, list[Any] | RangeConfig]:
+        """The values that a method can try, by key."""
+        return self.methods.get(method, self.values)
+
     def grid(self, method: str = "") -> list[dict[str, Any]]:
-        """Every combination of values that a method tries; by default those of methods without values of their own."""
-        values = self.methods.get(method, self.values)
-        return [dict(zip(values, taken, strict=True)) for taken in itertools.product(*values.values())]
+        """Every combination of values of a method, of a search without ranges."""
+        lists = {key: values for key, values in self.space(method).items() if isinstance(values, list)}
+        return [dict(zip(lists, taken, strict=True)) for taken in itertools.product(*lists.values())]
+
+    @property
+    def budget(self) -> int:
+        """Number of trials of each method."""
+        return len(self.grid()) if self.trials is None else self.trials
+
+    @property
+    def in_miniature(self) -> Self:
+        """The search of a smoke run: of each setting the first and last value, or the first one if smoke runs set it
+        themselves; two trials of a sampler, one seed."""
+
+        def first_and_last(values: dict[str, list[Any] | RangeConfig]) -> dict[str, list[Any] | RangeConfig]:
+            return {
+                key: [one[0], one[-1]][: 1 if key.removeprefix("train.") in SET_BY_SMOKE else 2]
+                if isinstance(one, list)
+                else one
+                for key, one in values.items()
+            }
+
+        shrunk = {
+            "values": first_and_last(self.values),
+            "methods": {method: first_and_last(values) for method, values in self.methods.items()},
+            "trials": None if self.trials is None else min(self.trials, 2),
+            "seeds": self.seeds[:1],
+            "data_seeds": self.data_seeds[:1],
+        }
+        return self.model_copy(update=shrunk)
 
 
 class StudyConfig(Section):
@@ -123,6 +198,9 @@ class StudyConfig(Section):
     """Choose settings of training for every model, variant and method before the study."""
     baseline: str = BASE
     """Method that the others are compared with, or a variant."""
+    distance_to: str = ""
+    """Method whose models those of all other methods and variants are compared with, token by token (Table 4 of the
+    paper, MSE); left empty, nothing is compared across runs."""
     figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
     """Formats in which figures are also written as files."""
 
@@ -149,6 +227,12 @@ class StudyConfig(Section):
         )
         if twice := sorted(searched & self.overrides.keys()):
             raise ValueError(f"search.values: {', '.join(twice)}: also in `overrides`; a value is searched or given")
+        return self
+
+    @model_validator(mode="after")
+    def _compares_what_is_trained(self) -> Self:
+        if self.distance_to and self.methods and self.distance_to not in self.methods:
+            raise ValueError(f"distance_to: expected one of {', '.join(self.methods)}, got {self.distance_to}")
         return self
 
     @model_validator(mode="after")
@@ -226,20 +310,27 @@ def load_study(
     if output_dir is not None:
         values["output_dir"] = output_dir
     config = StudyConfig.parse(values, str(path))
+    if smoke and config.search is not None:
+        config = config.model_copy(update={"search": config.search.in_miniature})
     folder = Path(config.output_dir or f"runs/{config.name}")
     folder = folder.with_name(f"{folder.name}-smoke") if smoke and output_dir is None else folder
     store = Path(config.store) if config.store and not smoke else folder / "units"
     return with_cells(Study(config, path, overrides, folder, store, [], smoke))
 
 
+Further = tuple[Mapping[str, str], Sequence[str]]
+"""Labels and settings (`key=value`) of a run besides those of its variant."""
+
+
 def with_cells(
     study: Study,
-    chosen: Callable[[str, Mapping[str, str]], Sequence[str]] = lambda *_: (),
+    further: Callable[[str, Mapping[str, str]], Sequence[Further]] = lambda *_: [({}, ())],
     change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
 ) -> Study:
     """The study with the runs that its settings stand for.
 
-    chosen: further settings, as `key=value`, of the runs of a model and variant. change: applied to every recipe.
+    further: what the runs of a model and variant have besides; each item gives runs of its own. change: applied to
+    every recipe.
     Raises ConfigError that lists the problems of all recipes.
     """
     cells = [
@@ -247,7 +338,7 @@ def with_cells(
             cell,
             recipe=cell.recipe.model_copy(update={"name": cell.name, "output_dir": _run_dir(study.folder, cell)}),
         )
-        for cell in _cells(study, chosen, change)
+        for cell in _cells(study, further, change)
     ]
     names = [cell.name for cell in cells]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -257,7 +348,7 @@ def with_cells(
 
 def _cells(
     study: Study,
-    chosen: Callable[[str, Mapping[str, str]], Sequence[str]],
+    further: Callable[[str, Mapping[str, str]], Sequence[Further]],
     change: Callable[[Recipe], Recipe],
 ) -> list[Cell]:
     config, path = study.config, study.path
@@ -266,20 +357,24 @@ def _cells(
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
     variants = [_labelled(values).items() for values in config.overrides.values()]
     for model, settings in (config.models or {"": {}}).items():
-        for *taken, data_seed, training_seed in itertools.product(*variants, *seeds):
-            varied = dict(zip(config.overrides, taken, strict=True))
-            variant = {key: label for key, (label, _) in varied.items()}
+        runs = [
+            (dict(zip(config.overrides, taken, strict=True)), more, data_seed, training_seed)
+            for *taken, data_seed, training_seed in itertools.product(*variants, *seeds)
+            for more in further(model, {key: label for key, (label, _) in zip(config.overrides, taken, strict=True)})
+        ]
+        for varied, (labels, more), data_seed, training_seed in runs:
+            variant = {**{key: label for key, (label, _) in varied.items()}, **labels}
             place = ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
             try:
                 base = find(str(settings.get(RECIPE, config.recipe)), beside=path.parent)
                 values = merge(read_yaml(base), _without_recipe(settings))
-                texts = [_override(key, value) for key, value in config.settings.items()]
-                texts += [_override(key, value) for key, (_, value) in varied.items()]
-                texts += [_override(OBJECTIVE, config.methods)] if config.methods else []
-                texts += [_override("seed", data_seed)] if data_seed is not None else []
-                texts += [_override("train.seed", training_seed)] if training_seed is not None else []
-                texts += [_override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
-                texts += chosen(model, variant)
+                texts = [override(key, value) for key, value in config.settings.items()]
+                texts += [override(key, value) for key, (_, value) in varied.items()]
+                texts += [override(OBJECTIVE, config.methods)] if config.methods else []
+                texts += [override("seed", data_seed)] if data_seed is not None else []
+                texts += [override("train.seed", training_seed)] if training_seed is not None else []
+                texts += [override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
+                texts += more
                 values = apply_overrides(values, [*texts, *study.overrides], quiet=True)
                 recipe = change(parse_recipe(values, place))
                 recipe = smoke_recipe(recipe) if study.smoke else recipe
@@ -305,5 +400,6 @@ def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != RECIPE}
 
 
-def _override(key: str, value: Any) -> str:
+def override(key: str, value: Any) -> str:
+    """A setting as `key=value`, as the command line takes it."""
     return f"{key}={json.dumps(value)}"

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from regretless.core.files import fingerprint
 from regretless.evaluation.chat.files import is_remote, local_path
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 from regretless.servers.judge_client import JudgeAccess
@@ -69,3 +70,9 @@ class ChatBenchmarkConfig(JudgeAccess):
         """Settings that the answers depend on: benchmarks that agree in them can share responses."""
         names = {"benchmark", "questions", "limit", "template", "max_new_tokens", "seed"}
         return self.model_dump(mode="json", include=names)
+
+    @property
+    def answers(self) -> str:
+        """Name of the folder of its answers."""
+        asked = self.answering()
+        return f"{asked['benchmark']}-{fingerprint(asked)[:8]}"

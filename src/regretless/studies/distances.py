@@ -1,0 +1,187 @@
+"""Score distances across the variants of a study, beside its results: the paper's Table 4.
+
+A run compares the token scores of its own models. Here all models of one start and the same seeds are compared, on the
+pairs of the first variant, without masked ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from regretless.analysis.analyze import AnalyzeConfig
+from regretless.analysis.tables import show_table
+from regretless.core.files import read_json, write_json
+from regretless.core.intervals import over_seeds
+from regretless.core.run_folder import resolve
+from regretless.runs.recipe import Recipe, parse_recipe
+from regretless.studies.comparison import Comparison, Decoding, Row
+from regretless.studies.job import Job
+from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
+from regretless.studies.study import NOT_IN_NAMES, Cell, Study
+
+FOLDER, FILE = "distances", "score_distance.json"
+DIGITS = 4
+Seeds = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Mean squared difference of token log-probabilities (nats²) between a row's models and those of another row."""
+
+    model: str
+    row: str
+    to: str
+    values: tuple[float, ...]
+    """One for each pair of seeds."""
+    interval: tuple[float, float]
+    """95 % interval over prompts, of the first value."""
+
+    @property
+    def text(self) -> str:
+        """Mean ± standard deviation over seeds; of one seed, the value with its interval."""
+        found = over_seeds(self.values)
+        if found.n > 1:
+            return f"{found.mean:.{DIGITS}f} ± {found.sd:.{DIGITS}f}"
+        low, high = self.interval
+        return f"{found.mean:.{DIGITS}f} [{low:.{DIGITS}f}, {high:.{DIGITS}f}]"
+
+
+def measure_distances(
+    study: Study, failures: Sequence[Failure], *, processes: int | None = None
+) -> tuple[list[Distance], list[Failure]]:
+    """The distances of all rows to those of the method `distance_to`, and what failed; finished work is skipped.
+
+    failures: of the study, whose failed methods are left out.
+    """
+    groups: dict[tuple[str, Seeds], list[Cell]] = {}
+    for cell in finished(study, failures):
+        groups.setdefault((cell.model, (cell.data_seed, cell.training_seed)), []).append(cell)
+    failed = failed_methods(failures)
+    recipes = {key: recipe for key, cells in groups.items() if (recipe := _recipe(study, cells, failed)) is not None}
+    jobs = [
+        Job(
+            name=f"{recipe.name}: {FOLDER}",
+            recipe=recipe,
+            stages=None,
+            folder=study.folder / "logs" / recipe.name / FOLDER,
+            store=study.store,
+        )
+        for recipe in recipes.values()
+    ]
+    lost = run_jobs(study, jobs, processes=processes)
+    done = {key: recipe for key, recipe in recipes.items() if recipe not in [failure.job.recipe for failure in lost]}
+    return _distances(study, {key: read_json(recipe.run_dir / "analyze" / FILE) for key, recipe in done.items()}), lost
+
+
+def _recipe(study: Study, cells: Sequence[Cell], failed: set[tuple[str, str]]) -> Recipe | None:
+    """What compares the models of some cells; None if one of the compared method is not among them."""
+    first = cells[0].recipe
+    trained = {
+        _row(cell, method): cell.recipe.run_dir / "train" / method
+        for cell in cells
+        for method in cell.methods
+        if (cell.name, method) not in failed
+    }
+    if first.model is None or not any(row.method == study.config.distance_to for row in trained):
+        return None
+    seeds = {"data": cells[0].data_seed, "training": cells[0].training_seed}
+    parts = [cells[0].model, *(f"{kind}-{seed}" for kind, seed in seeds.items() if seed is not None)]
+    name = NOT_IN_NAMES.sub("-", "_".join(filter(None, parts))).strip("-") or "models"
+    analyze = {} if first.analyze is None else first.analyze.model_dump(exclude_unset=True)
+    policies = {row.label: str(folder.resolve()) for row, folder in trained.items()}
+    return parse_recipe(
+        {
+            "name": name,
+            "output_dir": str((study.folder / FOLDER / name).resolve()),
+            "seed": first.seed,
+            "threads": first.threads,
+            "model": resolve(first.model, first.run_dir).model_dump(exclude_unset=True),
+            "pairs": {"dataset": str((first.run_dir / "pair" / "pairs.parquet").resolve())},
+            "analyze": {**analyze, **AnalyzeConfig(policies=policies, checkpoints=0).model_dump(exclude_unset=True)},
+        },
+        f"{study.path}: distance_to",
+    )
+
+
+def _row(cell: Cell, method: str) -> Row:
+    return Row(method, cell.run.variant or "")
+
+
+def _distances(study: Study, found: Mapping[tuple[str, Seeds], Any]) -> list[Distance]:
+    targets = list(dict.fromkeys(_row(cell, study.config.distance_to).label for cell in study.cells))
+    values: dict[tuple[str, str, str], list[float]] = {}
+    intervals: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for (model, _), result in found.items():
+        for one in result["models"]:
+            for row, to in ((one["first"], one["second"]), (one["second"], one["first"])):
+                if to in targets:
+                    values.setdefault((model, row, to), []).append(one["value"])
+                    intervals.setdefault((model, row, to), (one["low"], one["high"]))
+    return [Distance(*key, tuple(several), intervals[key]) for key, several in values.items()]
+
+
+def distance_tables(
+    comparison: Comparison, distances: Sequence[Distance]
+) -> Iterator[tuple[str, list[str], dict[str, dict[str, str]]]]:
+    """For each model its name, the columns, and the rows by label: greedy results, and the distances to each target."""
+    targets = list(dict.fromkeys(one.to for one in distances))
+    for table in comparison.tables:
+        if table.decoding is not Decoding.GREEDY:
+            continue
+        rows: dict[str, dict[str, str]] = {}
+        for row in table.rows:
+            cells = {column: table.cells.get((row, column)) for column in table.columns}
+            rows[row.label] = {
+                f"{column.benchmark}, {column.metric}": ""
+                if cell is None or cell.value is None
+                else f"{cell.value:.2f}"
+                for column, cell in cells.items()
+            }
+        columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+        for one in distances:
+            if (one.model or table.model) == table.model and one.row in rows:
+                rows[one.row][_head(one.to)] = one.text
+        for to in targets:
+            if to in rows:
+                rows[to][_head(to)] = "0"
+        yield table.model, [*columns, *map(_head, targets)], rows
+
+
+def _head(to: str) -> str:
+    return f"MSE to {to}"
+
+
+def show_distances(study: Study, comparison: Comparison, distances: Sequence[Distance]) -> Markup:
+    """Print the tables, write their numbers beside the study's page, and return them as its section."""
+    parts = []
+    for model, columns, rows in distance_tables(comparison, distances):
+        show_table(f"{model}: greedy results, and score distance in nats² a token", rows, columns)
+        heads = Markup("").join(Markup('<th scope="col" class="number">{}</th>').format(head) for head in columns)
+        lines = [
+            Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+                label,
+                Markup("").join(Markup('<td class="number">{}</td>').format(cells.get(name, "–")) for name in columns),
+            )
+            for label, cells in rows.items()
+        ]
+        parts.append(
+            Markup(
+                '<div class="wide"><table><caption>{}</caption><thead><tr><th scope="col">method</th>{}</tr></thead>'
+                "<tbody>{}</tbody></table></div>"
+            ).format(model, heads, Markup("").join(lines))
+        )
+    write_json(
+        study.folder / "comparison" / FILE,
+        [
+            {"model": one.model, "row": one.row, "to": one.to, "values": list(one.values), "interval": one.interval}
+            for one in distances
+        ],
+    )
+    return Markup(
+        "<p>MSE: mean squared difference of token log-probabilities (nats² a token) on the same pairs, none of them "
+        "masked, with its 95 % interval over prompts, or its standard deviation over seeds.</p>{}"
+    ).format(Markup("").join(parts))
