@@ -12,8 +12,8 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[3]
 PAGE = PROJECT / "docs" / "theory.md"
-COMMANDS = ("identities", "masking", "estimator", "anchors", "gridworld", "decisions", "repo")
-SLOW = {"repo"}
+COMMANDS = ("identities", "masking", "estimator", "anchors", "gridworld", "decisions", "repo", "writers")
+SLOW = {"repo", "writers"}
 NUMBER = re.compile(r"\d+(?:\.(\d+))?")
 
 
