@@ -27,6 +27,7 @@ from regretless.studies.runner import Failure, failed_methods, finished, run_job
 from regretless.studies.study import NOT_IN_NAMES, Cell, Study
 
 FOLDER, FILE = "distances", "score_distance.json"
+MSE = "MSE to"
 Seeds = tuple[int | None, int | None]
 
 
@@ -154,14 +155,14 @@ def _column(column: Column) -> str:
 
 
 def _head(to: str) -> str:
-    return f"MSE to {to}"
+    return f"{MSE} {to}"
 
 
 def show_distances(study: Study, comparison: Comparison, distances: Sequence[Distance]) -> Markup:
-    """Print the tables, write their numbers beside the study's page, and return them as its section."""
+    """Print the distances, write their numbers beside the study's page, and return the tables as its section."""
     parts = []
     for model, columns, rows in distance_tables(comparison, distances):
-        _print(f"{model}: greedy results, and score distance in nats² a token", rows, columns)
+        _print(f"{model}: score distance in nats² a token", rows, [name for name in columns if name.startswith(MSE)])
         heads = Markup("").join(Markup('<th scope="col" class="number">{}</th>').format(head) for head in columns)
         lines = [
             Markup('<tr><th scope="row">{}</th>{}</tr>').format(
