@@ -11,20 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
+from rich.table import Table as Screen
+from rich.text import Text
 
 from regretless.analysis.analyze import AnalyzeConfig
-from regretless.analysis.tables import show_table
 from regretless.core.files import read_json, write_json
 from regretless.core.intervals import over_seeds
 from regretless.core.run_folder import resolve
+from regretless.core.terminal import console
 from regretless.runs.recipe import Recipe, parse_recipe
-from regretless.studies.comparison import Comparison, Decoding, Row
+from regretless.studies.comparison import Column, Comparison, Decoding, Row
 from regretless.studies.job import Job
+from regretless.studies.observations import PASS_AT_1
 from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
 from regretless.studies.study import NOT_IN_NAMES, Cell, Study
 
 FOLDER, FILE = "distances", "score_distance.json"
-DIGITS = 4
+MSE = "MSE to"
 Seeds = tuple[int | None, int | None]
 
 
@@ -42,12 +45,9 @@ class Distance:
 
     @property
     def text(self) -> str:
-        """Mean ± standard deviation over seeds; of one seed, the value with its interval."""
+        """Mean ± standard deviation over seeds; the value alone if there is one seed."""
         found = over_seeds(self.values)
-        if found.n > 1:
-            return f"{found.mean:.{DIGITS}f} ± {found.sd:.{DIGITS}f}"
-        low, high = self.interval
-        return f"{found.mean:.{DIGITS}f} [{low:.{DIGITS}f}, {high:.{DIGITS}f}]"
+        return f"{found.mean:.3g} ± {found.sd:.2g}" if found.n > 1 else f"{found.mean:.3g}"
 
 
 def measure_distances(
@@ -136,9 +136,7 @@ def distance_tables(
         for row in table.rows:
             cells = {column: table.cells.get((row, column)) for column in table.columns}
             rows[row.label] = {
-                f"{column.benchmark}, {column.metric}": ""
-                if cell is None or cell.value is None
-                else f"{cell.value:.2f}"
+                _column(column): "" if cell is None or cell.value is None else f"{cell.value:.2f}"
                 for column, cell in cells.items()
             }
         columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
@@ -151,15 +149,20 @@ def distance_tables(
         yield table.model, [*columns, *map(_head, targets)], rows
 
 
+def _column(column: Column) -> str:
+    metric = "Pass@1" if column.metric == PASS_AT_1 else column.metric.replace("_", " ")
+    return f"{column.benchmark} {metric} ({column.unit})"
+
+
 def _head(to: str) -> str:
-    return f"MSE to {to}"
+    return f"{MSE} {to}"
 
 
 def show_distances(study: Study, comparison: Comparison, distances: Sequence[Distance]) -> Markup:
-    """Print the tables, write their numbers beside the study's page, and return them as its section."""
+    """Print the distances, write their numbers beside the study's page, and return the tables as its section."""
     parts = []
     for model, columns, rows in distance_tables(comparison, distances):
-        show_table(f"{model}: greedy results, and score distance in nats² a token", rows, columns)
+        _print(f"{model}: score distance in nats² a token", rows, [name for name in columns if name.startswith(MSE)])
         heads = Markup("").join(Markup('<th scope="col" class="number">{}</th>').format(head) for head in columns)
         lines = [
             Markup('<tr><th scope="row">{}</th>{}</tr>').format(
@@ -183,5 +186,16 @@ def show_distances(study: Study, comparison: Comparison, distances: Sequence[Dis
     )
     return Markup(
         "<p>MSE: mean squared difference of token log-probabilities (nats² a token) on the same pairs, none of them "
-        "masked, with its 95 % interval over prompts, or its standard deviation over seeds.</p>{}"
-    ).format(Markup("").join(parts))
+        "masked; over several seeds their mean ± standard deviation. Intervals over prompts are in {}.</p>{}"
+    ).format(FILE, Markup("").join(parts))
+
+
+def _print(title: str, rows: Mapping[str, Mapping[str, str]], columns: Sequence[str]) -> None:
+    """Print a table, in which no word of a name is cut."""
+    table = Screen(title=title, title_justify="left")
+    table.add_column("method", min_width=max(len(word) for label in rows for word in label.split()))
+    for column in columns:
+        table.add_column(column, justify="right", min_width=max(map(len, column.split())))
+    for label, cells in rows.items():
+        table.add_row(Text(label), *(cells.get(column, "–") for column in columns))
+    console.print(table)
