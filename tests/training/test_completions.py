@@ -27,7 +27,7 @@ config = PreferenceConfig(
     output_dir=out, objective="dpo", max_steps=2, log_completions_steps=1, log_completions_prompts=2,
     report_to=trackers, run_name="run", use_cpu=True, save_strategy="no", disable_tqdm=True,
 )
-PreferenceTrainer(model, config, train_dataset=rows, peft_config=LoraConfig(r=2, task_type="CAUSAL_LM")).train()
+PreferenceTrainer(model, args=config, train_dataset=rows, peft_config=LoraConfig(r=2, task_type="CAUSAL_LM")).train()
 """
 
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub import ModelCard
+from peft import LoraConfig
 
+from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER
 from regretless.runs.recipe import apply_overrides
 from regretless.training.publish import stage_command
 from regretless.training.train_config import TrainConfig
+
+
+class _Trained:
+    """Stands for a trainer in the card's code; keeps the arguments, by name, of those that were to train."""
+
+    seen: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+
+    def train(self) -> None:
+        self.seen.append(self.arguments)
 
 
 def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_data(
@@ -26,6 +41,7 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     trainer.model.save_pretrained(str(tmp_path / "by_peft"))
+    signature = inspect.signature(PreferenceTrainer.__init__)
     trainer.create_model_card(license="mit", language="en", tags="math", dataset="openai/gsm8k")
     for folder in ("saved", "by_peft", "out"):
         text = (tmp_path / folder / CARD).read_text(encoding="utf-8")
@@ -33,8 +49,15 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
         assert values["library_name"] == "peft"
         assert "| `beta` | `0.3` |" in text
         assert "| pairs trained on | `4` |" in text
-        assert "PreferenceConfig(output_dir='trained'" in text
-        assert "'dpo'" in text
+        (code,) = [block for block in text.split("```")[1::2] if "PreferenceConfig(" in block]
+        code = code.removeprefix("python\n")
+        names: dict[str, Any] = {"PreferenceConfig": PreferenceConfig, "LoraConfig": LoraConfig}
+        names["PreferenceTrainer"] = lambda *given, **more: _Trained(signature.bind(None, *given, **more).arguments)
+        exec("\n".join(line for line in code.splitlines() if not line.startswith(("from", "import"))), names)
+        (arguments,) = _Trained.seen
+        _Trained.seen.clear()
+        assert (arguments["args"].objective, arguments["args"].beta, arguments["args"].max_steps) == ("dpo", 0.3, 2)
+        assert isinstance(arguments["peft_config"], LoraConfig)
         for hidden in ("w31", "w34", "hf_secret", str(tmp_path), PLACEHOLDER):
             assert hidden not in text
             assert hidden not in (tmp_path / folder / FACTS).read_text(encoding="utf-8")

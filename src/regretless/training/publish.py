@@ -296,7 +296,7 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any) -> str
         settings = {name: value for name, value in _adapter_settings(adapter).items() if name != "peft_type"}
         lines.append(f"adapter = LoraConfig({', '.join(f'{name}={value!r}' for name, value in settings.items())})")
         more = ", peft_config=adapter"
-    lines.append(f"PreferenceTrainer({base!r}, config, train_dataset={data!r}{more}).train()")
+    lines.append(f"PreferenceTrainer({base!r}, args=config, train_dataset={data!r}{more}).train()")
     return "\n".join(lines)
 
 
