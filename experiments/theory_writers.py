@@ -97,9 +97,7 @@ def draw(path: Path, left: dict[str, dict[str, float]]) -> None:
     figure, (chart,) = start_figure(height=3.4)
     place = np.arange(len(left))
     for number, (judge, color) in enumerate(zip(next(iter(left.values())), (ORANGE, BLUE, GRAY), strict=True)):
-        chart.barh(
-            place + 0.26 * (number - 1), [row[judge] for row in left.values()], 0.24, color=color, label=judge
-        )
+        chart.barh(place + 0.26 * (number - 1), [row[judge] for row in left.values()], 0.24, color=color, label=judge)
     chart.set_yticks(place, list(left))
     chart.invert_yaxis()
     chart.axvline(1, color=GRAY, linewidth=0.8, linestyle="--")
