@@ -143,7 +143,7 @@ def test_recipe_when_it_names_workers_then_they_train_its_model_and_one_process_
         "cluster": {"address": nodes.address, "train": {"workers": 2}},
         "model": {"name_or_path": str(tmp_path / "model")},
         "pairs": {"dataset": str(tmp_path / "pairs.jsonl")},
-        "train": {**TRAIN, "seed": 42},  # the default of `fit`; a recipe has its own
+        "train": TRAIN,
     }
     assert run_recipe(parse_recipe(values, "recipe")).outcomes["train/dpo"].ran
     assert "train dpo" in capfd.readouterr().err, "the progress of workers is shown here"
