@@ -119,32 +119,23 @@ def results_of(recipe: Recipe, run: Path, label: str) -> Sequence[Result]:
         )
         for row in mine["seeds"]
     ]
-    judged = [
+    others = [
         Result(
             row["benchmark"],
-            f"{row['metric']} (judge: {row['judge']})",
+            f"{row['metric']} ({how})",
             row["n"],
             row["value"],
             _bounds(row, "low", "high"),
             row["gain"],
             _bounds(row, "gain_low", "gain_high"),
         )
-        for row in mine["chat"]
+        for row, how in (
+            *((row, f"judge: {row['judge']}") for row in mine["chat"]),
+            *((row, "lm-evaluation-harness") for row in mine["harness"]),
+        )
         if row["value"] is not None
     ]
-    tasks = [
-        Result(
-            row["benchmark"],
-            f"{row['metric']} (lm-evaluation-harness)",
-            row["n"],
-            row["value"],
-            _bounds(row, "low", "high"),
-            row["gain"],
-            _bounds(row, "gain_low", "gain_high"),
-        )
-        for row in mine["harness"]
-    ]
-    return (*greedy, *sampled, *judged, *tasks)
+    return (*greedy, *sampled, *others)
 
 
 def _bounds(row: Mapping[str, Any], low: str, high: str, scale: float = 1) -> tuple[float, float] | None:

@@ -50,10 +50,7 @@ def run_study(study: Study, *, processes: int | None = None) -> list[Failure]:
     Raises ConfigError if another process uses the study, or one of its runs.
     """
     study.folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        for cell in study.cells:
-            stack.enter_context(RunFolder(cell.recipe.run_dir).locked())
-        stack.enter_context(lock(study.folder / LOCK, study.folder))
+    with _locked(study, [cell.recipe for cell in study.cells]):
         return Scheduler(study, processes or max(1, visible_gpus())).run()
 
 
@@ -62,11 +59,18 @@ def run_jobs(study: Study, jobs: Sequence[Job], *, processes: int | None = None)
 
     Raises ConfigError if another process uses the study, or a run folder of a job.
     """
-    with contextlib.ExitStack() as stack:
-        for job in jobs:
-            stack.enter_context(RunFolder(job.recipe.run_dir).locked())
-        stack.enter_context(lock(study.folder / LOCK, study.folder))
+    with _locked(study, [job.recipe for job in jobs]):
         return Scheduler(study, processes or max(1, visible_gpus())).run_all(list(jobs))
+
+
+@contextlib.contextmanager
+def _locked(study: Study, recipes: Sequence[Recipe]) -> Iterator[None]:
+    """Within the block, no other process uses the study or the run folders of these recipes."""
+    with contextlib.ExitStack() as stack:
+        for recipe in recipes:
+            stack.enter_context(RunFolder(recipe.run_dir).locked())
+        stack.enter_context(lock(study.folder / LOCK, study.folder))
+        yield
 
 
 def failed_methods(failures: Sequence[Failure]) -> set[tuple[str, str]]:
