@@ -128,6 +128,8 @@ def problem(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str | None
             return None if rest[0] == "-m" or Path(rest[0]).is_file() else "no such script"
         if tool == "torchrun" and "regretless" in rest:
             tool, rest = "regretless", rest[rest.index("regretless") + 1 :]
+        if rest and rest[0].endswith("-completion"):
+            return None  # depends on the shell that runs the tests
         if tool.endswith("regretless"):
             result = CliRunner().invoke(app, rest)
             return None if result.exit_code == 0 else f"{result.output} {result.exception}"

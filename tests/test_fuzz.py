@@ -244,8 +244,8 @@ def check_outputs(folder: Path) -> None:
         if file.is_file() and file.suffix == ".json" and not file.name.startswith("in."):
             strict(file.read_bytes().decode())
         elif file.is_file() and file.suffix == ".jsonl" and not file.name.startswith("in."):
-            for line in file.read_bytes().decode().splitlines():
-                json.dumps(strict(line), ensure_ascii=False).encode()
+            for line in file.read_bytes().splitlines():  # of bytes: a text may hold U+0085, which ends no line here
+                json.dumps(strict(line.decode()), ensure_ascii=False).encode()
         elif file.is_file() and file.suffix == ".parquet" and not file.name.startswith("in."):
             for row in pq.read_table(file).to_pylist():
                 for name in COLUMN_TYPES.keys() & row.keys():

@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 def test_packaged_files_when_listed_then_none_is_missing_and_each_says_what_it_is() -> None:
     recipes = [path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base"]
     assert {one.path for one in bundled("recipes")} == set(recipes)
-    assert {one.path for one in bundled("studies")} == set((PROJECT / "studies").glob("*.yaml"))
+    assert {one.path for one in bundled("studies")} == set((PROJECT / "studies").rglob("*.yaml"))
     examples = {path.relative_to(PROJECT).parts[1] for path in (PROJECT / "examples").rglob("*") if path.is_file()}
     listed = {Path(one.name).parts[1] for one in bundled("examples")}
     assert listed == examples - {"gsm8k_solutions.yaml"}, "the recipe goes with its script"

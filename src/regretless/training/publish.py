@@ -145,7 +145,8 @@ class PublishingTrainer(Trainer):
                 if isinstance(value, int | float) and not name.endswith(TIMED)
             }
         found |= self.measured_at_the_end
-        return {name: value for name, value in found.items() if name != "learning_rate"}
+        # In alphabetical order: a resumed training has read its log from a file with another one.
+        return {name: value for name, value in sorted(found.items()) if name != "learning_rate"}
 
     def write_cards_in_saved_adapters(self) -> None:
         """Make the adapter write this card wherever it is saved, also by its own `save_pretrained`."""
