@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,17 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def test_objective_of_the_tutorial_when_run_then_its_numbers_hold() -> None:
-    names: dict[str, Any] = {"__name__": "tutorial"}
-    for number, block in enumerate(blocks("objective", "python"), 1):
-        exec(compile(block, f"docs/tutorials/objective.md, block {number}", "exec", dont_inherit=True), names)
-    assert names["policy"].grad is not None
-    assert names["Hinge"].hyperparameters()["beta"].meaning == "Inverse temperature β of the implicit reward."
+def test_objective_of_the_tutorial_when_run_then_its_numbers_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A module in a file: the meaning of a hyperparameter is read from the source.
+    name = "module_of_the_tutorial"
+    (tmp_path / f"{name}.py").write_text("\n".join(blocks("objective", "python")), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    module: Any = importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    assert module.policy.grad is not None
+    assert module.Hinge.hyperparameters()["beta"].meaning == "Inverse temperature β of the implicit reward."
 
 
 @pytest.mark.parametrize("page", ["own_preferences", "verifier_data"])
