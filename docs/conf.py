@@ -35,7 +35,8 @@ html_theme_options = {
     "navigation_with_keys": True,
 }
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence"]
+# A line that begins with a percent sign would be a comment, and be left out; on GitHub it is text.
+myst_disable_syntax = ["myst_line_comment", "myst_block_break", "myst_target", "myst_role"]
 # Notebooks show the outputs that they were committed with; tests/test_notebooks.py executes them.
 nb_execution_mode = "off"
 # A page whose code blocks stand for a terminal has no language; words like `regretless run` are no Python.

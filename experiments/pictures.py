@@ -53,7 +53,8 @@ def draw_writers(path: Path) -> None:
         values = [row[column] for row in rows]
         chart.barh([row[0] for row in rows], values, color=[BLUE, BLUE, ORANGE, ORANGE])
         for place, value in enumerate(values):
-            chart.text(value, place, f" {value:+.1f} ", va="center", ha="left" if value >= 0 else "right", fontsize=8)
+            side, gap = ("left", 0.05) if value >= 0 else ("right", -0.05)
+            chart.text(value + gap, place, f"{value:+.1f}", va="center", ha=side, fontsize=8)
         chart.axvline(0, color=GRAY, linewidth=0.8)
         chart.set(title=title, xlim=(-1.3, 1.3), xticks=[])
         chart.invert_yaxis()

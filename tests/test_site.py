@@ -49,6 +49,24 @@ def test_llms_text_when_built_then_it_lists_the_source_of_every_page(tmp_path: P
     assert set(listed) == here - {"README.md"}
 
 
+def small_site(folder: Path, page: str) -> Path:
+    """The sources of a site with one page beside the index."""
+    folder.mkdir()
+    shutil.copy(DOCS / "conf.py", folder)
+    index = "# Index\n\nSummary.\n\n## Pages\n\n| page | content |\n|---|---|\n| [Page](page.md) | a page |\n"
+    (folder / "README.md").write_text(index, encoding="utf-8")
+    (folder / "page.md").write_text(page, encoding="utf-8")
+    return folder
+
+
+def test_plain_markdown_when_built_then_no_line_is_lost(tmp_path: Path) -> None:
+    source = small_site(tmp_path / "docs", "# Page\n\nright in 20\n% of its responses\n\n+++ more\n\n(name)=\n{a}`b`\n")
+    done = build(source, tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "site" / "page.html").read_text(encoding="utf-8")
+    assert all(part in text for part in ("% of its responses", "+++ more", "(name)=", "{a}<code"))
+
+
 @pytest.mark.parametrize(
     ("page", "said"),
     [
@@ -58,13 +76,7 @@ def test_llms_text_when_built_then_it_lists_the_source_of_every_page(tmp_path: P
     ],
 )
 def test_fault_of_a_page_when_planted_then_the_build_fails(tmp_path: Path, page: str, said: str) -> None:
-    source = tmp_path / "docs"
-    source.mkdir()
-    shutil.copy(DOCS / "conf.py", source)
-    index = "# Index\n\nSummary.\n\n## Pages\n\n| page | content |\n|---|---|\n| [Page](page.md) | a page |\n"
-    (source / "README.md").write_text(index, encoding="utf-8")
-    (source / "page.md").write_text(page, encoding="utf-8")
-    done = build(source, tmp_path)
+    done = build(small_site(tmp_path / "docs", page), tmp_path)
     assert done.returncode != 0 and said in done.stderr
 
 
