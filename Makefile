@@ -2,6 +2,7 @@
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
 # And some for those who want to see more:
+#   make docs         the documentation's site, in build/docs; a warning is an error
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
 #   make kill-sweep   kills a small run in every stage and compares what it ends as (make kill-sweep N=100: 100 kills)
 #   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
@@ -21,7 +22,7 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 	sh -c 'ip link set lo up && exec "$$@"' sh
 
-.PHONY: quickstart test fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart test docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -31,6 +32,13 @@ test: $(VENV)/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs
+
+# Executes the notebooks and keeps what they print.
+notebooks: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/python docs/make_notebooks.py
 
 bench: $(VENV)/.bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/train_vs_trl.py $(if $(QUICK),--quick)
@@ -65,6 +73,10 @@ $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.development: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[docs]"
 	@touch $@
 
 $(VENV)/.cluster: $(VENV)/.development

@@ -165,12 +165,15 @@ OF_NO_MODULE = {
     "test_fuzz.py": "every command on bad input",
     "test_github.py": "GitHub's files, and CITATION.cff",
     "test_kill_sweep.py": "the program kill_sweep.py",
+    "test_notebooks.py": "docs/notebooks",
     "test_objective_pages.py": "docs/methods",
     "test_package.py": "wheel, sdist, and an installation of them",
     "test_python_page.py": "docs/python.md",
     "test_real_data.py": "the path of docs/real_data.md",
     "test_recipes.py": "the files in recipes/",
+    "test_site.py": "the documentation's site",
     "test_studies.py": "the files in studies/",
+    "test_tutorials.py": "docs/tutorials",
 }
 """Test files that concern no single module, and what they concern."""
 

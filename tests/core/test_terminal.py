@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import sys
 from pathlib import Path
 
+import pytest
 from rich.table import Table
 
-from regretless.core.terminal import bar, terminal
+from regretless.core.terminal import bar, console, terminal
 from regretless.data.rejected_rows import Refusal
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -30,6 +32,15 @@ def test_texts_when_printed_in_any_form_then_escapes_are_shown_and_rich_still_co
     assert "\\x1b[2J" in said and "\\udcff" not in said and "\\xff" in said and "[red]x[/red][/nothing]" in said
     assert not any(character in said for character in "\x07\x9b\r\u202e\udcff")
     assert "\nerror: false" not in said
+
+
+@pytest.mark.filterwarnings("ignore:install .ipywidgets.")
+def test_bar_when_shown_in_a_notebook_then_standard_error_is_the_kernels_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel flushes standard error before it displays anything, the bar's own texts among it."""
+    monkeypatch.setattr(console, "is_jupyter", True)
+    before = sys.stdout, sys.stderr
+    with bar("Sampling", 1):
+        assert (sys.stdout, sys.stderr) == before
 
 
 def _escapes(text: str) -> list[str]:

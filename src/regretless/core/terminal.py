@@ -90,6 +90,9 @@ def bar(
         TimeRemainingColumn(),
         *([_Note(note)] if note is not None else []),
     )
-    with Progress(*columns, console=console) as progress:
+    # While a bar is shown, rich prints what others write above it. A notebook's kernel flushes standard error before it
+    # displays a bar: rich would print again, without end. There, texts have a place of their own anyway.
+    redirect = not console.is_jupyter
+    with Progress(*columns, console=console, redirect_stdout=redirect, redirect_stderr=redirect) as progress:
         task = progress.add_task(description, total=total, completed=done)
         yield lambda amount: progress.advance(task, amount)
