@@ -24,9 +24,9 @@ class DPO(Objective):
     paper: ClassVar[str] = "arXiv:2305.18290"
     formula: ClassVar[str] = (
         "ρ = Σ_s (π_s − r_s) (reduction=sum), 1/T Σ_s (π_s − r_s) (reduction=mean)\n"
-        "l(x) = −log σ(β x), x = ρ⁺ − ρ⁻\n"
-        "loss = l(x), without label_smoothing ε\n"
-        "loss = ((1 − ε) l(x) − ε l(−x)) / (1 − 2ε) (smoothing=robust), (1 − ε) l(x) + ε l(−x) (conservative)"
+        "loss = −log σ(β (ρ⁺ − ρ⁻))\n"
+        "with label_smoothing ε, l the loss and l' that of the flipped pair: ((1 − ε) l − ε l') / (1 − 2ε) "
+        "(smoothing=robust), (1 − ε) l + ε l' (smoothing=conservative)"
     )
 
     beta: Positive = 0.1
