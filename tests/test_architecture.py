@@ -156,6 +156,7 @@ OF_NO_MODULE = {
     "experiments/theory/test_worked_examples.py": "grid_world.py and two_decisions.py",
     "core/test_token_numbers.py": "further numbers per token, from sampling to the loss",
     "objectives/test_objectives_baselines.py": "the published methods together",
+    "objectives/test_objectives_trl.py": "all objectives that TRL has, next to TRL",
     "objectives/test_objectives_vectors.py": "all objectives, on published values",
     "test_architecture.py": "all modules",
     "test_benchmark_scripts.py": "the scripts in benchmarks/",

@@ -30,15 +30,15 @@ def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
         for n in range(1, 5)
     ]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    settings = ["objective=hinge", "beta=0.5", "max_steps=1", "pairs_per_step=4", "lora=null"]
+    settings = ["objective=exponential", "beta=0.5", "max_steps=1", "pairs_per_step=4", "lora=null"]
     done = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "trained", *settings)
     assert done.returncode == 0, done.stderr
     manifest = read_json(tmp_path / "trained" / "manifest.json")
-    # At the reference every margin is 0, so the hinge is 1; DPO's loss would be log 2.
+    # At the reference every margin is 0, so exp(0) is 1; DPO's loss would be log 2.
     assert manifest["summary"]["loss"] == pytest.approx(1.0, abs=1e-6)
     assert manifest["versions"]["regretless-example-plugin"] == "0.1.0"
-    wrong = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "no", "objective=hinje")
-    assert wrong.returncode == 2 and "hinge" in wrong.stderr
+    wrong = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "no", "objective=exponental")
+    assert wrong.returncode == 2 and "exponential" in wrong.stderr
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("absent", "cannot be imported: ModuleNotFoundError"),
         ("function", "expected a subclass of regretless.objectives.Objective"),
         ("misnamed", "its `name` is 'dpo'"),
-        ("nowhere", "expected one of repo, repo_det, .*, sft, twice"),
+        ("nowhere", "expected one of repo, repo_det, .*, weighted_sum, twice"),
     ],
 )
 @pytest.mark.usefixtures("offer")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.objectives import OBJECTIVES, Logps, build, hyperparameter_names
+from regretless.objectives.base import MODIFIERS
 
 PAIRS = torch.tensor([[0, 1], [0, 2], [1, 2]])
 NAMES = [name for name in OBJECTIVES if not build(name).token_numbers]
@@ -161,7 +162,7 @@ def test_build_with_bad_settings_reports_all_of_them_together() -> None:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_objective_when_built_from_its_own_listing_is_the_default(name: str) -> None:
     listing = OBJECTIVES[name].hyperparameters()
-    assert hyperparameter_names(name) == tuple(listing)
+    assert hyperparameter_names(name) == (*MODIFIERS, *listing)
     assert all(entry.type and entry.meaning for entry in listing.values())
     defaults: dict[str, Any] = {key: entry.default for key, entry in listing.items()}
     assert build(name, **defaults) == build(name)

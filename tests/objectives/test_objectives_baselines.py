@@ -1,4 +1,4 @@
-"""DPO, IPO, RPO, KTO, TDPO and SFT: hand values, gradients, and the variants that are options."""
+"""Methods other than RePO: hand values, gradients, and the variants that are options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.objectives import Logps, Output, build
+from regretless.objectives import OBJECTIVES, Logps, Output, build
 
 # Two responses of two and four tokens; summed log-ratios +1 and −2, token means +1/2 and −1/2.
 PAIRS = torch.tensor([[0, 1]])
@@ -50,6 +50,66 @@ def test_dpo_by_hand_gives_the_log_sigmoid_of_the_margin_and_rewards() -> None:
     assert output.rewards is not None
     assert output.rewards.tolist() == pytest.approx([BETA * 1, BETA * -2])
     assert not output.rewards.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "loss", "rewards"),
+    [
+        # Sums of the log-probabilities are −2 and −5, their means −1 and −1.25.
+        ("simpo", {"beta": 2.0, "gamma": 0.4}, _log1pexp(-(2 * 0.25 - 0.4)), [-2.0, -2.5]),
+        ("cpo", {"beta": 0.2, "sft_weight": 0.3}, _log1pexp(-0.2 * 3) + 0.3 * 1.0, [-0.4, -1.0]),
+        (
+            "orpo",
+            {"beta": 0.2},
+            1.0 + 0.2 * _log1pexp(math.log(math.e - 1) - math.log(math.exp(1.25) - 1)),
+            [-0.2, -0.25],
+        ),
+        ("hinge", {"beta": 0.2}, 1 - 0.2 * 3, [0.2, -0.4]),
+        ("hinge", {"beta": 0.5}, 0.0, [0.5, -1.0]),
+        ("apo", {"beta": 0.2}, 1 / (1 + math.exp(0.2)) + 1 / (1 + math.exp(0.4)), [0.2, -0.4]),
+        (
+            "apo",
+            {"beta": 0.2, "variant": "down"},
+            1 / (1 + math.exp(-0.2)) + 1 / (1 + math.exp(0.6)),
+            [0.2, -0.4],
+        ),
+        ("dpop", {"beta": 0.2, "penalty": 4.0}, _log1pexp(-0.2 * 3), [0.2, -0.4]),
+        ("dpo", {"beta": 0.2, "reduction": "mean"}, _log1pexp(-0.2 * 1), [0.1, -0.1]),
+        (
+            "dpo",
+            {"beta": 0.2, "label_smoothing": 0.1, "smoothing": "conservative"},
+            0.9 * _log1pexp(-0.6) + 0.1 * _log1pexp(0.6),
+            [0.2, -0.4],
+        ),
+    ],
+)
+def test_objective_by_hand_gives_loss_and_rewards(
+    name: str, settings: dict[str, Any], loss: float, rewards: list[float]
+) -> None:
+    output = build(name, **settings)(_logps(), PAIRS)
+    assert output.loss.item() == pytest.approx(loss)
+    assert output.rewards is not None
+    assert output.rewards.tolist() == pytest.approx(rewards)
+
+
+def test_dpop_when_the_chosen_response_has_lost_probability_then_each_lost_nat_costs_and_pulls() -> None:
+    logps, flipped = _logps(), PAIRS.flip(1)
+    output = build("dpop", beta=0.2, penalty=4.0)(logps, flipped)
+    # The chosen one has lost two nats.
+    argument = 0.2 * (-2 - 1 - 4 * 2)
+    assert output.loss.item() == pytest.approx(_log1pexp(-argument))
+    (gradient,) = torch.autograd.grad(output.loss, logps.policy)
+    slope = 0.2 / (1 + math.exp(argument))
+    assert gradient[1].tolist() == pytest.approx([-slope * (1 + 4)] * 4)
+    assert gradient[0, :2].tolist() == pytest.approx([slope] * 2)
+
+
+def test_orpo_when_a_response_is_certain_then_loss_and_gradient_are_finite() -> None:
+    policy = torch.tensor([[0.0, 0.0], [-1.0, -2.0]], requires_grad=True)
+    for pairs in (PAIRS, PAIRS.flip(1)):
+        loss = build("orpo")(Logps(policy, mask=torch.ones(2, 2)), pairs).loss
+        (gradient,) = torch.autograd.grad(loss, policy)
+        assert loss.isfinite() and gradient.isfinite().all()
 
 
 def test_dpo_at_zero_margin_costs_log_two() -> None:
@@ -174,7 +234,7 @@ def test_rewards_of_every_preference_method_are_detached_and_one_a_response(
     make_batch: Callable[..., dict[str, Tensor]],
 ) -> None:
     batch = make_batch([3, 2])
-    for name in ("repo", "repo_det", "dpo", "ipo", "rpo", "kto", "tdpo"):
+    for name in tuple(name for name in OBJECTIVES if name != "sft" and not build(name).token_numbers):
         rewards = build(name)(Logps(**batch, z_ref=0.0), PAIRS).rewards
         assert rewards is not None
         assert rewards.shape == (2,)

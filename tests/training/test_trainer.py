@@ -29,6 +29,8 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("repo", {"formulation": "released", "sft_weight": 0.3}),
     ("repo", {"granularity": "step", "discount": 0.9}),
     ("kto", {"reference_point": "paired"}),
+    ("dpo", {"reference": "behavior", "ld_alpha": 0.5, "importance": "mean", "importance_clip": 2.0}),
+    ("weighted_sum", {"terms": [{"objective": "kto"}, {"objective": "sft", "weight": 0.5}, {"objective": "repo"}]}),
 ]
 
 
@@ -122,6 +124,15 @@ def test_training_step_when_compared_with_plain_computation_then_loss_and_lora_g
     expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
     assert expected.norm() > 0
     assert (mine - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_behavior_as_the_reference_when_trained_then_no_reference_is_computed(make_trainer: Make) -> None:
+    trainer = make_trainer(objective="dpo", objective_kwargs={"reference": "behavior"}, max_steps=2)
+    trainer._score_reference = lambda items: pytest.fail("the reference was asked")
+    trainer.train()
+    assert trainer._reference_logps is None and not (trainer.args.cache_dir / "reference").exists()
+    line = next(line for line in trainer.state.log_history if "rewards/margins" in line)
+    assert line["rewards/margins"] != 0  # relative to the behavior policy, also before the first step
 
 
 def test_zero_point_of_kto_when_estimated_then_chosen_and_rejected_answers_to_other_prompts_count_alike(

@@ -16,6 +16,7 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerF
 
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
+from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.constructor import INSTEAD
 from regretless.training.train_config import TrainConfig
@@ -35,6 +36,26 @@ def config(tmp_path: Path, **given: Any) -> PreferenceConfig:
         ({"loss_type": ["ipo"]}, "ipo", {"reduction": "mean"}),
         ({"loss_type": "robust", "label_smoothing": 0.1}, "dpo", {"label_smoothing": 0.1}),
         ({"objective": "dpo", "label_smoothing": 0.1}, "dpo", {"label_smoothing": 0.1}),
+        ({"loss_type": "sigmoid_norm", "ld_alpha": 0.5}, "dpo", {"reduction": "mean", "ld_alpha": 0.5}),
+        ({"loss_type": "apo_down", "loss_weights": [1]}, "apo", {"variant": "down"}),
+        (
+            {"loss_type": "hinge", "loss_weights": [0.5]},
+            "weighted_sum",
+            {"terms": [{"objective": "hinge", "weight": 0.5}]},
+        ),
+        (
+            {"loss_type": ["apo_zero", "robust"], "loss_weights": [1, 0.5], "beta": 0.2, "label_smoothing": 0.1}
+            | {"ld_alpha": 0.0, "objective_kwargs": {"reference": "behavior"}},
+            "weighted_sum",
+            {
+                "terms": [
+                    {"objective": "apo", "weight": 1, "beta": 0.2, "variant": "zero"},
+                    {"objective": "dpo", "weight": 0.5, "beta": 0.2, "label_smoothing": 0.1},
+                ],
+                "ld_alpha": 0.0,
+                "reference": "behavior",
+            },
+        ),
         (
             {"objective": "ipo", "loss_type": "ipo", "objective_kwargs": {"reduction": "sum"}},
             "ipo",
@@ -49,19 +70,31 @@ def test_loss_when_it_is_named_as_in_trl_then_the_objective_is_that_loss(
     assert (args.objective, args.hyperparameters) == (objective, hyperparameters)
     again = PreferenceConfig(**args.to_dict())
     assert (again.objective, again.hyperparameters) == (objective, hyperparameters)
+    build(objective, **hyperparameters)
 
 
 def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp_path: Path) -> None:
-    given = {"sync_ref_model": True, "ld_alpha": 0.5, "eta": 0.1, "learning_rat": 1, "max_completion_length": 9}
+    given = {
+        "sync_ref_model": True,
+        "ld_alpha": 1.5,
+        "importance": "mean",
+        "loss_weights": [1.0],
+        "eta": 0.1,
+        "learning_rat": 1,
+        "max_completion_length": 9,
+    }
     given |= {"loss_type": ["sigmoid", "sft"], "label_smoothing": 0.5, "truncation_mode": "keep_end"}
-    with pytest.raises(ConfigError, match=r"PreferenceConfig: 8 problem\(s\)") as caught:
+    with pytest.raises(ConfigError, match=r"PreferenceConfig: 10 problem\(s\)") as caught:
         config(tmp_path, **given)
     lines = {line.split(":")[0].removeprefix("  - "): line for line in str(caught.value).splitlines()[1:]}
     assert lines.keys() == given.keys()
     assert "not used here: the reference is fixed" in lines["sync_ref_model"]
     assert "a hyperparameter of rpo; set objective_kwargs={'eta': 0.1}" in lines["eta"]
     assert "unknown argument; did you mean learning_rate?" in lines["learning_rat"]
-    assert "sigmoid + sft: one loss is trained; objective='rpo'" in lines["loss_type"]
+    assert "'sft': objective='sft' averages over responses" in lines["loss_type"]
+    assert "expected a weight for each of 2 losses in loss_type, got [1.0]" in lines["loss_weights"]
+    assert "at most 1 or null, got 1.5" in lines["ld_alpha"]
+    assert "a hyperparameter of every method; set objective_kwargs={'importance': 'mean'}" in lines["importance"]
     assert "below 0.5, got 0.5" in lines["label_smoothing"]
     assert "'keep_start'" in lines["truncation_mode"]
 
@@ -70,7 +103,11 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
     ("given", "problem"),
     [
         ({"loss_type": "sigmoid", "objective": "repo"}, "'sigmoid' is objective='dpo', got 'repo'; remove one"),
-        ({"loss_type": "hinge"}, "'hinge': not implemented; write it as an objective of your own"),
+        ({"loss_type": "discopop"}, "'discopop': not implemented; write it as an objective of your own"),
+        ({"loss_type": "simpo"}, "'simpo': set objective='simpo', without loss_type"),
+        ({"loss_type": ["hinge", "ipo"], "objective": "dpo"}, "hinge + ipo is objective='weighted_sum', got 'dpo'"),
+        ({"loss_weights": [1.0]}, "loss_weights: expected a weight for each of 0 losses"),
+        ({"loss_type": ["hinge", "ipo"], "label_smoothing": 0.1}, "label_smoothing: the loss hinge + ipo does not"),
         ({"loss_type": "sft"}, "objective='sft' averages over responses"),
         ({"loss_type": "sigmoid", "label_smoothing": 0.1}, "label_smoothing: the loss sigmoid does not use it"),
         ({"label_smoothing": 0.1}, "label_smoothing: repo has none"),
@@ -127,8 +164,13 @@ METRICS += ("logps/chosen", "logps/rejected")
 
 @pytest.mark.parametrize(
     "loss",
-    [{"loss_type": "sigmoid"}, {"loss_type": "ipo"}, {"loss_type": "robust", "label_smoothing": 0.1}],
-    ids=["sigmoid", "ipo", "robust"],
+    [
+        {"loss_type": "sigmoid"},
+        {"loss_type": "ipo"},
+        {"loss_type": "robust", "label_smoothing": 0.1},
+        {"loss_type": ["hinge", "apo_zero"], "loss_weights": [0.5, 2.0], "ld_alpha": 0.5},
+    ],
+    ids=["sigmoid", "ipo", "robust", "sum"],
 )
 def test_training_when_trl_trains_on_the_same_rows_then_losses_metrics_and_weights_are_the_same(
     loss: dict[str, Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel]
@@ -153,7 +195,9 @@ def test_training_when_trl_trains_on_the_same_rows_then_losses_metrics_and_weigh
         found.append((log, {name: value.detach() for name, value in trainer.model.named_parameters()}))
     (theirs, their_weights), (ours, our_weights) = found
     # TRL's rewards are of sums also where the loss is of means.
-    names = [name for name in METRICS if loss["loss_type"] != "ipo" or not name.startswith("rewards/")]
+    # With ld_alpha, TRL's log-probabilities of responses are those of the loss.
+    without = "rewards/" if loss["loss_type"] == "ipo" else "logps/" if "ld_alpha" in loss else "none"
+    names = [name for name in METRICS if not name.startswith(without)]
     for their, our in zip(theirs, ours, strict=True):
         assert {name: our[name] for name in names} == pytest.approx({name: their[name] for name in names}, abs=2e-5)
     assert len(ours) == 3 and ours[-1]["num_tokens"] == 3 * ours[0]["num_tokens"] > 0

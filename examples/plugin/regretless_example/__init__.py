@@ -14,17 +14,17 @@ from regretless.objectives import Logps, Objective, Output
 from regretless.objectives.base import Positive, margins
 
 
-class Hinge(Objective):
-    """max(0, 1 − β (ρ⁺ − ρ⁻)), ρ the summed log-ratio of policy to reference in nats (SLiC-HF, arXiv:2305.10425)."""
+class Exponential(Objective):
+    """exp(−β (ρ⁺ − ρ⁻)), ρ the summed log-ratio of policy to reference in nats (GPO, arXiv:2402.05749)."""
 
-    name: ClassVar[str] = "hinge"
+    name: ClassVar[str] = "exponential"
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
 
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
         rewards = self.beta * logps.log_ratio()
-        return Output(torch.relu(1 - margins(rewards, pairs)), rewards=rewards.detach())
+        return Output(torch.exp(-margins(rewards, pairs)), rewards=rewards.detach())
 
 
 def same_last_word(response: str, answer: str) -> Check:

@@ -37,9 +37,8 @@ def at_start(
         rows = torch.arange(2 * len(chunk)).view(-1, 2)
         output = objective(at_reference(objective, chunk, reference, ends_step), rows)
         losses.append(output.pair_losses.flatten())
-        if output.rewards is not None:
-            chosen, rejected = output.rewards[rows].unbind(dim=1)
-            margins.append(chosen - rejected)
+        if (rewards := output.pair_rewards(rows)) is not None:
+            margins.append(rewards[:, 0] - rewards[:, 1])
     margin = torch.cat(margins).numpy() if margins else None
     return {
         "pairs": len(able),
@@ -86,7 +85,7 @@ def at_reference(
         reference=policy,
         behavior=numbers.pop("behavior", None),
         reference_kl=torch.zeros_like(policy),
-        steps=step_numbers(ids, ends_step) if "steps" in objective.needs else None,
+        steps=step_numbers(ids, ends_step) if "steps" in objective.required else None,
         token_numbers=numbers,
         z_ref=0.0,
     )

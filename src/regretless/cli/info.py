@@ -15,7 +15,7 @@ from rich.text import Text
 from regretless.core.errors import lookup
 from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped, settings_of, type_text
 from regretless.core.terminal import terminal
-from regretless.objectives import OBJECTIVES
+from regretless.objectives import OBJECTIVES, Objective
 from regretless.runs.recipe import Recipe
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.train_config import UNUSED
@@ -89,11 +89,12 @@ def _show_group(group: Group, section: str) -> None:
 
 
 def show_objectives() -> None:
-    """Print every objective with its hyperparameters."""
+    """Print every objective with its hyperparameters, then those that all of them have."""
     table = Table("objective", "hyperparameter", "type", "default", "meaning")
     objectives, problems = OBJECTIVES.usable()
-    for name, kind in objectives.items():
-        for row, (key, parameter) in enumerate(kind.hyperparameters().items()):
+    listed = {name: kind.hyperparameters() for name, kind in objectives.items()} | {"(all)": Objective.modifiers()}
+    for name, hyperparameters in listed.items():
+        for row, (key, parameter) in enumerate(hyperparameters.items()):
             shown = name if row == 0 else ""
             table.add_row(shown, key, parameter.type, parameter.default_text, parameter.meaning)
         table.add_section()

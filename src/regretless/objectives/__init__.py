@@ -10,15 +10,22 @@ from __future__ import annotations
 from typing import Any
 
 from regretless.core.plugins import Registry
+from regretless.objectives.apo import APO
 from regretless.objectives.base import Logps, Objective, Output
+from regretless.objectives.cpo import CPO
 from regretless.objectives.dpo import DPO
+from regretless.objectives.dpop import DPOP
+from regretless.objectives.hinge import Hinge
 from regretless.objectives.ipo import IPO
 from regretless.objectives.kto import KTO
+from regretless.objectives.orpo import ORPO
 from regretless.objectives.repo import RePO
 from regretless.objectives.repo_det import RePODet
 from regretless.objectives.rpo import RPO
 from regretless.objectives.sft import SFT
+from regretless.objectives.simpo import SimPO
 from regretless.objectives.tdpo import TDPO
+from regretless.objectives.weighted_sum import WeightedSum
 from regretless.objectives.weights import repo_weights
 
 
@@ -38,7 +45,14 @@ OBJECTIVES: Registry[type[Objective]] = Registry(
         "rpo": RPO,
         "kto": KTO,
         "tdpo": TDPO,
+        "hinge": Hinge,
+        "apo": APO,
+        "dpop": DPOP,
+        "simpo": SimPO,
+        "cpo": CPO,
+        "orpo": ORPO,
         "sft": SFT,
+        "weighted_sum": WeightedSum,
     },
     _problem,
 )

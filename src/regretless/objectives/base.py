@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from torch import Tensor
 
 from regretless.core.errors import DataError
 from regretless.core.setting_list import Setting, settings_of
-from regretless.core.settings import Section
+from regretless.core.settings import Section, setting_error
+from regretless.objectives.modifiers import Importance, importance_weights, tail_weights
 
 INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"})
 """Inputs that an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
@@ -21,7 +22,8 @@ INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "
 REMEDIES: Mapping[str, str] = {
     "reference": "token log-probabilities under the frozen reference model; pass Logps(reference=...)",
     "behavior": "token log-probabilities under the policy that generated each response, and the data has none; "
-    "re-score the responses with the model that generated them, or use the objective repo_det, which needs none",
+    "re-score the responses with the model that generated them, or use the objective repo_det, which needs none (and "
+    "leave out importance and reference=behavior)",
     "reference_kl": "KL(reference || policy) over the full vocabulary at every token; pass Logps(reference_kl=...)",
     "steps": "the step index of every token; pass Logps(steps=...) or set granularity=token",
     "z_ref": "the mean log-ratio of mismatched prompt/response pairs; pass Logps(z_ref=...) or set "
@@ -128,11 +130,17 @@ class Output:
     """(R,) nats, with gradient: the score in the preference model, for methods that score responses."""
     rewards: Tensor | None = None
     """(R,) nats, detached: the implicit reward, for logging. None for methods without rewards."""
+    rows: Tensor | None = None
+    """(P, 2) rows of `scores` and `rewards` of each pair, where a response has other ones in each of its pairs."""
     loss: Tensor = field(init=False)
     """Scalar: the mean of all entries of `pair_losses`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", self.pair_losses.mean())
+
+    def pair_rewards(self, pairs: Tensor) -> Tensor | None:
+        """Rewards of the two responses of each pair, (P, 2) nats; `pairs` are those that the objective was given."""
+        return None if self.rewards is None else self.rewards[pairs if self.rows is None else self.rows]
 
 
 class Objective(Section):
@@ -140,9 +148,9 @@ class Objective(Section):
 
     Calling takes `logps` and the pairs (P, 2) long (row of the chosen, row of the rejected; rows may repeat). Methods
     without a rejected side also take (P, 1), and never read the second column. A method of your own has a `name`, its
-    hyperparameters as fields, `needs` where they differ, and `compute`.
+    hyperparameters as fields, `needs` where they differ, and `compute`. The fields below modify any method.
 
-    Raises DataError if an input in `needs` is missing, ValueError for malformed pairs.
+    Raises DataError if an input in `required` is missing, ValueError for malformed pairs.
     """
 
     name: ClassVar[str]
@@ -154,15 +162,58 @@ class Objective(Section):
     """The loss, a line for each quantity; π, r and m are the log-probabilities of the token s under policy, reference
     and behavior policy (nats), ⁺ is the chosen response and ⁻ the rejected one."""
 
+    reference: Literal["model", "behavior"] = "model"
+    """Policy that log-ratios are relative to: the reference model, or the behavior policy that generated the responses,
+    whose log-probabilities the data has, so that no reference is computed."""
+    ld_alpha: Fraction = 1.0
+    """Weight α of the tokens of a response beyond the length of the pair's other response (LD-DPO); 1 leaves them as
+    they are."""
+    importance: Importance = "none"
+    """Weight of a pair's loss: `none`, or the product of its responses' clipped probability ratios of policy to
+    behavior policy, each the ratio of an average token (`mean`, as in WPO) or of the whole response (`sum`)."""
+    importance_clip: Positive = 1.0
+    """Largest probability ratio of a response; used with `importance` only."""
+
+    @model_validator(mode="after")
+    def _check_modifiers(self) -> Self:
+        problems: dict[str, str] = {}
+        if self.reference == "behavior":
+            if "reference" not in self.needs:
+                problems["reference"] = f"{self.name} has no reference with these settings; leave it out"
+            elif blocking := sorted({"reference_kl", "z_ref"} & self.needs):
+                problems["reference"] = (
+                    f"{self.name} needs the reference model itself for `{blocking[0]}`; leave it out"
+                )
+            elif self.zero_point is not None:
+                problems["reference"] = f"{self.name} needs the reference model itself for its zero point; leave it out"
+        if self.ld_alpha != 1:
+            if "rejected" not in self.needs:
+                problems["ld_alpha"] = f"{self.name} reads no rejected response to compare lengths with; leave it out"
+            elif self.zero_point is not None:
+                problems["ld_alpha"] = f"the zero point of {self.name} is that of whole responses; leave it out"
+        if problems:
+            errors = [setting_error((key,), text, getattr(self, key)) for key, text in problems.items()]
+            raise ValidationError.from_exception_data(type(self).__name__, errors)
+        return self
+
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs beyond `policy` and `mask` that this objective requires: of `INPUTS`, or `token_numbers`."""
+        """Inputs beyond `policy` and `mask` that `compute` reads: of `INPUTS`, or `token_numbers`."""
         return frozenset({"reference", "rejected"})
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Inputs that calling the objective requires: those that it `needs`, as the modifiers change them."""
+        behavior = frozenset({"behavior"})
+        found = self.needs
+        if self.reference == "behavior":
+            found = found - {"reference"} | behavior
+        return found if self.importance == "none" else found | behavior
 
     @property
     def token_numbers(self) -> frozenset[str]:
         """Required inputs that come from the data as `token_numbers`."""
-        return self.needs - INPUTS
+        return self.required - INPUTS
 
     @property
     def zero_point(self) -> Literal["mismatched", "paired"] | None:
@@ -175,10 +226,25 @@ class Objective(Section):
     def __call__(self, logps: Logps, pairs: Tensor) -> Output:
         present = {"rejected", *(logps.token_numbers.keys() - INPUTS)}
         present |= {name for name in REMEDIES if getattr(logps, name, None) is not None}
-        missing = sorted(self.needs - present)
+        missing = sorted(self.required - present)
         if missing:
             raise DataError("; ".join(f"{self.name} needs `{name}`: {_remedy(name)}" for name in missing))
-        return self.compute(logps, self._checked(pairs, logps))
+        pairs = self._checked(pairs, logps)
+        given = replace(logps, reference=logps.behavior) if self.reference == "behavior" else logps
+        if self.ld_alpha == 1:
+            output = self.compute(given, pairs)
+        else:
+            rows = torch.arange(pairs.numel(), device=pairs.device).view_as(pairs)
+            output = replace(self.compute(_without_long_tails(given, pairs, self.ld_alpha), rows), rows=rows)
+        if self.importance != "none":
+            assert logps.behavior is not None
+            weights = importance_weights(
+                logps.policy, logps.behavior, logps.mask, self.importance, self.importance_clip
+            )[pairs]
+            # A loss for each side has the weight of that side.
+            weights = weights if output.pair_losses.dim() == 2 else weights.prod(dim=1)
+            output = replace(output, pair_losses=output.pair_losses * weights)
+        return output
 
     @abstractmethod
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
@@ -201,8 +267,41 @@ class Objective(Section):
 
     @classmethod
     def hyperparameters(cls) -> dict[str, Setting]:
-        """Type with bounds, default and meaning of every hyperparameter, in order of declaration."""
-        return {setting.key: setting for setting in settings_of(cls)}
+        """Type with bounds, default and meaning of every hyperparameter but `MODIFIERS`, in order of declaration."""
+        return {setting.key: setting for setting in settings_of(cls) if setting.key not in MODIFIERS}
+
+    @staticmethod
+    def modifiers() -> dict[str, Setting]:
+        """The same of the hyperparameters that every objective has."""
+        return {setting.key: setting for setting in settings_of(Objective)}
+
+
+MODIFIERS = tuple(Objective.model_fields)
+"""Hyperparameters that every objective has, in order."""
+
+
+def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
+    """Each pair's responses as rows of their own, tokens beyond the shorter one's length weighted with `alpha`.
+
+    All log-probabilities and divergences get the weight, so sums over tokens do; counts of tokens stay.
+    """
+    rows = pairs.flatten()
+    mask = logps.mask[rows]
+    weights = tail_weights(mask, alpha, logps.policy.dtype)
+
+    def weighted(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[rows] * weights
+
+    return Logps(
+        logps.policy[rows] * weights,
+        mask=mask,
+        reference=weighted(logps.reference),
+        behavior=weighted(logps.behavior),
+        reference_kl=weighted(logps.reference_kl),
+        steps=None if logps.steps is None else logps.steps[rows],
+        token_numbers={name: values[rows] for name, values in logps.token_numbers.items()},
+        z_ref=logps.z_ref,
+    )
 
 
 def _remedy(name: str) -> str:

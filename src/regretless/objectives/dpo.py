@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from torch import Tensor
@@ -12,27 +12,41 @@ from regretless.objectives.base import Logps, Objective, Output, Positive, margi
 
 
 class DPO(Objective):
-    """−log σ(β (ρ⁺ − ρ⁻)), ρ the summed log-ratio of policy to reference in nats (eq. 7).
+    """−log σ(β (ρ⁺ − ρ⁻)), ρ the log-ratio of policy to reference in nats (eq. 7), summed or averaged over tokens.
 
     With label smoothing ε the loss is that of robust DPO (arXiv:2403.00409): the expectation over preferences
-    of which a share ε is flipped is then the loss on the true ones.
+    of which a share ε is flipped is then the loss on the true ones. Or it is that of conservative DPO: the mean of the
+    losses of both directions, weighted with 1 − ε and ε, which is least at a finite margin.
     """
 
     name: ClassVar[str] = "dpo"
     title: ClassVar[str] = "DPO: direct preference optimization"
     paper: ClassVar[str] = "arXiv:2305.18290"
-    formula: ClassVar[str] = "ρ = Σ_s (π_s − r_s)\nloss = −log σ(β (ρ⁺ − ρ⁻))"
+    formula: ClassVar[str] = (
+        "ρ = Σ_s (π_s − r_s) (reduction=sum), 1/T Σ_s (π_s − r_s) (reduction=mean)\n"
+        "loss = −log σ(β (ρ⁺ − ρ⁻))\n"
+        "with label_smoothing ε, l the loss and l' that of the flipped pair: ((1 − ε) l − ε l') / (1 − 2ε) "
+        "(smoothing=robust), (1 − ε) l + ε l' (smoothing=conservative)"
+    )
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5), BeforeValidator(refuse_bool)] = 0.0
-    """Share ε of preferences that are expected to be flipped; above 0 it gives robust DPO."""
+    """Share ε of preferences that are expected to be flipped."""
+    smoothing: Literal["robust", "conservative"] = "robust"
+    """Loss with label_smoothing: that of robust DPO, or that of conservative DPO (cDPO)."""
+    reduction: Literal["sum", "mean"] = "sum"
+    """Log-ratio of a response: summed over its tokens (the paper), or averaged (length-normalized DPO)."""
 
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
-        rewards = self.beta * logps.log_ratio()
+        ratios = logps.log_ratio()
+        rewards = self.beta * (ratios / logps.lengths if self.reduction == "mean" else ratios)
         margin = margins(rewards, pairs)
         losses = -F.logsigmoid(margin)
-        if self.label_smoothing:
-            share = self.label_smoothing
-            losses = ((1 - share) * losses + share * F.logsigmoid(-margin)) / (1 - 2 * share)
+        if share := self.label_smoothing:
+            flipped = -F.logsigmoid(-margin)
+            if self.smoothing == "robust":
+                losses = ((1 - share) * losses - share * flipped) / (1 - 2 * share)
+            else:
+                losses = (1 - share) * losses + share * flipped
         return Output(losses, rewards=rewards.detach())

@@ -13,7 +13,7 @@ from regretless.objectives.base import Objective
 
 def of_data(objective: Objective) -> tuple[str, ...]:
     """Names of the per-token inputs that the data must have: `behavior`, and the objective's `token_numbers`."""
-    behavior = ("behavior",) if "behavior" in objective.needs else ()
+    behavior = ("behavior",) if "behavior" in objective.required else ()
     return (*behavior, *sorted(objective.token_numbers))
 
 

@@ -52,7 +52,7 @@ class Data:
 
     @property
     def _needs(self) -> frozenset[str]:
-        return build(self.args.objective, **self.args.hyperparameters).needs
+        return build(self.args.objective, **self.args.hyperparameters).required
 
     @property
     def needs_reference(self) -> bool:

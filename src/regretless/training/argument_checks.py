@@ -34,11 +34,12 @@ BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"ge": 1}, ("log_completions_steps", "log_completions_prompts")),
     ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
     ({"ge": 0, "lt": 0.5}, ("label_smoothing",)),
+    ({"ge": 0, "le": 1}, ("ld_alpha",)),
     ({"ge": 1}, ("dataset_num_proc",)),
 )
 BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}
 """Bounds of numbers, as pydantic's `Field` takes them."""
-BOUND_TEXTS = {"gt": "above", "ge": "of at least", "lt": "below"}
+BOUND_TEXTS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "optim": tuple(OptimizerNames),
     "lr_scheduler_type": tuple(SchedulerType),

@@ -15,7 +15,14 @@ from regretless.core.run_folder import processes
 from regretless.core.stage_folder import CACHE
 from regretless.training.argument_checks import argument_problems, given_arguments
 from regretless.training.methods import DEFAULT_METHOD
-from regretless.training.trl_arguments import LOSSES, answering, loss_problems, losses_of
+from regretless.training.trl_arguments import (
+    LOSSES,
+    answering,
+    hyperparameters_of,
+    loss_problems,
+    losses_of,
+    objective_of,
+)
 
 UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",
@@ -51,17 +58,29 @@ class PreferenceConfig(TrainingArguments):
     objective: str = field(
         default="",
         metadata={
-            "help": "Objective: repo, repo_det, dpo, ipo, rpo, kto, tdpo, sft, or a plug-in's name; by default that of "
-            f"`loss_type`, else {DEFAULT_METHOD}."
+            "help": "Objective, one that `regretless objectives` lists; by default that of `loss_type`, else "
+            f"{DEFAULT_METHOD}."
         },
     )
     loss_type: list[str] | str | None = field(
         default=None,
-        metadata={"help": f"TRL's name of the objective: {', '.join(LOSSES)}, the same losses as in TRL."},
+        metadata={
+            "help": f"TRL's name of the objective, or a list to add up: {', '.join(LOSSES)}, the same losses as in TRL."
+        },
+    )
+    loss_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weight of each loss in `loss_type`; by default 1."}
     )
     label_smoothing: float = field(
         default=0.0,
         metadata={"help": "Share of flipped preferences in robust DPO, below 0.5; for objective dpo only."},
+    )
+    ld_alpha: float | None = field(
+        default=None,
+        metadata={
+            "help": "Weight of the tokens of a response beyond the length of the pair's other response (LD-DPO); by "
+            "default 1. A modifier of any objective."
+        },
     )
     beta: float | None = field(
         default=None, metadata={"help": "Hyperparameter β of the objective; by default the objective's own default."}
@@ -191,18 +210,17 @@ class PreferenceConfig(TrainingArguments):
             if isinstance(value, str) and not value.startswith("{"):
                 problems.append(f"{name}: expected a mapping, or JSON of one, got {value!r}")
             setattr(self, name, {} if value is None else value)
-        if not {"loss_type", "objective"} & found.keys():
+        if not {"loss_type", "loss_weights", "objective"} & found.keys():
             smoothing = 0.0 if "label_smoothing" in found else self.label_smoothing
-            problems += loss_problems(self.loss_type, self.objective, smoothing)
+            problems += loss_problems(self.loss_type, self.loss_weights, self.objective, smoothing)
         problems += [
             f"{name}: set twice, as `{name}` and inside `objective_kwargs`"
-            for name in ("beta", "label_smoothing")
+            for name in ("beta", "label_smoothing", "ld_alpha")
             if given.get(name) is not None and name in (self.objective_kwargs or {})
         ]
         reject("PreferenceConfig", problems)
         super().__post_init__()
-        losses = losses_of(self.loss_type)
-        self.objective = self.objective or (LOSSES[losses[0]][0] if losses else DEFAULT_METHOD)
+        self.objective = self.objective or objective_of(losses_of(self.loss_type), self.loss_weights) or DEFAULT_METHOD
         self.truncation = self.truncation_mode or self.truncation
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1
@@ -210,11 +228,10 @@ class PreferenceConfig(TrainingArguments):
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The method's hyperparameters that were set, or that the loss of `loss_type` has."""
-        found = {} if self.beta is None else {"beta": self.beta}
-        if self.label_smoothing:
-            found["label_smoothing"] = self.label_smoothing
-        for name in losses_of(self.loss_type):
-            found |= LOSSES[name][1]
+        losses = losses_of(self.loss_type)
+        found = hyperparameters_of(losses, self.loss_weights, self.beta, self.label_smoothing)
+        if self.ld_alpha is not None:
+            found["ld_alpha"] = self.ld_alpha
         return found | self.objective_kwargs
 
     def loading(self, *, reference: bool = False) -> dict[str, Any]:

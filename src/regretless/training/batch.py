@@ -89,7 +89,7 @@ def build_batch(
     `ends_step`: true for a token id that ends a reasoning step. Raises DataError if the behavior policy's
     log-probabilities, or other numbers of the data, are required and a pair lacks them.
     """
-    needs, names = objective.needs, of_data(objective)
+    needs, names = objective.required, of_data(objective)
     rows: dict[tuple[Ids, Ids, tuple[tuple[float, ...], ...]], int] = {}
     ends: list[tuple[int, int]] = []
     for item in pairs:

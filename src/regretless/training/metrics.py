@@ -121,8 +121,8 @@ def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: 
     if logps.reference is not None:
         ratios = logps.log_ratio().detach()
         found |= {f"logratios/{side}": ratios[rows] for side, rows in sides.items()}
-    if output.rewards is not None:
-        rewards = {side: output.rewards[rows] for side, rows in sides.items()}
+    if (by_pair := output.pair_rewards(pairs)) is not None:
+        rewards = {side: by_pair[:, number] for number, side in enumerate(sides)}
         found |= {f"rewards/{side}": values for side, values in rewards.items()}
         if with_rejected:
             margins = rewards["chosen"] - rewards["rejected"]

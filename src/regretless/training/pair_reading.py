@@ -109,7 +109,7 @@ class _Reading:
         self, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
     ) -> None:
         self.tokenizer, self.args, self.objective, self.name = tokenizer, args, objective, name
-        self.need_rejected, self.names = "rejected" in objective.needs, of_data(objective)
+        self.need_rejected, self.names = "rejected" in objective.required, of_data(objective)
         mine = "" if args.should_save else f"-{args.process_index}"
         self.refused = args.cache_dir / f"refused-{name}{mine}.jsonl"
 

@@ -125,7 +125,9 @@ class PublishingTrainer(Trainer):
         held_out = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
         objective: Any = self.objective
         logps = (
-            "its log-probabilities came with the pairs" if "behavior" in objective.needs else "not used by the method"
+            "its log-probabilities came with the pairs"
+            if "behavior" in objective.required
+            else "not used by the method"
         )
         return {
             "pairs trained on": len(train),

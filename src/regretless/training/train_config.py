@@ -245,7 +245,8 @@ def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _argument_names() -> set[str]:
     known = {field.name for field in dataclasses.fields(PreferenceConfig) if field.init}
-    return known - {"objective", "output_dir", "label_smoothing"}  # the last one is DPO's hyperparameter in a recipe
+    # The last two are hyperparameters in a recipe.
+    return known - {"objective", "output_dir", "label_smoothing", "ld_alpha"}
 
 
 def _belongs_to_another(key: str) -> bool:
@@ -260,6 +261,7 @@ def _known_keys(objective: str) -> set[str]:
 UNUSED = {
     "objective_kwargs": "set hyperparameters by their own names, without it",
     "loss_type": "set objective",
+    "loss_weights": "set objective: weighted_sum, and its terms",
     "truncation_mode": "set truncation",
     "trust_remote_code": "set model.trust_remote_code",
     "precompute_ref_log_probs": "the reference is computed once and cached in any case",

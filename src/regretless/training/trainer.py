@@ -133,11 +133,11 @@ class PreferenceTrainer(PublishingTrainer):
             model,
             reference,
             adapters_off=peft_config is not None,
-            needs_distributions="reference_kl" in self.objective.needs,
+            needs_distributions="reference_kl" in self.objective.required,
         )
         self._microbatch_tokens = args.max_tokens_per_microbatch or (16384 if torch.cuda.is_available() else 2048)
         self._reference_logps: ReferenceLogps | None = None
-        self._needs_rejected = "rejected" in self.objective.needs
+        self._needs_rejected = "rejected" in self.objective.required
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
         self._ends_step = codec_of(processing_class).ends_step
@@ -225,7 +225,7 @@ class PreferenceTrainer(PublishingTrainer):
         self, data: PairDataset, numbers: NDArray[np.int64] | None = None, known: NDArray[np.int64] | None = None
     ) -> None:
         """Compute what is missing for the pairs with these indices (default: all); `known`: for more than them."""
-        if "reference" not in self.objective.needs:
+        if "reference" not in self.objective.required:
             return
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
@@ -419,7 +419,7 @@ class PreferenceTrainer(PublishingTrainer):
         """Mean loss over a micro-batch's pairs; its metrics are logged if it `counts`."""
         with self.accelerator.autocast():
             reference = None
-            if "reference_kl" in self.objective.needs:
+            if "reference_kl" in self.objective.required:
                 reference = self.reference.distribution(self.accelerator.unwrap_model(model), inputs.layout)
             scores = response_scores(model, inputs.layout, reference, statistics=counts)
         logps = inputs.logps(scores, z_ref)
@@ -541,8 +541,8 @@ class PreferenceTrainer(PublishingTrainer):
                 for batch in self._microbatches(pairs) if pairs else []:
                     loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
                     loss_means.add({"loss": loss.repeat(len(batch.pairs))})
-                    if output.rewards is not None:
-                        rewards.append(output.rewards[batch.pairs].float().cpu())
+                    if (found := output.pair_rewards(batch.pairs)) is not None:
+                        rewards.append(found.float().cpu())
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
         rewards = self._of_all(rewards)
         predictions = torch.cat(rewards).numpy() if rewards else None

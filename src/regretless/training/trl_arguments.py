@@ -12,6 +12,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.run_folder import is_first_process
 from regretless.core.terminal import console
 from regretless.objectives import OBJECTIVES
+from regretless.objectives.base import MODIFIERS
 from regretless.training.methods import DEFAULT_METHOD
 
 T = TypeVar("T")
@@ -28,11 +29,13 @@ class Instead(NamedTuple):
 
 OWN = "write it as an objective of your own (CONTRIBUTING.md, Adding an objective)"
 REFUSED: Mapping[str, Instead] = {
-    "loss_weights": Instead((None,), "one loss is trained; objective='rpo' is DPO with a likelihood term, else " + OWN),
-    "ld_alpha": Instead((None, 1.0), "LD-DPO's weights of long tails are not implemented; " + OWN),
     "f_divergence_type": Instead(("reverse_kl",), "the divergence is the reverse KL; for another one, " + OWN),
     "f_alpha_divergence_coef": Instead((0.5,), "the divergence is the reverse KL, which has no coefficient"),
-    "use_weighting": Instead((False,), "WPO's weights of pairs are not implemented; " + OWN),
+    "use_weighting": Instead(
+        (False,),
+        "set objective_kwargs={'importance': 'mean'}, WPO's weights with the probabilities that the responses were "
+        "sampled with in place of estimates",
+    ),
     "discopop_tau": Instead((0.05,), "the loss discopop is not implemented; " + OWN),
     "router_aux_loss_coef": Instead((None, 0.0), "no load-balancing loss is added; " + OWN),
     "activation_offloading": Instead((False,), "lower max_tokens_per_microbatch, or set gradient_checkpointing=True"),
@@ -42,7 +45,7 @@ REFUSED: Mapping[str, Instead] = {
     # Of earlier releases of TRL, and of its other configurations.
     "max_completion_length": Instead((None,), "set max_length, for prompt and response together"),
     "rpo_alpha": Instead((None,), "set objective='rpo' and objective_kwargs={'eta': …}"),
-    "reference_free": Instead((False,), "every method here but sft has a reference"),
+    "reference_free": Instead((False,), "set objective='cpo', 'simpo' or 'orpo', which have no reference"),
     "force_use_ref_model": Instead((False, True), "pass ref_model to the trainer"),
     "generate_during_eval": Instead((False,), "`regretless evaluate` generates and grades after training"),
     "model_adapter_name": Instead((None,), "pass a model with one adapter, or a peft_config"),
@@ -68,13 +71,19 @@ NO_EFFECT: Mapping[str, tuple[tuple[Any, ...], str]] = {
 LOSSES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sigmoid": ("dpo", {}),
     "robust": ("dpo", {}),
+    "sigmoid_norm": ("dpo", {"reduction": "mean"}),
     "ipo": ("ipo", {"reduction": "mean"}),
+    "hinge": ("hinge", {}),
+    "apo_zero": ("apo", {"variant": "zero"}),
+    "apo_down": ("apo", {"variant": "down"}),
 }
 """TRL's name of a loss → the objective that is the same loss, and the hyperparameters that make it so."""
+SMOOTHED = ("robust",)
+"""Those of `LOSSES` that use label_smoothing."""
 OTHER_LOSSES: Mapping[str, str] = {
-    "sft": "objective='sft' averages over responses, where TRL averages over the tokens of a batch",
+    "sft": "objective='sft' averages over responses, where TRL averages over the tokens of a batch; beside another "
+    "loss, set objective='weighted_sum' and objective_kwargs={'terms': …}, without loss_type",
     "kto_pair": "set objective='kto', without loss_type",
-    "kto": "set objective='kto', without loss_type",
 }
 
 
@@ -83,24 +92,49 @@ def losses_of(loss_type: str | Sequence[str] | None) -> list[str]:
     return [loss_type] if isinstance(loss_type, str) else list(loss_type or ())
 
 
-def loss_problems(loss_type: str | Sequence[str] | None, objective: str, label_smoothing: float) -> list[str]:
-    """Why these three cannot be trained as TRL means them; `objective` is empty if none was chosen."""
+def objective_of(names: Sequence[str], weights: Sequence[float] | None) -> str:
+    """The objective that TRL's losses with these weights are; empty without losses."""
+    if len(names) > 1 or (names and weights not in (None, [1.0])):
+        return "weighted_sum"
+    return LOSSES[names[0]][0] if names else ""
+
+
+def hyperparameters_of(
+    names: Sequence[str], weights: Sequence[float] | None, beta: float | None, label_smoothing: float
+) -> dict[str, Any]:
+    """Hyperparameters of this objective; without losses those that are given."""
+    common = {} if beta is None else {"beta": beta}
+    smoothing = {"label_smoothing": label_smoothing} if label_smoothing else {}
+    each = [{**common, **(smoothing if name in SMOOTHED else {}), **LOSSES[name][1]} for name in names]
+    if objective_of(names, weights) != "weighted_sum":
+        return each[0] if each else {**common, **smoothing}
+    terms = zip(names, weights or [1.0] * len(names), each, strict=True)
+    return {"terms": [{"objective": LOSSES[name][0], "weight": weight, **own} for name, weight, own in terms]}
+
+
+def loss_problems(
+    loss_type: str | Sequence[str] | None, weights: Sequence[float] | None, objective: str, label_smoothing: float
+) -> list[str]:
+    """Why these four cannot be trained as TRL means them; `objective` is empty if none was chosen."""
     names = losses_of(loss_type)
     problems = []
-    if len(names) > 1:
-        problems.append(f"loss_type: {' + '.join(names)}: {REFUSED['loss_weights'].advice}")
-    elif names and names[0] not in LOSSES:
-        other = OTHER_LOSSES.get(names[0]) or f"not implemented; {OWN}"
-        problems.append(f"loss_type: {names[0]!r}: {other}. Taken are {', '.join(LOSSES)}")
-    elif names and objective not in ("", LOSSES[names[0]][0]):
-        problems.append(f"loss_type: {names[0]!r} is objective={LOSSES[names[0]][0]!r}, got {objective!r}; remove one")
+    if weights is not None and len(weights) != len(names):
+        problems.append(f"loss_weights: expected a weight for each of {len(names)} losses in loss_type, got {weights}")
+    for name in names:
+        if name not in LOSSES:
+            own = f"set objective={name!r}, without loss_type" if name in OBJECTIVES else f"not implemented; {OWN}"
+            problems.append(f"loss_type: {name!r}: {OTHER_LOSSES.get(name, own)}. Taken are {', '.join(LOSSES)}")
+    found = "" if problems else objective_of(names, weights)
+    if found and objective not in ("", found):
+        shown = repr(names[0]) if len(names) == 1 else " + ".join(names)
+        problems.append(f"loss_type: {shown} is objective={found!r}, got {objective!r}; remove one")
     if label_smoothing:
-        method = objective or (LOSSES[names[0]][0] if len(names) == 1 and names[0] in LOSSES else DEFAULT_METHOD)
-        if names == ["sigmoid"]:
+        if names and not set(SMOOTHED) & set(names):
             problems.append(
-                "label_smoothing: the loss sigmoid does not use it (nor does it in TRL); set loss_type='robust'"
+                f"label_smoothing: the loss {' + '.join(names)} does not use it (nor does it in TRL); set "
+                "loss_type='robust'"
             )
-        elif not problems and method != "dpo":
+        elif not problems and not names and (method := objective or DEFAULT_METHOD) != "dpo":
             problems.append(f"label_smoothing: {method} has none; set loss_type='robust', or omit it")
     return problems
 
@@ -141,6 +175,8 @@ def _problem(name: str, value: Any, known: Collection[str]) -> list[str]:
         return [] if value in harmless else [f"{name}: not used here: {advice}"]
     if name in NO_EFFECT:
         return []
+    if name in MODIFIERS:
+        return [f"{name}: a hyperparameter of every method; set objective_kwargs={{{name!r}: {value!r}}}"]
     methods = [method for method, objective in OBJECTIVES.usable()[0].items() if name in objective.model_fields]
     if methods:
         return [f"{name}: a hyperparameter of {', '.join(methods)}; set objective_kwargs={{{name!r}: {value!r}}}"]

@@ -1,0 +1,89 @@
+"""Weighted sums of objectives, as in mixed preference optimization (arXiv:2411.10442)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from torch import Tensor
+
+from regretless.core.errors import ConfigError, reject
+from regretless.objectives.base import Logps, NonNegative, Objective, Output
+
+
+class WeightedSum(Objective):
+    """Σ_i weight_i loss_i of other objectives, each with hyperparameters and modifiers of its own.
+
+    The loss of a term that has one for each side of a pair is the mean of the two. Rewards are those of the first term
+    that has some.
+    """
+
+    name: ClassVar[str] = "weighted_sum"
+    title: ClassVar[str] = "Weighted sum of objectives"
+    paper: ClassVar[str] = "arXiv:2411.10442"
+    formula: ClassVar[str] = "loss = Σ_i weight_i · loss_i"
+
+    terms: list[dict[str, Any]] = Field(
+        default=[{"objective": "dpo", "weight": 1.0}, {"objective": "sft", "weight": 1.0}]
+    )
+    """Objectives to add: of each its name as `objective`, its `weight` (default 1), and its hyperparameters, as in
+    `[{objective: dpo, beta: 0.2}, {objective: sft, weight: 0.5}]`."""
+
+    @field_validator("terms")
+    @classmethod
+    def _check_terms(cls, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        problems = [] if terms else ["expected at least one term"]
+        zero_points = set()
+        for number, term in enumerate(terms):
+            try:
+                zero_points.add(_term(term)[1].zero_point)
+            except ConfigError as error:
+                problems += [f"term {number}: {problem}" for problem in error.problems]
+        if len(zero_points - {None}) > 1:
+            problems.append("terms have different zero points (reference_point); a step has one")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return terms
+
+    @cached_property
+    def _weighted(self) -> tuple[tuple[float, Objective], ...]:
+        return tuple(map(_term, self.terms))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset[str]().union(*(objective.required for _, objective in self._weighted))
+
+    @property
+    def zero_point(self) -> Literal["mismatched", "paired"] | None:
+        return next((one.zero_point for _, one in self._weighted if one.zero_point is not None), None)
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        outputs = [objective(logps, pairs) for _, objective in self._weighted]
+        losses = torch.zeros(len(pairs), dtype=logps.policy.dtype, device=pairs.device)
+        for (weight, _), output in zip(self._weighted, outputs, strict=True):
+            losses = losses + weight * output.pair_losses.view(len(pairs), -1).mean(dim=1)
+        shown = next((output for output in outputs if output.rewards is not None), outputs[0])
+        return replace(shown, pair_losses=losses)
+
+
+def _term(term: Mapping[str, Any]) -> tuple[float, Objective]:
+    """Weight and objective of a term. Raises ConfigError that lists its problems."""
+    from regretless.objectives import build  # which has this objective, too
+
+    weight = term.get("weight", 1.0)
+    problems = []
+    try:
+        TypeAdapter(NonNegative).validate_python(weight, strict=True)
+    except ValidationError:
+        problems.append(f"weight: expected a number of at least 0, got {weight!r}")
+    settings = {key: value for key, value in term.items() if key not in ("objective", "weight")}
+    try:
+        objective = build(str(term.get("objective", "")), **settings)
+    except ConfigError as error:
+        problems += error.problems
+    reject("term", problems)
+    return float(weight), objective

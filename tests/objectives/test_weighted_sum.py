@@ -1,0 +1,71 @@
+"""Weighted sums of objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regretless.core.errors import ConfigError
+from regretless.objectives import Logps, build
+
+PAIRS = torch.tensor([[0, 1], [0, 2], [2, 1]])
+MakeBatch = Callable[..., dict[str, Tensor]]
+
+
+def test_sum_when_its_terms_are_those_of_another_objective_then_loss_and_gradient_are_the_same(
+    make_batch: MakeBatch,
+) -> None:
+    batch = make_batch([5, 2, 3])
+    terms = [{"objective": "dpo", "beta": 0.3}, {"objective": "sft", "weight": 0.7}]
+    logps = Logps(**batch)
+    found, expected = build("weighted_sum", terms=terms)(logps, PAIRS), build("rpo", beta=0.3, eta=0.7)(logps, PAIRS)
+    torch.testing.assert_close(found.pair_losses, expected.pair_losses)
+    gradients = [
+        torch.autograd.grad(output.loss, batch["policy"], retain_graph=True)[0] for output in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+    assert found.rewards is not None and expected.rewards is not None
+    assert found.rewards.tolist() == expected.rewards.tolist()
+
+
+def test_sum_when_terms_have_needs_and_modifiers_of_their_own_then_it_has_all_of_them(make_batch: MakeBatch) -> None:
+    terms = [
+        {"objective": "sft", "weight": 2},
+        {"objective": "kto", "weight": 0.5},
+        {"objective": "dpo", "reference": "behavior", "ld_alpha": 0.25},
+    ]
+    objective = build("weighted_sum", terms=terms)
+    assert objective.required == {"reference", "behavior", "rejected", "z_ref"}
+    assert objective.zero_point == "mismatched"
+    logps = Logps(**make_batch([5, 2, 3]), z_ref=0.1)
+    kto = build("kto")(logps, PAIRS)
+    parts = [build("sft")(logps, PAIRS), kto, build("dpo", reference="behavior", ld_alpha=0.25)(logps, PAIRS)]
+    expected = 2 * parts[0].loss + 0.5 * parts[1].loss + parts[2].loss
+    output = objective(logps, PAIRS)
+    torch.testing.assert_close(output.loss, expected)
+    assert output.pair_losses.shape == (3,)
+    # The first term with rewards is KTO.
+    assert output.rewards is not None and kto.rewards is not None
+    assert output.rewards.tolist() == kto.rewards.tolist()
+    swapped = build("weighted_sum", terms=terms[::-1])(logps, PAIRS)
+    torch.testing.assert_close(swapped.pair_rewards(PAIRS), parts[2].pair_rewards(PAIRS))
+
+
+def test_sum_when_its_terms_are_unusable_then_every_problem_is_reported() -> None:
+    terms = [{"objective": "dpo", "bet": 1}, {"objective": "ppo", "weight": -1}, {"weight": True}]
+    with pytest.raises(ConfigError) as caught:
+        build("weighted_sum", terms=terms)
+    message = str(caught.value)
+    for part in ("term 0: bet: unknown key", "term 1: weight: expected a number of at least 0, got -1"):
+        assert part in message
+    assert "got 'ppo'" in message and "term 2: weight" in message and "got ''" in message
+    with pytest.raises(ConfigError, match="at least one term"):
+        build("weighted_sum", terms=[])
+    two = [{"objective": "kto"}, {"objective": "kto", "reference_point": "paired"}]
+    with pytest.raises(ConfigError, match="different zero points"):
+        build("weighted_sum", terms=two)
+    with pytest.raises(ConfigError, match="reference: weighted_sum needs the reference model itself for `z_ref`"):
+        build("weighted_sum", terms=two[:1], reference="behavior")
