@@ -1,12 +1,11 @@
 // What overflows (a table on a phone, a long recipe) takes the focus, so that the keyboard can scroll it, and has a name.
 "use strict";
 (() => {
-  const nameOf = (area) => area.getAttribute("aria-label") || area.querySelector("caption, figcaption").textContent;
+  const nameOf = (area) => area.dataset.name || area.querySelector("caption, figcaption").textContent;
   function update(area) {
     const overflows = area.scrollWidth > area.clientWidth || area.scrollHeight > area.clientHeight;
     if (!overflows) {
-      area.removeAttribute("tabindex");
-      area.removeAttribute("role");
+      for (const name of ["tabindex", "role", "aria-label"]) area.removeAttribute(name);
       return;
     }
     area.setAttribute("aria-label", nameOf(area));
