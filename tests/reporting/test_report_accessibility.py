@@ -22,7 +22,7 @@ CHECK = """
     const wide = [...document.querySelectorAll("body *")].filter(element => {
       const box = element.getBoundingClientRect();
       // What overflows inside an area that scrolls, or is meant to be unseen, does not widen the page.
-      return box.right > root.clientWidth + 1 && !element.closest(".wide, pre, figure, .unseen, option");
+      return box.right > root.clientWidth + 1 && !element.matches(".unseen, option") && !element.parentElement.closest(".wide, pre, figure");
     });
     if (root.scrollWidth > root.clientWidth) faults.push("page-overflow");
     for (const element of wide.slice(0, 3)) faults.push(`page-overflow: ${element.outerHTML.slice(0, 60)}`);
@@ -109,7 +109,7 @@ PLANTED: dict[str, tuple[str, str]] = {
         "select-name",
         "document.querySelector('[name=measure]').parentElement.replaceWith(document.querySelector('[name=measure]'))",
     ),
-    "heading skipped": ("heading-order", "document.querySelector('#results h2').outerHTML = '<h5>Results</h5>'"),
+    "heading skipped": ("heading-order", "document.querySelector('#tokens h2').outerHTML = '<h4>Explorer</h4>'"),
     "content outside landmarks": ("region", "document.body.insertAdjacentHTML('beforeend', '<p>Lost</p>')"),
     "table out of the keyboard's reach": (
         "scrollable-region-focusable",
