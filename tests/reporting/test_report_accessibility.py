@@ -22,7 +22,8 @@ CHECK = """
     const wide = [...document.querySelectorAll("body *")].filter(element => {
       const box = element.getBoundingClientRect();
       // What overflows inside an area that scrolls, or is meant to be unseen, does not widen the page.
-      return box.right > root.clientWidth + 1 && !element.matches(".unseen, option") && !element.parentElement.closest(".wide, pre, figure");
+      if (element.matches(".unseen, option")) return false;
+      return box.right > root.clientWidth + 1 && !element.parentElement.closest(".wide, pre, figure");
     });
     if (root.scrollWidth > root.clientWidth) faults.push("page-overflow");
     for (const element of wide.slice(0, 3)) faults.push(`page-overflow: ${element.outerHTML.slice(0, 60)}`);
