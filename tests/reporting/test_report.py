@@ -87,8 +87,8 @@ def test_report_when_model_text_is_html_then_it_shows_as_text_and_no_script_join
 ) -> None:
     page = report(finished_run, tmp_path, examples=1000)
     (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    # Data that no browser runs, then three scripts that the policy knows by their hashes.
-    assert [script.get("type") for script in page.all("script")] == ["application/json", None, None, None]
+    # Data that no browser runs, then four scripts that the policy knows by their hashes.
+    assert [script.get("type") for script in page.all("script")] == ["application/json", None, None, None, None]
     own = [text for inside, text in page.texts if inside == "script"][1:]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in own]
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; script-src " + " ".join(
@@ -143,6 +143,81 @@ def test_report_when_tokens_were_analyzed_then_the_page_holds_their_numbers_and_
     assert data["pairs"][1]["prompt"] == [{"role": "user", "content": HOSTILE}]
 
 
+def test_navigation_when_read_then_it_has_the_sections_in_the_order_of_the_page(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    report(finished_run, tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    links = re.findall(r'<a href="#(\w+)">([^<]*)</a>', text.split("<nav")[1].split("</nav>")[0])
+    headings = re.findall(r'<h2 id="h-(\w+)">([^<]*)</h2>', text)
+    assert links == headings
+    assert [anchor for anchor, _ in links][:3] == ["tokens", "results", "examples"]
+
+
+def test_changes_when_a_table_is_long_then_it_is_folded(finished_run: Path, tmp_path: Path) -> None:
+    report(finished_run, tmp_path)
+    changes = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="changes"')[1]
+    calibration = json.loads((finished_run / "analyze" / "calibration.json").read_text())["policies"]
+    rows = sum(len(result["bins"]) for result in calibration.values())
+    assert rows > 8
+    folded = re.search(rf"<details><summary>By confidence: {rows} rows</summary>(.*?)</details>", changes, re.DOTALL)
+    assert folded is not None and folded[1].count("<tr>") == rows + 1
+    assert "Predicted confidence and observed accuracy." in re.sub(
+        r"<details>.*?</details>", "", changes, flags=re.DOTALL
+    )
+
+
+def test_examples_when_several_models_were_trained_then_base_and_own_are_side_by_side_and_the_others_folded(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    report(finished_run, tmp_path)
+    examples = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="examples"')[1]
+    examples = examples.split("</section>")[0]
+    articles = examples.split("<article>")[1:]
+    assert len(articles) == 2
+    for article, verdicts in zip(articles, (["wrong", "correct"], ["correct", "wrong"]), strict=True):
+        shown, others = article.split("<details>")
+        model = r'<h4><span class="key c\d"></span>(\w+)</h4><span class="verdict (\w+)">'
+        assert re.findall(model, shown) == list(zip(["base", "repo"], verdicts, strict=True))
+        assert [name for name, _ in re.findall(model, others)] == ["repo_det", "dpo"]
+
+
+def harness_row(label: str, metric: str, value: float, **numbers: object) -> dict[str, object]:
+    names = {"benchmark": "ifeval", "label": label, "metric": metric, "n": 541, "value": value}
+    unknown = dict.fromkeys(("low", "high", "gain", "gain_low", "gain_high"))
+    return names | unknown | numbers
+
+
+def test_report_when_the_harness_ran_then_shares_are_in_percent_and_other_metrics_on_their_scale(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    rows = [
+        harness_row("base", "bleu", 20.5, low=20.0, high=21.0),
+        harness_row("base", "prompt_level_strict_acc", 0.5, low=0.46, high=0.54),
+        harness_row("repo", "bleu", 22.0, low=21.5, high=22.5, gain=1.5, gain_low=1.0, gain_high=2.0),
+        harness_row(
+            "repo", "prompt_level_strict_acc", 0.45, low=0.41, high=0.49, gain=-0.05, gain_low=-0.1, gain_high=0.0
+        ),
+    ]
+    file = tmp_path / "run" / "evaluate" / "results.json"
+    file.write_text(json.dumps({"rows": [], "seeds": [], "chat": [], "harness": rows}))
+    page = report(tmp_path / "run", tmp_path)
+    html = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="results"')[1]
+    cells = [
+        re.findall(r"<t[dh][^>]*>(?:<span.*?</span>)?(.*?)</t[dh]>", row)
+        for row in re.findall(r"<tr>(.*?)</tr>", html.split("</section>")[0], re.DOTALL)
+    ]
+    assert [row for row in cells if row[0].startswith(("bleu", "prompt_level"))] == [
+        ["bleu", "base", "20.50", "20.00 – 21.00", "541", "–", "–"],
+        ["bleu", "repo", "22.00", "21.50 – 22.50", "541", "+1.50", "+1.00 to +2.00"],
+        ["prompt_level_strict_acc (%)", "base", "50.0", "46.0 – 54.0", "541", "–", "–"],
+        ["prompt_level_strict_acc (%)", "repo", "45.0", "41.0 – 49.0", "541", "−5.0", "−10.0 to +0.0"],
+    ]
+    assert any("bleu: base 20.50; repo 22.00" in str(svg["aria-label"]) for svg in page.all("svg"))
+    assert "Nothing was evaluated" not in page.text()
+
+
 def chat_row(label: str, metric: str, **numbers: object) -> dict[str, object]:
     names = {"benchmark": "mt_bench", "label": label, "judge": "judge <b>1</b>", "metric": metric, "unit": "1–10"}
     unknown = dict.fromkeys(("value", "standard_error", "low", "high", "gain", "gain_low", "gain_high"))
@@ -179,7 +254,8 @@ def test_report_when_nothing_ran_then_every_section_says_so(tmp_path: Path) -> N
     (tmp_path / "empty").mkdir()
     page = report(tmp_path / "empty", tmp_path)
     assert sum(attributes.get("class") == "missing" for attributes in page.all("p")) == len(page.all("section")) == 8
-    assert not page.all("script")
+    # With nothing to explore, the explorer's place is at the end.
+    assert page.all("section")[-1]["id"] == "tokens"
 
 
 @pytest.mark.parametrize("part", ["evaluate", "train", "inspect", "analyze", "train/dpo/pair_scores.jsonl"])

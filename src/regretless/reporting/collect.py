@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths")
 SEPARATOR = " · "
+MEASURES = {"repo": "regret", "repo_det": "det"}
+"""Objective → its regret term, as the explorer names it."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,24 @@ class ChatResult:
 
 
 @dataclass(frozen=True)
+class HarnessResult:
+    """One metric of one model on a task of lm-evaluation-harness, on the metric's own scale, with its 95 % interval."""
+
+    benchmark: str
+    label: str
+    metric: str
+    n: int
+    """Number of problems behind it."""
+    value: float
+    low: float | None
+    high: float | None
+    gain: float | None
+    """Paired difference from the base model; None for the base itself."""
+    gain_low: float | None
+    gain_high: float | None
+
+
+@dataclass(frozen=True)
 class Change:
     """Changes of a trained model's greedy verdicts relative to the base model, in problems."""
 
@@ -142,10 +162,13 @@ class RunData:
 
     name: str
     recipe: str | None
+    own: str | None
+    """The model that the page is about: the first trained one with a regret term, else the first; None without one."""
     stages: Sequence[FinishedStage]
     results: Sequence[Result]
     seed_results: Sequence[SeedResult]
     chat_results: Sequence[ChatResult]
+    harness_results: Sequence[HarnessResult]
     logs: Mapping[str, Sequence[Mapping[str, float]]]
     """Objective → log lines of its training."""
     inspect: Mapping[str, Any] | None
@@ -168,22 +191,27 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
     stages = _stages(run_dir, _named(read_yaml(recipe) if recipe.is_file() else {}))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
+    own = own_model(trained, objectives_of(stages))
     evaluated = _evaluated(run_dir / "evaluate", order)
     results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
     return RunData(
         name=run_dir.resolve().name,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        own=own,
         stages=stages,
         results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),
         seed_results=_in_order([_record(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
         chat_results=_in_order(
             [_record(ChatResult, row) for row in results.get("chat", [])], order, lambda row: row.label
         ),
+        harness_results=_in_order(
+            [_record(HarnessResult, row) for row in results.get("harness", [])], order, lambda row: row.label
+        ),
         logs=_logs(run_dir / "train", trained),
         inspect=_json(run_dir / "inspect" / "inspect.json"),
         scores=_scores(run_dir / "train", trained),
         changes=_changes(evaluated),
-        examples=list(_examples(evaluated, examples, random.Random(seed))),
+        examples=list(_examples(evaluated, examples, random.Random(seed), own)),
         token_rewards=_json(run_dir / "analyze" / "token_rewards.json"),
         comparisons={
             name: content
@@ -191,6 +219,25 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
             if (content := _json(run_dir / "analyze" / f"{name}.json")) is not None
         },
     )
+
+
+def objectives_of(stages: Iterable[FinishedStage]) -> dict[str, str]:
+    """Objective of each trained model, by the model's name."""
+    return {
+        stage.name.removeprefix("train/"): str(stage.settings["objective"])
+        for stage in stages
+        if stage.name.startswith("train/") and "objective" in stage.settings
+    }
+
+
+def measure_of(model: str, objectives: Mapping[str, str]) -> str:
+    """Value of a token under the model's own objective; the reward where the objective has no regret term."""
+    return MEASURES.get(objectives.get(model, model), "reward")
+
+
+def own_model(models: Sequence[str], objectives: Mapping[str, str]) -> str | None:
+    """The first model whose objective has a regret term, else the first; None without models."""
+    return min(models, key=lambda model: measure_of(model, objectives) == "reward", default=None)
 
 
 def _json(path: Path) -> Any:
@@ -312,8 +359,8 @@ def _changes(evaluated: Evaluated) -> list[Change]:
     return changes
 
 
-def _examples(evaluated: Evaluated, count: int, rng: random.Random) -> Iterator[Example]:
-    """Problems that most trained models solved and the base model did not, and vice versa."""
+def _examples(evaluated: Evaluated, count: int, rng: random.Random, own: str | None) -> Iterator[Example]:
+    """Problems that most trained models solved and the base model did not, and vice versa; those of `own` first."""
     for benchmark, models in evaluated.items():
         verdicts = {label: _verdicts(path) for label, path in models.items()}
         base = verdicts.pop(BASE)
@@ -322,7 +369,9 @@ def _examples(evaluated: Evaluated, count: int, rng: random.Random) -> Iterator[
             hits = Counter(key for trained in verdicts.values() for key, verdict in trained.items() if verdict == after)
             keys = sorted(key for key, verdict in base.items() if verdict == before and hits[key])
             rng.shuffle(keys)
-            chosen += [(kind, key) for key in sorted(keys, key=lambda key: -hits[key])[:count]]
+            shown = verdicts.get(own or "", {})
+            keys.sort(key=lambda key: (shown.get(key) != after, -hits[key]))
+            chosen += [(kind, key) for key in keys[:count]]
         rows = {label: _rows(path, [key for _, key in chosen]) for label, path in models.items()}
         for kind, key in chosen:
             problem = rows[BASE][key]

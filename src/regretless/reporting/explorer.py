@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from regretless.reporting.collect import measure_of, own_model
 from regretless.reporting.token_figures import SHADE_QUANTILE
 from regretless.reporting.views import cut
 
@@ -14,12 +16,14 @@ LABEL = 60
 """Characters of a prompt's label in the list of pairs."""
 
 
-def explorer(content: Mapping[str, Any], folder: str, *, pairs: int, tokens: int) -> dict[str, Any]:
-    """Data of at most `pairs` pairs and `tokens` tokens per response.
+def explorer(
+    content: Mapping[str, Any], folder: str, objectives: Mapping[str, str], *, pairs: int, tokens: int
+) -> dict[str, Any]:
+    """Data of at most `pairs` pairs and `tokens` tokens per response, and what the explorer opens on.
 
     content: token_rewards.json. Log-probabilities are in nats, one list per model in the order of `models`. The page
     computes the terms of reward and regret, also between two trained models. `folder` is removed from the reference's
-    name.
+    name. objectives: what each model was trained with, by its name.
     """
     included = content["pairs"][:pairs]
     return {
@@ -37,7 +41,46 @@ def explorer(content: Mapping[str, Any], folder: str, *, pairs: int, tokens: int
             for pair in included
         ],
         "hidden": len(content["pairs"]) - len(included),
+        "opening": _opening(content, included, objectives),
     }
+
+
+def _opening(
+    content: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], objectives: Mapping[str, str]
+) -> dict[str, Any]:
+    """Model, measure and pair to open on: the run's own method, where its values tell the responses apart most.
+
+    The pair is the one with the largest mean value per token of the chosen response minus that of the rejected one;
+    masked pairs, whose responses share their tokens, count only where there are no others. Where no pair has the
+    measure, because the behavior policy is unknown, it is the reward.
+    """
+    models = list(content["policies"])
+    own = own_model(models, objectives)
+    if own is None:
+        return {"policy": 0, "measure": "reward", "pair": 0}
+    candidates = [index for index, pair in enumerate(pairs) if pair["kind"] != "masked"] or range(len(pairs))
+    leads: dict[int, float] = {}
+    for measure in dict.fromkeys((measure_of(own, objectives), "reward")):
+        for index in candidates:
+            chosen, rejected = (
+                _mean(response, own, measure, content["beta"]) for response in pairs[index]["responses"]
+            )
+            if chosen is not None and rejected is not None:
+                leads[index] = chosen - rejected
+        if leads:
+            break
+    return {"policy": models.index(own), "measure": measure, "pair": max(leads, key=leads.__getitem__, default=0)}
+
+
+def _mean(response: Mapping[str, Any], model: str, measure: str, beta: float) -> float | None:
+    """Mean value per token of a response, in nats; None where it is unknown."""
+    scores = response["policies"][model]
+    if measure == "det":
+        far = (beta * weight * logp for weight, logp in zip(response["weights"], scores["logps"], strict=True))
+        values = [local + later for local, later in zip(scores["reward"], far, strict=True)]
+    else:
+        values = scores[measure]
+    return None if values is None else fmean(values)
 
 
 def _response(response: Mapping[str, Any], limit: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import pyarrow as pa
@@ -17,10 +17,11 @@ from pydantic import Field
 from regretless import __version__
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
+from regretless.core.run_folder import BASE
 from regretless.core.settings import Section
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
-from regretless.reporting.collect import collect
+from regretless.reporting.collect import collect, objectives_of
 from regretless.reporting.explorer import explorer
 from regretless.reporting.token_figures import FiguresConfig
 
@@ -58,6 +59,32 @@ def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
         ) from error
 
 
+class PageSection(NamedTuple):
+    """A section of the page, and its entry in the navigation."""
+
+    anchor: str
+    title: str
+
+    @property
+    def template(self) -> str:
+        """File of the section."""
+        return f"{self.anchor}.html.jinja"
+
+
+SECTIONS = [
+    PageSection("tokens", "Regret explorer"),
+    PageSection("results", "Results"),
+    PageSection("examples", "Examples"),
+    PageSection("run", "What was run"),
+    PageSection("data", "Data before training"),
+    PageSection("training", "Training"),
+    PageSection("scores", "Score distributions"),
+    PageSection("changes", "What training changed"),
+]
+"""In the order of page and navigation; a page without token rewards has the first one last."""
+FOLDED = 8
+"""Rows above which a table about training's changes is folded."""
+
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroDivisionError, pa.ArrowException)
 """Exceptions for unexpected numbers and tables in a run folder: another program may have written into it."""
 
@@ -66,16 +93,26 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
     data = collect(run_dir, examples=config.examples, seed=config.seed)
     colors = views.colors_of(data)
     rewards = data.token_rewards
-    scripts = ["curves.js"] * bool(data.logs) + ["figure.js", "token_explorer.js"] * bool(rewards)
+    scripts = ["page.js", *["curves.js"] * bool(data.logs), *["figure.js", "token_explorer.js"] * bool(rewards)]
+    objectives = objectives_of(data.stages)
+    shown = (
+        explorer(rewards, f"{run_dir}/", objectives, pairs=config.token_pairs, tokens=config.tokens)
+        if rewards
+        else None
+    )
     page = (
         _environment()
         .get_template("report.html.jinja")
         .render(
             run=data,
+            BASE=BASE,
+            FOLDED=FOLDED,
+            sections=SECTIONS if shown else [*SECTIONS[1:], SECTIONS[0]],
             title=config.title or data.name,
             colors=colors,
             results=views.results(data, colors),
             chat_results=views.chat_results(data, colors),
+            harness_results=views.harness_results(data, colors),
             stages=views.stage_rows(data.stages),
             versions=views.versions(data.stages),
             inspect_tables=views.inspect_tables(data.inspect),
@@ -83,7 +120,7 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             ends=views.curve_ends(data),
             histograms=views.histograms(data),
             changes=changes(data.comparisons, colors),
-            explorer=rewards and explorer(rewards, f"{run_dir}/", pairs=config.token_pairs, tokens=config.tokens),
+            explorer=shown,
             beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
             version=__version__,
             style=Markup(_resource("report.css") + _resource("token_explorer.css")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from regretless.core.run_folder import BASE
@@ -57,6 +57,7 @@ def colors_of(run: RunData) -> dict[str, int]:
         *run.logs,
         *(row.label for row in run.results),
         *(row.label for row in run.chat_results),
+        *(row.label for row in run.harness_results),
         *(row.label for row in run.changes),
         *run.scores,
     ]
@@ -104,6 +105,44 @@ def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]
                 "chart": interval_chart(title, dots, metric) if dots else None,
                 "requests": sum(row.requests for row in models),
                 "dollars": None if None in prices else sum(price or 0.0 for price in prices),
+            }
+        )
+    return sections
+
+
+def harness_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
+    """For each task, the chart of its first metric, and all metrics with the models side by side.
+
+    A metric whose values are all between 0 and 1 is a share, in percent.
+    """
+    sections = []
+    for name in dict.fromkeys(row.benchmark for row in run.harness_results):
+        rows = [row for row in run.harness_results if row.benchmark == name]
+        metrics = list(dict.fromkeys(row.metric for row in rows))
+        shares = {metric for metric in metrics if all(0 <= row.value <= 1 for row in rows if row.metric == metric)}
+        first = metrics[0]
+        unit, factor = (f"{first} (%)", 100) if first in shares else (first, 1)
+        dots = [
+            IntervalRow(
+                row.label,
+                colors[row.label],
+                factor * row.value,
+                None if row.low is None else factor * row.low,
+                None if row.high is None else factor * row.high,
+            )
+            for row in rows
+            if row.metric == first
+        ]
+        title = f"{unit}: " + "; ".join(f"{dot.name} {dot.value:.{1 if first in shares else 2}f}" for dot in dots)
+        sections.append(
+            {
+                "name": name,
+                "metric": unit,
+                "rows": [
+                    {**asdict(row), "share": row.metric in shares}
+                    for row in sorted(rows, key=lambda row: metrics.index(row.metric))
+                ],
+                "chart": interval_chart(title, dots, unit),
             }
         )
     return sections

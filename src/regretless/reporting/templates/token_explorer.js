@@ -168,7 +168,6 @@
   function buildPair(pair, index) {
     const article = make("article");
     const title = make("h3", "", `Pair ${index + 1} `);
-    title.tabIndex = -1;
     title.append(make("span", "muted", `· ${pair.kind}`));
     const prompt = make("div", "prompt");
     for (const message of pair.prompt) {
@@ -320,16 +319,37 @@
     responses.forEach(shade);
   }
 
+  const select = form.elements.pair;
+  const [previous, next] = form.querySelectorAll(".pair button");
+
+  /** Show one pair, below the controls. */
+  function open(index) {
+    hide();
+    for (const [place, article] of [...pairs.children].entries()) article.hidden = place !== index;
+    for (const box of pairs.children[index].querySelectorAll(".shaded")) fill(box.response);
+    previous.disabled = index === 0;
+    next.disabled = index === pairs.children.length - 1;
+  }
+
   function goTo(index) {
-    const article = pairs.children[index];
-    article.scrollIntoView({ behavior: "instant" });
-    article.querySelector("h3").focus({ preventScroll: true });
+    open(index);
+    const top = pairs.getBoundingClientRect().top;
+    if (top < 0) pairs.scrollIntoView({ behavior: "instant" });
+    news.textContent = `Pair ${index + 1} of ${pairs.children.length}`;
+  }
+
+  function step({ target }) {
+    select.value = Number(select.value) + Number(target.value);
+    goTo(Number(select.value));
+    // A disabled button would lose the focus to the page.
+    if (target.disabled) (target === next ? previous : next).focus();
   }
 
   const pairs = document.getElementById("token-pairs");
   pairs.append(...data.pairs.map(buildPair));
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("change", ({ target }) => (target.name === "pair" ? goTo(Number(target.value)) : update()));
+  for (const button of [previous, next]) button.addEventListener("click", step);
   pairs.addEventListener("mouseover", ({ target }) => {
     const span = target.closest(".t");
     span ? show(span) : hide();
@@ -340,5 +360,6 @@
   root.addEventListener("keydown", move);
   addEventListener("scroll", follow, { passive: true });
   update();
+  if (data.pairs.length) open(Number(select.value));
   root.dataset.ready = "yes";
 })();

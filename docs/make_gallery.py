@@ -1,0 +1,96 @@
+"""Take the pictures of docs/gallery.md from a run's report.
+
+    python docs/make_gallery.py runs/quickstart
+
+Needs the development tools (selenium), chromium and chromedriver.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from regretless.core.terminal import console
+from regretless.reporting.report import ReportConfig, run
+
+FIGURES = Path(__file__).resolve().parent / "figures"
+MARGIN = 12
+"""Pixels around what a picture shows."""
+
+
+class Picture(NamedTuple):
+    """A part of the page as it looks in a window."""
+
+    name: str
+    shows: str
+    """CSS selectors of the first and the last element in the picture."""
+    width: int = 1000
+    scheme: str = "light"
+    height: int = 1600
+    """Most pixels from top to bottom."""
+
+
+PICTURES = (
+    Picture("explorer", "#tokens, #token-pairs"),
+    Picture("explorer-dark", "#tokens, #token-pairs", scheme="dark"),
+    Picture("results", "#results"),
+    Picture("examples", "#examples"),
+    Picture("training", "#training .legend, #training .figures"),
+    Picture("phone", "header, #tokens", width=390),
+)
+
+
+def main(run_dir: Path) -> None:
+    """Write docs/figures/gallery-<name>.webp for each picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(ReportConfig(), run_dir, Path(folder))
+        browser = _browser(Path(folder) / "profile")
+        try:
+            for picture in PICTURES:
+                path = FIGURES / f"gallery-{picture.name}.webp"
+                path.write_bytes(_take(browser, (Path(folder) / "report.html").as_uri(), picture))
+                console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+        finally:
+            browser.quit()
+
+
+def _browser(profile: Path) -> webdriver.Chrome:
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or shutil.which("google-chrome") or "chromium"
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"):
+        options.add_argument(argument)
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+
+
+def _take(browser: webdriver.Chrome, address: str, picture: Picture) -> bytes:
+    size = {"width": picture.width, "height": 900, "deviceScaleFactor": 1, "mobile": picture.width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = [{"name": "prefers-color-scheme", "value": picture.scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(address)
+    top, bottom = browser.execute_script(
+        """
+        const boxes = [...document.querySelectorAll(arguments[0])].map(element => element.getBoundingClientRect());
+        return [Math.min(...boxes.map(box => box.top)), Math.max(...boxes.map(box => box.bottom))];
+        """,
+        picture.shows,
+    )
+    top = max(0, top - MARGIN)
+    clip = {"x": 0, "y": top, "width": picture.width, "height": min(picture.height, bottom + MARGIN - top), "scale": 1}
+    shot = browser.execute_cdp_cmd(
+        "Page.captureScreenshot", {"format": "webp", "quality": 80, "captureBeyondViewport": True, "clip": clip}
+    )
+    return base64.b64decode(shot["data"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python docs/make_gallery.py RUN, the folder of a finished run with evaluate and analyze")
+    main(Path(sys.argv[1]))
