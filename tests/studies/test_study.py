@@ -272,6 +272,8 @@ def test_study_when_killed_ten_times_at_random_then_the_same_command_ends_as_und
         while process.poll() is None and not ((unit / "pending.json").is_file() or (unit / MANIFEST).is_file()):
             time.sleep(0.001)
         time.sleep(draw.random() * units[unit])
+        if process.poll() is not None:
+            continue  # it ended before it could be killed
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
