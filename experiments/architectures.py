@@ -1,6 +1,6 @@
 """Every causal architecture of transformers in miniature, and what the check before training says of it.
 
-    python experiments/architectures.py              # the table of docs/architectures.md
+    python experiments/architectures.py              # the tables of docs/architectures.md
     python experiments/architectures.py qwen3 bloom  # some of them, with the whole message
 
 The models have random weights and a layer of each kind that their default configuration names.
@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +21,33 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig,
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from regretless.core.errors import ConfigError
-from regretless.modeling.model_check import check_grouped
+from regretless.modeling.model_check import CANNOT_SHARE
+from regretless.modeling.row_choice import choose_rows, why_not_grouped
 
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 """Model types with a causal language model in transformers."""
+ANSWERS = ("grouped", "plain", "refused", "not built")
+MODELS_OF_2026 = {
+    "Qwen3": ("qwen3", "qwen3_moe"),
+    "Qwen3-Next": ("qwen3_next",),
+    "Qwen3.5": ("qwen3_5_text", "qwen3_5_moe_text"),
+    "Nemotron-H": ("nemotron_h",),
+    "Jamba": ("jamba",),
+    "LFM2": ("lfm2", "lfm2_moe"),
+    "Granite 4": ("granitemoehybrid",),
+    "gpt-oss": ("gpt_oss",),
+    "Llama 4": ("llama4_text",),
+    "Gemma 3": ("gemma3_text", "gemma3n_text"),
+    "Gemma 4": ("gemma4_text",),
+    "Olmo 3": ("olmo3", "olmo_hybrid"),
+    "DeepSeek": ("deepseek_v3", "deepseek_v32", "deepseek_v4"),
+    "Mixtral": ("mixtral",),
+    "Mistral 3": ("ministral3",),
+    "GLM": ("glm4_moe", "glm_moe_dsa"),
+    "Kimi Linear": ("kimi_linear",),
+    "Command A": ("cohere2",),
+}
+"""Model types of families in use in 2026."""
 
 HIDDEN, HEADS, HEAD, WINDOW = 32, 4, 8, 12
 LONGEST = 60
@@ -134,40 +159,66 @@ def tiny_model(model_type: str, **more: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def verdict(model_type: str) -> tuple[PreTrainedModel | None, str]:
-    """(model, why it is refused, empty when it is not); no model when transformers cannot build it this small."""
+@dataclass
+class Verdict:
+    """What is said of a model type."""
+
+    answer: str
+    """grouped, plain, refused or not built."""
+    reason: str = ""
+    """Why not grouped; for a refused one also why not plain."""
+    model: PreTrainedModel | None = None
+
+
+def verdict(model_type: str) -> Verdict:
+    """The model, if transformers can build it this small, and the rows that it is computed in."""
     try:
         model = tiny_model(model_type)
     # What goes wrong depends on the architecture.
     except Exception as error:
-        return None, f"not built: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return Verdict("not built", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
     try:
-        check_grouped(model, longest=LONGEST)
+        answer = choose_rows(model, longest=LONGEST)
     except ConfigError as error:
-        return model, str(error)
-    return model, ""
+        return Verdict("refused", str(error).removeprefix(f"{type(model).__name__}: {CANNOT_SHARE}"), model)
+    return Verdict(answer, why_not_grouped(model), model)
 
 
-def row(model_type: str, model: PreTrainedModel | None, reason: str) -> str:
+def row(model_type: str, found: Verdict) -> str:
     """The table's line about a model type; figures are left out, for they are those of random weights."""
-    reason = re.sub(r"^\w+: cannot be trained or scored in rows that share prompts: ", "", reason)
-    reason = re.sub(
-        r"by [\d.e+-]+ nats \(at most [\d.e+-]+ expected\)(; )?", lambda found: ": " * bool(found[1]), reason
-    )
-    answer = "not built" if model is None else "refused" if reason else "yes"
-    reason = reason.removeprefix("not built: ").replace("|", "\\|")
-    return f"| {model_type} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]} | {answer} | {reason} |"
+    reason = re.sub(r" by [\d.e+-]+ nats \(at most [\d.e+-]+ expected\)", "", found.reason)
+    reason = re.sub(r"Nor one by one: \w+: cannot be trained or scored in rows of one sequence each", "Plain", reason)
+    reason = reason.replace("|", "\\|")
+    return f"| {model_type} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]} | {found.answer} | {reason} |"
+
+
+def of_2026(lines: dict[str, str]) -> list[str]:
+    """Lines of the table about the models that are most used in 2026, given all its lines by model type."""
+    return [
+        " | ".join((f"| {name}", lines[model_type].removeprefix("| ")))
+        for name, model_types in MODELS_OF_2026.items()
+        for model_type in model_types
+    ]
 
 
 def main(names: list[str]) -> None:
     """Print the table, or the whole messages about single model types."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    if not names:
-        print("| model type | class | shared rows | refused because |\n|---|---|---|---|")
-    for name in names or MODEL_TYPES:
-        model, reason = verdict(name)
-        print(f"{name}: {reason or 'yes'}" if names else row(name, model, reason), flush=True)
+    if names:
+        for name in names:
+            found = verdict(name)
+            print(f"{name}: {found.answer}{': ' * bool(found.reason)}{found.reason}", flush=True)
+        return
+    found_rows = {name: verdict(name) for name in MODEL_TYPES}
+    lines = {name: row(name, found) for name, found in found_rows.items()}
+    answers = Counter(found.answer for found in found_rows.values())
+    print("| rows | model types |\n|---|---|")
+    print("\n".join(f"| {answer} | {answers[answer]} |" for answer in ANSWERS))
+    print("\n| models | model type | class | rows | why not grouped |\n|---|---|---|---|---|")
+    print("\n".join(of_2026(lines)))
+    print("\n| model type | class | rows | why not grouped |\n|---|---|---|---|")
+    print("\n".join(lines.values()))
 
 
 if __name__ == "__main__":

@@ -54,9 +54,11 @@ def test_training_when_it_begins_then_the_model_has_passed_once_in_the_precision
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[bool] = []
-    run = model_check._Check.run
+    run = model_check.ModelCheck.run
     monkeypatch.setattr(
-        model_check._Check, "run", lambda self: (runs.append(torch.is_autocast_enabled(self.device.type)), run(self))[1]
+        model_check.ModelCheck,
+        "run",
+        lambda self: (runs.append(torch.is_autocast_enabled(self.device.type)), run(self))[1],
     )
     model = make_model()
     trainer = trainer_of(model, tokenizer, pairs, tmp_path, objective="kto", bf16=bf16, use_cpu=True, max_steps=2)

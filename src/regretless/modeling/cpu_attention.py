@@ -28,13 +28,16 @@ def grouped_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     segments: tuple[Segment, ...] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for `transformers.AttentionInterface`; query (1, H, N, D), key and value (1, H_kv, N, D).
 
-    `segments` reaches it as an extra keyword of the model's forward. Returns (1, N, H, D).
-    Raises ValueError if the model was called without `segments`: a plain causal row would be silently wrong.
+    `segments` reaches it as an extra keyword of the model's forward. `s_aux` (H,) are attention sinks: a score of each
+    head that takes part in the softmax and has no value. Returns (1, N, H, D).
+    Raises ValueError if the model was called without `segments`: a plain causal row would be silently wrong; and for
+    sinks together with soft-capping, which would cap them.
     """
     if segments is None:
         raise ValueError("grouped attention was called without `segments`; call the model through regretless.modeling")
@@ -42,21 +45,43 @@ def grouped_attention(
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    size, sink = value.shape[-1], None
+    if s_aux is not None:
+        if softcap is not None:
+            raise ValueError("attention sinks together with soft-capping are not known here")
+        query, key, value, sink = _with_sink(query, key, value, s_aux, scaling)
 
     # One split for the whole row: slicing part by part would make the backward pass fill a full-size zero tensor each.
     lengths = [length for segment in segments for length in (segment.prompt, *segment.responses)]
     queries, keys, values = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
     outputs: list[Tensor] = []
+    how = (scaling, dropout, sliding_window, softcap, sink is not None)
     part = 0
     for segment in segments:
         prompt_key, prompt_value = keys[part], values[part]
-        outputs.append(_attend(queries[part], prompt_key, prompt_value, scaling, dropout, sliding_window, softcap))
+        if sink is not None:
+            prompt_key = torch.cat((sink[0], prompt_key), dim=2)
+            prompt_value = torch.cat((sink[1], prompt_value), dim=2)
+        outputs.append(_attend(queries[part], prompt_key, prompt_value, *how))
         for index in range(part + 1, part + 1 + len(segment.responses)):
             reach_key = torch.cat((prompt_key, keys[index]), dim=2)
             reach_value = torch.cat((prompt_value, values[index]), dim=2)
-            outputs.append(_attend(queries[index], reach_key, reach_value, scaling, dropout, sliding_window, softcap))
+            outputs.append(_attend(queries[index], reach_key, reach_value, *how))
         part += 1 + len(segment.responses)
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs, dim=2)[..., :size].transpose(1, 2).contiguous(), None
+
+
+def _with_sink(
+    query: Tensor, key: Tensor, value: Tensor, s_aux: Tensor, scaling: float
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Query, key and value with one more dimension, and key and value (1, H, 1, D + 1) of the sink.
+
+    In that dimension every query is 1 and every key 0 but the sink's, which is zero elsewhere: its score is the sink,
+    whatever the query, and its value nothing. So SDPA computes it, and the sink has its gradient.
+    """
+    sink_key = F.pad((s_aux / scaling).to(query.dtype).view(1, -1, 1, 1), (query.shape[-1], 0))
+    query, key, value = F.pad(query, (0, 1), value=1.0), F.pad(key, (0, 1)), F.pad(value, (0, 1))
+    return query, key, value, (sink_key, torch.zeros_like(value[:, :, :1]))
 
 
 def _attend(
@@ -67,15 +92,20 @@ def _attend(
     dropout: float,
     sliding_window: int | None,
     softcap: float | None,
+    sink: bool,
 ) -> Tensor:
-    """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H, K, D)."""
+    """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H, K, D).
+
+    `sink`: the first of the K positions is one that all others see, however far away.
+    """
     rows, columns = query.shape[2], key.shape[2]
-    window = None if sliding_window is None or columns <= sliding_window else sliding_window
+    window = None if sliding_window is None or columns - sink <= sliding_window else sliding_window
     if softcap is None and rows == columns and window is None:
         return F.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
     # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
     size = -(-columns // MASK_STEP) * MASK_STEP
-    mask = _causal_mask(size, window, query.dtype, query.device)[columns - rows : columns, :columns]
+    whole = _causal_mask(size, window, sink and window is not None, query.dtype, query.device)
+    mask = whole[columns - rows : columns, :columns]
     if softcap is None:
         return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling)
     # SDPA has no soft-capping, so the full score matrix is computed.
@@ -86,8 +116,8 @@ def _attend(
 
 
 @lru_cache(maxsize=4)
-def _causal_mask(size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(size, size) numbers to add to scores: 0 where a position sees another one (within the window), else −∞.
+def _causal_mask(size: int, window: int | None, sink: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(size, size) numbers to add to scores: 0 where a position sees another (within the window) or the sink, else −∞.
 
     Numbers, because SDPA would convert a boolean mask in every call.
     """
@@ -95,6 +125,7 @@ def _causal_mask(size: int, window: int | None, dtype: torch.dtype, device: torc
     with torch.inference_mode(False):
         seen = torch.ones(size, size, dtype=torch.bool, device=device).tril()
         seen = seen if window is None else seen.triu(1 - window)
+        seen[:, 0] |= sink
         return torch.zeros(size, size, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)
 
 

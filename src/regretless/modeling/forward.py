@@ -1,9 +1,9 @@
-"""A model's forward pass over a shared-prefix row, through whatever wraps the model (peft, DDP, FSDP)."""
+"""A model's forward pass over shared-prefix or plain rows, through whatever wraps the model (peft, DDP, FSDP)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention
 from regretless.modeling.layout import Layout
-from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores
+from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
+from regretless.modeling.rows import RowKind
+from regretless.modeling.token_logps import ReferenceHead, TokenScores, token_scores
 
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
@@ -25,23 +27,6 @@ def causal_model(model: nn.Module) -> PreTrainedModel:
     raise ConfigError(
         f"expected a transformers model (or one wrapped by peft or accelerate), got {type(model).__name__}"
     )
-
-
-def head_of(model: PreTrainedModel) -> Head:
-    """The model's language-model head. Raises ConfigError if it has none."""
-    module = model.get_output_embeddings()
-    if module is None:
-        raise ConfigError(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
-    return Head(module, getattr(model.config.get_text_config(), "final_logit_softcapping", None))
-
-
-def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The model without its language-model head. Raises ConfigError if it has no such part."""
-    # Some causal models call other parts `decoder`, or give their decoder a name that differs from their prefix.
-    for decoder in (model.get_decoder(), model.base_model, getattr(model, "model", None)):
-        if isinstance(decoder, PreTrainedModel) and decoder is not model:
-            return decoder
-    raise ConfigError(f"{type(model).__name__} has no decoder apart from its head; load it with AutoModelForCausalLM")
 
 
 def in_one_row(device: torch.device) -> bool:
@@ -71,6 +56,8 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
         statistics: bool = False,
         **_: Any,
     ) -> TokenScores | Tensor:
+        if layout.is_plain:
+            raise ValueError("plain rows were given to `grouped`; compute them inside `plain`")
         extra: dict[str, Any] = {"segments": layout.segments}
         if padded:
             padding = (0, -layout.tokens % gpu_attention.BLOCK)
@@ -90,18 +77,38 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> Iterator[None]:
-    """Within the block a call of the model, or of its wrapper, ends in `forward`; hooks on the way run."""
-    before = model.__dict__.get("forward")
-    # nn.Module.__setattr__ would do as well; the instance attribute shadows the class's method.
-    model.__dict__["forward"] = forward
-    try:
+def plain(model: nn.Module) -> Iterator[None]:
+    """Within the block, calling `model` runs plain rows (`modeling.rows`) by the model's own attention and masks.
+
+    Nothing tells the model that rows are padded: padding is behind every sequence, where a causal model cannot see it.
+    The backward pass belongs inside too, as in `grouped`.
+    """
+    inner = causal_model(model)
+    head, decoder = head_of(inner), decoder_of(inner)
+
+    def forward(
+        input_ids: Tensor,
+        layout: Layout,
+        reference: ReferenceHead | None = None,
+        hidden_only: bool = False,
+        statistics: bool = False,
+        **_: Any,
+    ) -> TokenScores | Tensor:
+        if not layout.is_plain:
+            raise ValueError("a row that sequences share was given to `plain`, which would compute it as one sequence")
+        output = decoder(input_ids=input_ids, use_cache=False)
+        hidden: Tensor = output.last_hidden_state.flatten(0, 1)[layout.predict]
+        if hidden_only:
+            return hidden
+        return token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+
+    with replaced_forward(inner, forward):
         yield
-    finally:
-        if before is None:
-            del model.__dict__["forward"]
-        else:
-            model.__dict__["forward"] = before
+
+
+def in_rows(model: nn.Module, rows: RowKind) -> contextlib.AbstractContextManager[None]:
+    """Context within which calls of the model compute rows of this kind: `grouped` or `plain`."""
+    return grouped(model) if rows == "grouped" else plain(model)
 
 
 @contextlib.contextmanager
@@ -119,7 +126,7 @@ def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
 def response_scores(
     model: nn.Module, layout: Layout, reference: ReferenceHead | None = None, *, statistics: bool = False
 ) -> TokenScores:
-    """Scores (M,) of a layout's response tokens, with `reference` the full-vocabulary KL too; inside `grouped`."""
+    """Scores (M,) of a layout's response tokens, with `reference` the full-vocabulary KL too; inside `in_rows`."""
     scores: TokenScores = model(
         input_ids=layout.input_ids,
         position_ids=layout.position_ids,
@@ -131,7 +138,7 @@ def response_scores(
 
 
 def reference_head(model: nn.Module, layout: Layout) -> ReferenceHead:
-    """Hidden states (M, D) that predict a layout's response tokens, and the head; inside `grouped`, no gradient."""
+    """Hidden states (M, D) that predict a layout's response tokens, and the head; inside `in_rows`, no gradient."""
     with torch.no_grad():
         hidden: Tensor = model(
             input_ids=layout.input_ids, position_ids=layout.position_ids, layout=layout, hidden_only=True

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface
 
 from regretless.modeling.layout import Segment
@@ -100,34 +100,40 @@ def flex_grouped_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     row_mask: RowMask | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for `transformers.AttentionInterface`; query (1, H, N, D), key and value (1, H_kv, N, D).
 
-    `row_mask` reaches it as an extra keyword of the model's forward. Returns (1, N, H, D).
+    `row_mask` reaches it as an extra keyword of the model's forward. `s_aux` (H,) are attention sinks, as in
+    `cpu_attention`. Returns (1, N, H, D).
     Raises ValueError if the model was called without `row_mask`, and for attention dropout: FlexAttention has none.
     """
     if row_mask is None:
         raise ValueError("grouped attention was called without `row_mask`; call the model through regretless.modeling")
     if dropout:
         raise ValueError(f"attention dropout is {dropout}, and FlexAttention has none: set attention_dropout to 0")
-    output = _flex(query.device.type)(
-        query,
-        key,
-        value,
-        score_mod=None if softcap is None else _soft_capped(softcap),
-        block_mask=row_mask.blocks(sliding_window),
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    options = {
+        "score_mod": None if softcap is None else _soft_capped(softcap),
+        "block_mask": row_mask.blocks(sliding_window),
+        "scale": scaling,
+        "enable_gqa": query.shape[1] != key.shape[1],
+    }
+    if s_aux is None:
+        output = _flex(query.device.type)(query, key, value, **options)
+    else:
+        output, auxiliary = _flex(query.device.type)(query, key, value, **options, return_aux=AuxRequest(lse=True))
+        # With a sink s, the softmax's denominator exp(lse) has one more summand: exp(lse) + exp(s).
+        share = torch.sigmoid(auxiliary.lse - s_aux.to(auxiliary.lse.dtype)[None, :, None])
+        output = output * share[..., None].to(output.dtype)
     return output.transpose(1, 2).contiguous(), None
 
 
 @cache
-def _flex(device: str) -> Callable[..., Tensor]:
+def _flex(device: str) -> Callable[..., Any]:
     # On a CPU FlexAttention has no backward pass, so there this function is only used to check the rule.
-    function: Callable[..., Tensor] = flex_attention
+    function: Callable[..., Any] = flex_attention
     return function if device == "cpu" else torch.compile(function)
 
 

@@ -26,23 +26,30 @@ class Segment:
 class Layout:
     """A row of N tokens, and the positions in it that predict the M tokens of the distinct responses.
 
-    A response's last token is predicted but never read, so it is not part of the row.
+    A response's last token is predicted but never read, so it is not part of the row. Plain rows (`modeling.rows`) are
+    B rows of N tokens, one sequence in each.
     """
 
     input_ids: Tensor
-    """(1, N) token ids."""
+    """(1, N) token ids, or (B, N) in plain rows."""
     position_ids: Tensor
     """(1, N) positions; they restart after the prompt for every response."""
     segments: tuple[Segment, ...]
+    """Empty in plain rows."""
     predict: Tensor
-    """(M,) index in the row of the token that predicts each response token."""
+    """(M,) index in the row of the token that predicts each response token; rows follow one another."""
     targets: Tensor
     """(M,) the response tokens."""
 
     @property
     def tokens(self) -> int:
-        """Tokens the model reads: N."""
-        return int(self.input_ids.shape[1])
+        """Tokens the model reads, padding included."""
+        return self.input_ids.numel()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each sequence has a row of its own."""
+        return not self.segments
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on a device."""
@@ -83,7 +90,7 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
         ids.extend(prompt)
         positions.extend(range(len(prompt)))
         last_prompt_token = len(ids) - 1
-        host = _hosts(list(responses))
+        host = hosts(list(responses))
         lengths: list[int] = []
         for response in responses:
             if host[response] != response:
@@ -109,7 +116,7 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     return layout, [places[item] for item in items]
 
 
-def _hosts(responses: list[Ids]) -> dict[Ids, Ids]:
+def hosts(responses: list[Ids]) -> dict[Ids, Ids]:
     """For each distinct response the longest one that begins with it: itself, unless it is a prefix of another."""
     host: dict[Ids, Ids] = {}
     following: Ids = ()
@@ -128,6 +135,6 @@ def token_count(items: Sequence[Item]) -> int:
         groups.setdefault(prompt, {})[response] = None
     total = 0
     for prompt, responses in groups.items():
-        host = _hosts(list(responses))
+        host = hosts(list(responses))
         total += len(prompt) + sum(len(response) for response in responses if host[response] == response)
     return total

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -21,13 +22,11 @@ from regretless.modeling import gpu_attention
 from regretless.modeling.forward import (
     attention_by,
     causal_model,
-    decoder_of,
     grouped,
-    head_of,
-    replaced_forward,
     response_scores,
 )
 from regretless.modeling.layout import Ids, Item, lay_out
+from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
 from regretless.modeling.probe import (
     LOCAL,
     Call,
@@ -50,12 +49,15 @@ CONTEXT = 2048
 """Longest sequence if neither the caller nor the model's configuration names one."""
 THROUGH = "through transformers' attention interface"
 
-_passed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], int]] = WeakKeyDictionary()
+CANNOT_SHARE = "cannot be trained or scored in rows that share prompts: "
+
+Passed = WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], int]]
 """Length up to which a model has passed, keyed by device and precision."""
+_passed: Passed = WeakKeyDictionary()
 
 
-class _Refused(Exception):
-    """A property of the model that the shared-prefix pass does not support."""
+class Refused(Exception):
+    """A property of the model that the pass which is checked does not support."""
 
 
 def check_grouped(model: nn.Module, longest: int | None = None) -> None:
@@ -79,27 +81,39 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
     the model's own, by its own attention: to `TOLERANCE`; in lower precision (bf16, TF32) each response's median
     difference with that between two layouts of the model's own.
     """
+    run_check(model, longest, ModelCheck, _passed, CANNOT_SHARE)
+
+
+def run_check(model: nn.Module, longest: int | None, check: type[ModelCheck], passed: Passed, refusal: str) -> None:
+    """Run a check unless the model has passed it there for such lengths; `refusal` begins the reason of an error."""
     inner = causal_model(model)
-    kind = inner.device.type
-    automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    place = (kind, inner.dtype, automatic, type(model).__name__)
-    passed = _passed.setdefault(inner, {})
-    length = longest or getattr(inner.config.get_text_config(decoder=True), "max_position_embeddings", None) or CONTEXT
-    if passed.get(place, -1) >= length:
+    place, length = place_of(model, inner), longest_sequence(inner, longest)
+    lengths = passed.setdefault(inner, {})
+    if lengths.get(place, -1) >= length:
         return
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         with torch.inference_mode(False):
-            _Check(model, inner, length).run()
-    except _Refused as refused:
-        raise ConfigError(
-            f"{type(inner).__name__}: cannot be trained or scored in rows that share prompts: {refused}"
-        ) from refused.__cause__
+            check(model, inner, length).run()
+    except Refused as refused:
+        raise ConfigError(f"{type(inner).__name__}: {refusal}{refused}") from refused.__cause__
     finally:
         for module, was in training.items():
             module.training = was
-    passed[place] = length
+    lengths[place] = length
+
+
+def place_of(model: nn.Module, inner: PreTrainedModel) -> tuple[Any, ...]:
+    """Where and how a model computes: device, types of weights and autocast, wrapper."""
+    kind = inner.device.type
+    automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return kind, inner.dtype, automatic, type(model).__name__
+
+
+def longest_sequence(inner: PreTrainedModel, longest: int | None) -> int:
+    """`longest`, or tokens of the model's context."""
+    return longest or getattr(inner.config.get_text_config(decoder=True), "max_position_embeddings", None) or CONTEXT
 
 
 @dataclass
@@ -116,8 +130,11 @@ class _Seen:
     """Calls of attention."""
 
 
-class _Check:
-    """One check of one model; `run` raises _Refused."""
+class ModelCheck:
+    """One check of one model; `run` raises Refused."""
+
+    beside = "shares the row, and a prompt that short and long responses share cannot have both"
+    """What is wrong with positions that depend on the longest sequence."""
 
     def __init__(self, model: nn.Module, inner: PreTrainedModel, longest: int) -> None:
         self.model, self.inner, self.longest = model, inner, longest
@@ -199,14 +216,14 @@ class _Check:
         ):
             self.model(input_ids=ids)
         if not seen.embeddings:
-            raise _Refused("its input embeddings were not found, so that nothing can be said of what it mixes")
+            raise Refused("its input embeddings were not found, so that nothing can be said of what it mixes")
         total = sum((value for _, _, value in seen.numbers), torch.zeros((), device=self.device))
         if not total.requires_grad:
-            raise _Refused("no layer's output depends on its token")
+            raise Refused("no layer's output depends on its token")
         if not self._others_are_zero(total, seen.embeddings, here):
-            raise _Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}")
+            raise Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}")
         if not seen.calls:
-            raise _Refused(f"no layer attends {THROUGH}")
+            raise Refused(f"no layer attends {THROUGH}")
         self._positions_stand_alone(seen, positions)
         return seen.calls
 
@@ -260,10 +277,10 @@ class _Check:
             for was, now in zip(before, after, strict=True):
                 axes = [axis for axis, size in enumerate(was.shape) if size == count]
                 if axes and not torch.equal(was.narrow(axes[-1], 0, count - 1), now.narrow(axes[-1], 0, count - 1)):
-                    raise _Refused(
+                    raise Refused(
                         f"what {name} ({type(module).__name__}, rope_type {getattr(module, 'rope_type', 'unknown')}) "
-                        f"gives for a position changes when a sequence of {self.longest} tokens shares the row, and a "
-                        f"prompt that short and long responses share cannot have both; {context_advice(self.config)}"
+                        f"gives for a position changes when a sequence of {self.longest} tokens {self.beside}; "
+                        f"{context_advice(self.config)}"
                     )
 
     def _moved(self, value: Any, positions: Tensor) -> Any:
@@ -278,7 +295,7 @@ class _Check:
         """Attention receives nothing that the shared-prefix attention would ignore."""
         for call in calls:
             if call.extras:
-                raise _Refused(
+                raise Refused(
                     f"{self._name(call.module)} gives attention {', '.join(call.extras)}, which is not known here"
                 )
 
@@ -303,12 +320,12 @@ class _Check:
                 leaks = dense.clone()
                 leaks[own] = False
                 if leaks.any():
-                    raise _Refused(
+                    raise Refused(
                         f"a response's score depends on {int(leaks.sum())} tokens of other responses or prompts"
                     )
                 prompt = own[: layout.segments[segment].prompt]
                 if not dense[prompt].any():
-                    raise _Refused("a response's score does not depend on its prompt")
+                    raise Refused("a response's score does not depend on its prompt")
 
     def _equal(self, items: Sequence[Item], calls: Sequence[Call], own: str) -> None:
         """Log-probabilities are the model's own, and its masks those of causal attention within the layer's window."""
@@ -333,7 +350,7 @@ class _Check:
                 allowed += 0.5 * self._step() * float(torch.cat(plain).double().std())
                 right = worst <= allowed
         if not right:
-            raise _Refused(
+            raise Refused(
                 f"log-probabilities differ from the model's own by {float(worst):.2g} nats (at most {allowed:.2g} "
                 f"expected){self._why_not()}"
             )
@@ -420,44 +437,31 @@ class _Check:
         rule = (distance >= 0) & (distance < (window or len(at)))
         sees = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         if mask.dtype != torch.bool and bool((mask.masked_fill(~sees, 0) != 0).any()):
-            raise _Refused(f"{self._name(module)} adds a bias to attention's scores through the mask")
+            raise Refused(f"{self._name(module)} adds a bias to attention's scores through the mask")
         if not bool((sees == rule).all()):
             told = "no window" if window is None else f"a window of {window} tokens"
             place = (sees != rule).any(0).nonzero()[0].tolist()
             more = "sees" if bool(sees.any(0)[*place]) else "does not see"
-            raise _Refused(
+            raise Refused(
                 f"{self._name(module)} tells attention {told}, but by its mask token {place[0]} {more} token {place[1]}"
             )
 
     def _why_not(self) -> str:
         """The step of the model's own pass that the shared-prefix pass lacks; empty if unknown."""
-        head = self.inner.get_output_embeddings()
-        given: list[Tensor] = []
-        made: list[Tensor] = []
-        hidden: list[Tensor] = []
-
-        def at_head(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-            given.append(args[0])
-            made.append(output)
-
-        def at_decoder(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            hidden.append(output[0])
-
-        ids = torch.tensor([self._tokens(9)], device=self.device)
-        with (
-            torch.no_grad(),
-            hooked([head.register_forward_hook(at_head), self.decoder.register_forward_hook(at_decoder)]),
-        ):
-            logits = self.model(input_ids=ids, use_cache=False).logits
         if self._ignores_positions():
             return "; the model takes positions from the place in the row and not from position_ids"
-        softcap = head_of(self.inner).softcap
-        if hidden and given and (hidden[-1].shape != given[-1].shape or not torch.allclose(hidden[-1], given[-1])):
-            return "; the model changes hidden states between its last layer and its output layer"
-        if made and made[-1].shape == logits.shape:
-            values = made[-1] if softcap is None else torch.tanh(made[-1] / softcap) * softcap
-            if not torch.allclose(values.float(), logits.float(), atol=1e-3):
-                return "; the model changes logits behind its output layer"
+        hidden: list[Tensor] = []
+        ids = torch.tensor([self._tokens(9)], device=self.device)
+        with torch.no_grad():
+            with hooked([self.decoder.register_forward_hook(lambda module, args, output: hidden.append(output[0]))]):
+                logits = self.model(input_ids=ids, use_cache=False).logits[0]
+            # Inside `within` nothing is known to be wrong: a sharded output layer is not compared.
+            head = head_of(self.inner)
+            if isinstance(head.module, FSDPModule) or not hidden:
+                return ""
+            made = head.logits(hidden[-1][0])
+        if made.shape != logits.shape or not torch.allclose(made.float(), logits.float(), atol=1e-3):
+            return "; the model changes hidden states or logits around its output layer"
         return ""
 
     def _ignores_positions(self) -> bool:
@@ -477,11 +481,13 @@ class _Check:
     # --- hooks -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _watch(self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None) -> Iterator[_Seen]:
+    def _watch(
+        self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None, *, rows: int = 1
+    ) -> Iterator[_Seen]:
         """Within the block, tensors that pass through the model's modules are recorded; gradients end at embeddings."""
         seen = _Seen()
         count = positions.shape[1]
-        shapes = ((1, count), (1, count + -count % gpu_attention.BLOCK))  # on a GPU the row is padded
+        shapes = ((rows, count), (rows, count + -count % gpu_attention.BLOCK))  # on a GPU the row is padded
 
         def embedded(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not isinstance(output, Tensor) or output.dim() < 3 or tuple(output.shape[:2]) not in shapes:
@@ -518,12 +524,12 @@ class _Check:
         """Within the block, exceptions of the model become the reason of a rejection."""
         try:
             yield
-        except (_Refused, torch.OutOfMemoryError):
+        except (Refused, torch.OutOfMemoryError):
             raise
         # A model that cannot take such a row may raise anything.
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            raise _Refused(f"{verb} {what}: {type(error).__name__}: {lines[0]}") from error
+            raise Refused(f"{verb} {what}: {type(error).__name__}: {lines[0]}") from error
 
     def _name(self, module: nn.Module) -> str:
         return f"{self.names.get(module, '?')} ({type(module).__name__})"

@@ -16,6 +16,7 @@ from regretless.modeling.layout import Layout
 LOCAL = "regretless_local"
 """Name of the attention in which a token sees only itself."""
 KNOWN = {
+    "s_aux",
     "segments",
     "row_mask",
     "calls",

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regretless.core.terminal import bar
-from regretless.modeling.forward import causal_model, grouped, response_scores
-from regretless.modeling.layout import Ids, Item, lay_out, token_count
-from regretless.modeling.model_check import check_grouped
+from regretless.modeling.forward import causal_model, in_rows, response_scores
+from regretless.modeling.layout import Ids, Item, token_count
+from regretless.modeling.row_choice import choose_rows, note_plain_rows
+from regretless.modeling.rows import RowChoice, RowKind, computed_tokens, lay_out_rows, row_length, sequences
 
 
 def score_responses(
@@ -22,28 +23,35 @@ def score_responses(
     *,
     max_tokens: int = 4096,
     description: str | None = None,
+    rows: RowChoice = "auto",
 ) -> list[NDArray[np.float32]]:
     """Log-probability (nats) of every token of each response, one float32 array per (prompt, response) pair of ids.
 
-    No gradient, dropout off. Rows hold up to `max_tokens` tokens; a prompt's responses share a row if they fit.
+    No gradient, dropout off. Rows hold up to `max_tokens` tokens; a prompt's responses share a row if they fit, and
+    each has a plain row of its own for a model in which they cannot, or with rows="plain" (`choose_rows`).
     `description` labels a progress bar. Raises ValueError for an empty prompt or response, and ConfigError for a model
-    that rows which share prompts would give other values for (`check_grouped`, at a model's first call).
+    that would be given other values than its own (at its first call).
     """
     keyed = [(tuple(prompt), tuple(response)) for prompt, response in items]
     if not keyed:
         return []
-    check_grouped(model, max(len(prompt) + len(response) for prompt, response in keyed))
-    order = sorted(range(len(keyed)), key=lambda index: keyed[index][0])
+    kind = choose_rows(model, max(len(prompt) + len(response) for prompt, response in keyed), rows)
+    order = _scoring_order(keyed, kind)
+    packed = [
+        [order[place] for place in row] for row in fill_rows([[keyed[index]] for index in order], max_tokens, kind)
+    ]
+    if kind == "plain" and rows == "auto":
+        computed = sum(computed_tokens([keyed[index] for index in row], kind) for row in packed)
+        note_plain_rows(model, computed, keyed)
     results: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(keyed)
     device = causal_model(model).device
     training = model.training
     model.eval()
     shown = bar(description, len(keyed)) if description else contextlib.nullcontext(lambda _: None)
     try:
-        with torch.no_grad(), grouped(model), shown as advance:
-            for rows in fill_rows([[keyed[index]] for index in order], max_tokens):
-                chosen = [order[row] for row in rows]
-                layout, places = lay_out([keyed[index] for index in chosen])
+        with torch.no_grad(), in_rows(model, kind), shown as advance:
+            for chosen in packed:
+                layout, places = lay_out_rows([keyed[index] for index in chosen], kind)
                 logps = response_scores(model, layout.to(device)).logps.float().cpu().numpy()
                 for index, place in zip(chosen, places, strict=True):
                     results[index] = logps[place.start : place.start + place.length].copy()
@@ -53,12 +61,23 @@ def score_responses(
     return results
 
 
-def fill_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
+def _scoring_order(items: Sequence[Item], kind: RowKind) -> list[int]:
+    """Items that share tokens next to each other; for plain rows the longest first, so that few are padded."""
+    if kind == "grouped":
+        return sorted(range(len(items)), key=lambda index: items[index][0])
+    host = sequences(items)
+    return sorted(range(len(items)), key=lambda index: (-row_length(host[items[index]]), host[items[index]]))
+
+
+def fill_rows(units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = "grouped") -> list[list[int]]:
     """Split units (groups of responses), in order, into rows of at most `max_tokens` tokens.
 
     Neighboring units of one prompt share a row if all of them fit into one; a unit that is larger than a row
-    gets a row of its own. Returns the units' indices, row by row.
+    gets a row of its own. Of plain rows, it is as many that together have so many tokens, padding included.
+    Returns the units' indices, row by row.
     """
+    if kind == "plain":
+        return _fill_plain_rows(units, max_tokens)
     rows: list[list[int]] = []
     row: list[int] = []
     used = 0
@@ -78,6 +97,21 @@ def fill_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int
                 row, together = [], token_count(units[index])
             row.append(index)
             used = together
+    return [*rows, row] if row else rows
+
+
+def _fill_plain_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
+    host = sequences([item for unit in units for item in unit])
+    rows: list[list[int]] = []
+    row: list[int] = []
+    distinct: set[Item] = set()
+    for index, unit in enumerate(units):
+        more = distinct | {host[item] for item in unit}
+        if row and len(more) * max(map(row_length, more)) > max_tokens:
+            rows.append(row)
+            row, more = [], {host[item] for item in unit}
+        row.append(index)
+        distinct = more
     return [*rows, row] if row else rows
 
 

@@ -34,17 +34,25 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """A language-model head and the soft-capping that the model applies behind it."""
+    """A model's output layer, and what the model does behind it: a factor, then soft-capping, or code of its own."""
 
     module: nn.Module
     softcap: float | None = None
+    scale: float = 1.0
+    """Factor of the output layer's logits."""
+    own: Callable[[Tensor], Tensor] | None = None
+    """The model's own way from hidden states (M, D) to logits (M, V), where it is none of these."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(M, V) logits of (M, D) hidden states, in float32 or better; inside `within` under sharding."""
+        if self.own is not None:
+            logits = self.own(hidden)
+            return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         # A sharded head has been gathered by `within`, and its hooks must not run for every chunk.
         sharded = isinstance(self.module, FSDPModule)
-        logits: Tensor = type(self.module).forward(self.module, hidden) if sharded else self.module(hidden)
+        logits = type(self.module).forward(self.module, hidden) if sharded else self.module(hidden)
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        logits = logits if self.scale == 1 else logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     def within(self, work: Callable[[Tensor], TokenScores], hidden: Tensor) -> TokenScores:
@@ -61,8 +69,9 @@ class Head:
 
     @property
     def is_linear(self) -> bool:
-        """Whether this is a plain linear layer."""
-        return type(self.module) is nn.Linear or type(self.module).__bases__ == (FSDPModule, nn.Linear)
+        """Whether this is a plain linear layer, apart from factor and soft-capping."""
+        kind = type(self.module)
+        return self.own is None and (kind is nn.Linear or kind.__bases__ == (FSDPModule, nn.Linear))
 
     @property
     def is_frozen_linear(self) -> bool:
@@ -164,7 +173,8 @@ def _frozen_forward(
         all_logps = logits.log_softmax(-1)
         logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
         # Soft-capping: d capped / d raw = 1 − (capped / cap)².
-        slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
+        slope: Tensor | float = 1.0 if head.softcap is None else 1 - (logits / head.softcap).square()
+        slope = slope if head.scale == 1 else slope * head.scale
         if statistics is not None:
             _write_statistics(statistics[:, rows], logits, all_logps, targets[rows])
         del logits
@@ -190,8 +200,8 @@ def _write_statistics(found: Tensor, logits: Tensor, all_logps: Tensor, targets:
     found[1] = -torch.exp(all_logps, out=logits).mul_(all_logps).sum(-1)
 
 
-def _times(values: Tensor, slope: Tensor | None) -> Tensor:
-    return values if slope is None else values * slope
+def _times(values: Tensor, slope: Tensor | float) -> Tensor:
+    return values if isinstance(slope, float) and slope == 1 else values * slope
 
 
 def _recomputed(

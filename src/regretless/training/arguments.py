@@ -132,6 +132,14 @@ class PreferenceConfig(TrainingArguments):
             "help": "Whether pairs of one prompt go into the same step, so that shared tokens are computed once."
         },
     )
+    rows: Literal["auto", "grouped", "plain"] = field(
+        default="auto",
+        metadata={
+            "help": "How sequences are laid out: `grouped` computes the tokens that pairs share once and refuses a "
+            "model for which that is not correct; `plain` gives each sequence a row of its own; `auto` takes the first "
+            "where it is correct for the model, else the second. Results are the same."
+        },
+    )
     pairs_cache_dir: str | None = field(
         default=None,
         metadata={

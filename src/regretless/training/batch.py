@@ -1,4 +1,4 @@
-"""Pairs as tensors: one shared-prefix row, and its view as (responses, tokens), which objectives read."""
+"""Pairs as tensors: one shared-prefix row, or plain rows, and its view as (responses, tokens) for objectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regretless.core.errors import DataError
-from regretless.modeling.layout import Ids, Item, Layout, lay_out
+from regretless.modeling.layout import Ids, Item, Layout
+from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
 from regretless.objectives.inputs import lacks, of_data, padded, step_numbers
@@ -83,8 +84,9 @@ def build_batch(
     *,
     reference: ReferenceLookup | None = None,
     ends_step: Callable[[int], bool] | None = None,
+    kind: RowKind = "grouped",
 ) -> PairBatch:
-    """Micro-batch of pairs with the inputs of the objective.
+    """Micro-batch of pairs with the inputs of the objective, as rows of a kind.
 
     `ends_step`: true for a token id that ends a reasoning step. Raises DataError if the behavior policy's
     log-probabilities, or other numbers of the data, are required and a pair lacks them.
@@ -102,7 +104,7 @@ def build_batch(
         indices = [rows.setdefault(key, len(rows)) for key in keys]
         ends.append((indices[0], indices[-1]))
 
-    layout, places = lay_out([(prompt, response) for prompt, response, _ in rows])
+    layout, places = lay_out_rows([(prompt, response) for prompt, response, _ in rows], kind)
     responses = [response for _, response, _ in rows]
     gather = padded([torch.arange(place.start, place.start + place.length) for place in places])
     numbers = {name: padded([torch.tensor(values[number]) for *_, values in rows]) for number, name in enumerate(names)}

@@ -20,8 +20,10 @@ from torch import nn
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import atomic_path, fingerprint, write_text
-from regretless.modeling.forward import causal_model, grouped, head_of, reference_head
+from regretless.modeling.forward import causal_model, in_rows, reference_head
 from regretless.modeling.layout import Item, Layout
+from regretless.modeling.output_layer import head_of
+from regretless.modeling.rows import RowKind
 from regretless.modeling.token_logps import ReferenceHead
 
 Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]
@@ -70,9 +72,9 @@ class ReferenceModel:
         else:
             yield policy
 
-    def grouped(self) -> contextlib.AbstractContextManager[None]:
-        """Context within which `distribution` may be called (beside `modeling.forward.grouped` for the policy)."""
-        return contextlib.nullcontext() if self.frozen is None else grouped(self.frozen)
+    def in_rows(self, kind: RowKind) -> contextlib.AbstractContextManager[None]:
+        """Context within which `distribution` may be called (beside `modeling.forward.in_rows` for the policy)."""
+        return contextlib.nullcontext() if self.frozen is None else in_rows(self.frozen, kind)
 
     def distribution(self, policy: nn.Module, layout: Layout) -> ReferenceHead:
         """Inputs of the reference's next-token distributions at a layout's response tokens."""

@@ -26,9 +26,10 @@ from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
 from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
-from regretless.modeling.forward import causal_model, grouped, response_scores
+from regretless.modeling.forward import causal_model, in_rows, response_scores
 from regretless.modeling.layout import Item, token_count
-from regretless.modeling.model_check import check_grouped
+from regretless.modeling.row_choice import choose_rows, note_plain_rows
+from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.training_folder import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
@@ -57,8 +58,8 @@ from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel
 
-Packing = Callable[[Sequence[Sequence[Item]], int], list[list[int]]]
-"""Pairs' items and a budget of tokens to rows of pairs."""
+Packing = Callable[[Sequence[Sequence[Item]], int, RowKind], list[list[int]]]
+"""Pairs' items, a budget of tokens and the kind of rows, to rows of pairs."""
 
 
 def _sort_sets(configs: Iterable[PeftConfig]) -> None:
@@ -129,12 +130,14 @@ class PreferenceTrainer(PublishingTrainer):
             match_reference(reference, model)
         if args.disable_dropout:
             turn_off_dropout(model, reference)
+        self._needs_distributions = "reference_kl" in self.objective.required
         self.reference = ReferenceModel(
             model,
             reference,
             adapters_off=peft_config is not None,
-            needs_distributions="reference_kl" in self.objective.required,
+            needs_distributions=self._needs_distributions,
         )
+        self._rows: RowKind = "grouped"
         self._microbatch_tokens = args.max_tokens_per_microbatch or (16384 if torch.cuda.is_available() else 2048)
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.required
@@ -193,7 +196,13 @@ class PreferenceTrainer(PublishingTrainer):
         """Check the model on its current device, precision and sharding, unless it has passed there before."""
         with self.accelerator.autocast():
             longest = max((data.longest for data in datasets or self._datasets()), default=None)
-            check_grouped(self.accelerator.unwrap_model(self.model), longest)
+            models = [self.accelerator.unwrap_model(self.model)]
+            # A reference that is asked for distributions at every step reads the policy's rows.
+            models += [self.reference.frozen] if self.reference.frozen and self._needs_distributions else []
+            kinds = {choose_rows(model, longest, self.args.rows) for model in models}
+            if len(kinds) > 1:
+                kinds = {choose_rows(model, longest, "plain") for model in models}
+            (self._rows,) = kinds
 
     def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
         """Reference log-probabilities for the remaining steps, and for the evaluation data if they may be read.
@@ -277,7 +286,11 @@ class PreferenceTrainer(PublishingTrainer):
         policy = self.accelerator.unwrap_model(self.model)
         with self.reference.instead_of(policy) as model, self.accelerator.autocast():
             values = score_responses(
-                model, [items[index] for index in mine], max_tokens=self._microbatch_tokens, description="reference"
+                model,
+                [items[index] for index in mine],
+                max_tokens=self._microbatch_tokens,
+                description="reference",
+                rows=self.args.rows,
             )
         return self._of_all(values)
 
@@ -375,11 +388,13 @@ class PreferenceTrainer(PublishingTrainer):
         self._speed.start()
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
         work = self._weighted_microbatches(inputs)
-        self._speed.add(sum(batch.layout.tokens for batch, weight in work if weight))
-        items = (item for pair in inputs for item in pair.items(rejected=self._needs_rejected))
+        self._speed.add(computed := sum(batch.layout.tokens for batch, weight in work if weight))
+        items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
+        if self._rows == "plain" and items:
+            note_plain_rows(self.model, computed, items)
         self._token_count.mine += sum(len(prompt) + len(response) for prompt, response in items)
         loss_sum = torch.zeros((), device=self.args.device)
-        with grouped(model), self.reference.grouped():
+        with in_rows(model, self._rows), self.reference.in_rows(self._rows):
             for index, (batch, weight) in enumerate(work):
                 last = index == len(work) - 1
                 with nullcontext() if last else self.accelerator.no_sync(model):
@@ -419,7 +434,7 @@ class PreferenceTrainer(PublishingTrainer):
         """Mean loss over a micro-batch's pairs; its metrics are logged if it `counts`."""
         with self.accelerator.autocast():
             reference = None
-            if "reference_kl" in self.objective.required:
+            if self._needs_distributions:
                 reference = self.reference.distribution(self.accelerator.unwrap_model(model), inputs.layout)
             scores = response_scores(model, inputs.layout, reference, statistics=counts)
         logps = inputs.logps(scores, z_ref)
@@ -440,11 +455,15 @@ class PreferenceTrainer(PublishingTrainer):
         return (output.loss, output) if return_outputs else output.loss
 
     def _microbatches(self, pairs: Sequence[TrainingPair], pack: Packing = fill_rows) -> list[PairBatch]:
-        rows = pack([pair.items(rejected=self._needs_rejected) for pair in pairs], self._microbatch_tokens)
+        rows = pack([pair.items(rejected=self._needs_rejected) for pair in pairs], self._microbatch_tokens, self._rows)
         lookup = None if self._reference_logps is None else self._reference_logps.__getitem__
         return [
             build_batch(
-                [pairs[index] for index in row], self.objective, reference=lookup, ends_step=self._ends_step
+                [pairs[index] for index in row],
+                self.objective,
+                reference=lookup,
+                ends_step=self._ends_step,
+                kind=self._rows,
             ).to(self.args.device)
             for row in rows
         ]
@@ -465,7 +484,8 @@ class PreferenceTrainer(PublishingTrainer):
         # Sharded models need equally many forward passes on every process: one.
         budget = sys.maxsize if self.is_fsdp_enabled else self._microbatch_tokens
         with self.accelerator.autocast():
-            policy = score_responses(self.accelerator.unwrap_model(self.model), items, max_tokens=budget)
+            model = self.accelerator.unwrap_model(self.model)
+            policy = score_responses(model, items, max_tokens=budget, rows=self._rows)
         ratios = [float((mine - self._reference_logps[item]).sum()) for mine, item in zip(policy, items, strict=True)]
         sums = torch.tensor([sum(ratios), len(ratios)] if counts else [0.0, 0.0], device=self.args.device)
         total, count = self.accelerator.reduce(sums, reduction="sum")
@@ -535,7 +555,7 @@ class PreferenceTrainer(PublishingTrainer):
         self.prepare_reference(data)
         model = self.accelerator.unwrap_model(self.model).eval()
         loss_means, rewards = RunningMeans(), []
-        with torch.no_grad(), grouped(model), self.reference.grouped():
+        with torch.no_grad(), in_rows(model, self._rows), self.reference.in_rows(self._rows):
             for pairs in dataloader:
                 z_ref = self._zero_point(pairs or [data[0]], counts=bool(pairs))
                 for batch in self._microbatches(pairs) if pairs else []:
@@ -563,9 +583,14 @@ class PreferenceTrainer(PublishingTrainer):
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Multiply-adds of a training step, 6 per parameter and distinct token."""
+        """Multiply-adds of a training step, 6 per parameter and token that is not padding."""
         items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
-        return 6 * token_count(items) * causal_model(self.model).num_parameters(exclude_embeddings=True)
+        own = sum(map(row_length, set(sequences(items).values())))
+        return (
+            6
+            * (token_count(items) if self._rows == "grouped" else own)
+            * causal_model(self.model).num_parameters(exclude_embeddings=True)
+        )
 
 
 def _unusable_names(names: Iterable[Any]) -> list[str]:

@@ -1,0 +1,78 @@
+"""Which rows a model is computed in: shared ones where that is correct for it, else plain ones, with a note."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from regretless.core.errors import ConfigError
+from regretless.core.run_folder import is_first_process
+from regretless.core.terminal import console
+from regretless.modeling.forward import causal_model
+from regretless.modeling.layout import Item, token_count
+from regretless.modeling.model_check import CANNOT_SHARE, check_grouped, longest_sequence, place_of
+from regretless.modeling.plain_check import check_plain
+from regretless.modeling.rows import RowChoice, RowKind
+
+_refused: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], tuple[int, str]]] = WeakKeyDictionary()
+"""Length from which a model cannot share rows and why, keyed by device and precision."""
+_noted: WeakSet[PreTrainedModel] = WeakSet()
+
+
+def choose_rows(model: nn.Module, longest: int | None = None, rows: RowChoice = "auto") -> RowKind:
+    """The rows to compute a model in; sequences have at most `longest` tokens (None: as many as its context).
+
+    `auto`: grouped if `check_grouped` finds that correct, else plain if `check_plain` does. A choice by name is only
+    checked. The answer is remembered with the model. Raises ConfigError, with the reasons, if neither is correct.
+    """
+    if rows == "plain":
+        check_plain(model, longest)
+        return "plain"
+    if rows == "grouped":
+        check_grouped(model, longest)
+        return "grouped"
+    inner = causal_model(model)
+    length, place = longest_sequence(inner, longest), place_of(model, inner)
+    refused = _refused.setdefault(inner, {})
+    if place not in refused or length < refused[place][0]:
+        try:
+            check_grouped(model, longest)
+        except ConfigError as error:
+            refused[place] = length, str(error)
+        else:
+            return "grouped"
+    try:
+        check_plain(model, longest)
+    except ConfigError as error:
+        raise ConfigError(f"{refused[place][1]}. Nor one by one: {error}") from error
+    return "plain"
+
+
+def why_not_grouped(model: nn.Module) -> str:
+    """Why the model cannot share rows, as `choose_rows` found it; empty if it can, or has not been checked."""
+    reasons = [reason for _, reason in _refused.get(causal_model(model), {}).values()]
+    return reasons[-1].partition(CANNOT_SHARE)[2] if reasons else ""
+
+
+def note_plain_rows(model: nn.Module, computed: int, items: Sequence[Item]) -> None:
+    """Print, once for each model, why it is computed in plain rows, and what that costs for these items.
+
+    computed: tokens of their plain rows, padding included.
+    """
+    inner, why = causal_model(model), why_not_grouped(model)
+    if inner in _noted or not why or not is_first_process():
+        return
+    _noted.add(inner)
+    shared = token_count(items)
+    console.print(
+        f"note: {type(inner).__name__}: each sequence is computed in a row of its own, because rows cannot be shared: "
+        f"{why}. Results are the same; {computed:,} tokens are computed instead of {shared:,} "
+        f"({computed / shared:.1f} times as many)",
+        style="yellow",
+        markup=False,
+        soft_wrap=True,
+    )

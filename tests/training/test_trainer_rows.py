@@ -1,0 +1,104 @@
+"""Training of models that cannot share rows: in plain rows, with the numbers of one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_trainer import chosen_logps, logits_of, plain_loss
+
+from hybrid_models import tiny_of_kind
+from regretless.core.errors import ConfigError
+from regretless.data.tokenization import TokenizedPair
+from regretless.training.trainer import PreferenceTrainer
+
+Make = Callable[..., PreferenceTrainer]
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "lora"),
+    [
+        ("lfm2", "repo", True),
+        ("lfm2", "kto", True),
+        ("lfm2", "tdpo", False),
+    ],
+)
+def test_training_step_when_rows_cannot_be_shared_then_loss_and_gradients_are_those_of_plain_computation(
+    kind: str, objective: str, lora: bool, make_trainer: Make, pairs: list[TokenizedPair]
+) -> None:
+    start = tiny_of_kind(kind).float()
+    trainer = make_trainer(model=tiny_of_kind(kind).float(), objective=objective, lora=lora, seed=1)
+    model = trainer.model
+    trainer.prepare_reference()
+    # Moved away from the reference.
+    numbers = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=numbers))
+    batch = list(trainer.train_dataset)
+    loss = trainer.training_step(model, batch)
+    assert trainer._rows == "plain"
+    grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model.eval()
+
+    def reference(prompt: tuple[int, ...], ids: tuple[int, ...]) -> torch.Tensor:
+        with torch.no_grad():
+            return logits_of(start.eval(), prompt, ids)
+
+    wanted = plain_loss(model, reference, pairs, objective, {}, [item.mismatched for item in batch])
+    wanted.backward()
+    microbatches = trainer._microbatches(batch)
+    assert len(microbatches) > 2
+    assert {each.layout.is_plain for each in microbatches} == {True}
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+    own = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    mine = torch.cat([grads[key].flatten() for key in own])
+    expected = torch.cat([own[key].flatten() for key in own])
+    assert expected.norm() > 0
+    assert (mine - expected).norm() <= 2e-5 * expected.norm()
+
+
+def test_training_when_a_hybrid_is_trained_then_reference_margins_and_note_are_right(
+    make_trainer: Make, pairs: list[TokenizedPair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = tiny_of_kind("qwen3_next").float()
+    trainer = make_trainer(
+        model=tiny_of_kind("qwen3_next").float(), objective="dpo", max_steps=6, eval_dataset=pairs[:5], max_length=64
+    )
+    trainer.prepare_reference()
+    trainer.train()
+    printed = capsys.readouterr().err
+    assert printed.count("each sequence is computed in a row of its own") == 1
+    assert "model.layers.0.linear_attn (Qwen3NextGatedDeltaNet) mixes tokens" in printed
+    # With its adapters off the trained model is the one that training began with.
+    for pair in pairs:
+        for side in pair.sides:
+            kept = trainer._reference_logps[pair.prompt_ids, side.ids]
+            with torch.no_grad():
+                own = chosen_logps(logits_of(start, pair.prompt_ids, side.ids), side.ids)
+            torch.testing.assert_close(torch.from_numpy(kept), own, rtol=0, atol=1e-5)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
+    assert lines[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert lines[-1]["rewards/margins"] > 0.01
+    assert trainer.evaluate()["eval_rewards/margins"] > 0
+
+
+def test_rows_when_set_by_name_then_training_is_the_same_and_grouped_refuses_what_cannot_be(
+    make_trainer: Make, make_model: Callable[..., Any]
+) -> None:
+    losses = []
+    for rows in ("grouped", "plain"):
+        trainer = make_trainer(
+            model=make_model(), objective="repo", rows=rows, max_steps=3, max_tokens_per_microbatch=200
+        )
+        trainer.train()
+        assert trainer._rows == rows
+        losses.append([line["loss"] for line in trainer.state.log_history if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    trainer = make_trainer(model=tiny_of_kind("lfm2").float(), objective="dpo", rows="grouped")
+    with pytest.raises(ConfigError, match=r"\(Lfm2ShortConv\) mixes tokens"):
+        trainer.train()
