@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from regretless.cli.flags import check_options
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.stages import STAGES, Stage
@@ -96,6 +97,13 @@ class TableFormat(StrEnum):
 
 class StageCommand(TyperCommand):
     """A command of a stage, whose help also lists the stage's settings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises ConfigError for settings that are written as options (`--learning_rate 1e-5`)."""
+        options = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        trains = self.name not in STAGES or self.name == "train"
+        check_options(f"regretless {self.name}", args, options, trains=trains)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the flags, then every setting with type, default and meaning."""

@@ -16,7 +16,8 @@ from regretless.core.errors import ConfigError, RegretlessError, problems_of, re
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.mirror import reading
 from regretless.core.object_store import ObjectStore, is_url, url_of
-from regretless.core.run_folder import RunFolder, is_first_process, lock_beside
+from regretless.core.run_folder import RunFolder, is_first_process, lock_beside, processes
+from regretless.core.stage_folder import CACHE
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
 from regretless.core.yaml_settings import read_yaml
@@ -224,9 +225,9 @@ def stage(request: Request) -> None:
 
 def _on_files(request: Request) -> None:
     """Run a stage as a recipe with only that section, on the files that the flags name."""
-    recipe = request.recipe()
     output = request.output
     assert output is not None
+    recipe = _with_readable_pairs(request.recipe(), output)
     made = STAGES[request.verb].result
     if made and output.suffix in OUTPUT_SUFFIXES:
         check_writable(output)
@@ -237,6 +238,25 @@ def _on_files(request: Request) -> None:
             do_stage(request.verb, Job(recipe, folder, on_files=True, output=output.resolve()))
     if is_first_process():
         console.print(f"{request.verb}: wrote {output}", markup=False, soft_wrap=True)
+
+
+def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
+    """The recipe with pairs that its stage can read as they are: `pairs.…` settings say how to read those it names.
+
+    They are written beside the output, in `<output>.cache/pair`. Raises ConfigError if a launcher started this process.
+    """
+    if recipe.pairs is None or recipe.pairs.model_fields_set == {"dataset"}:
+        return recipe
+    if processes() > 1:
+        raise ConfigError(
+            "pairs: with a launcher, pairs are read as they are; leave out pairs.… and convert the data, or train in a "
+            "recipe (its section `pairs` takes the same settings)"
+        )
+    folder = RunFolder(output.resolve().with_name(output.name + CACHE))
+    with _locked(output.resolve()):
+        do_stage("pairs", Job(recipe, folder))
+    read = {"dataset": str(folder.path / "pair" / "pairs.parquet")}
+    return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
 
 def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
@@ -265,6 +285,7 @@ def _evaluate(request: Request) -> None:
     with folder.locked():
         do_stage("evaluate", Job(recipe, folder, on_files=True))
     terminal().print(results_table(read_json(folder.path / "results.json")))
+    console.print(f"evaluate: wrote {request.output}", markup=False, soft_wrap=True)
 
 
 def _report(request: Request) -> None:

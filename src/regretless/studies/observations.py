@@ -109,6 +109,15 @@ class Observed:
     notes: tuple[str, ...]
 
 
+def _instead(run: Run) -> str:
+    """What to do with a folder that is no run: the model of a single command, or a folder inside a run."""
+    if (above := next((folder for folder in run.path.parents if (folder / RECIPE).is_file()), None)) is not None:
+        return f"; it is inside the run {above}"
+    is_model = any((run.path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    named = f"; `regretless evaluate --model BASE --policy NAME={run.shown} …` compares models with their base"
+    return named if is_model else ""
+
+
 def observe(runs: Sequence[Run]) -> Observed:
     """Read run folders whose results can be compared.
 
@@ -120,7 +129,7 @@ def observe(runs: Sequence[Run]) -> Observed:
         raise ConfigError(f"{COMPARE}: expected at least one run folder")
     problems = [f"{run.shown}: named twice" for run in _repeated(runs)]
     problems += [
-        f"{run.shown}: expected the folder of a run, found no {RECIPE} in it"
+        f"{run.shown}: expected the folder of a run, found no {RECIPE} in it{_instead(run)}"
         for run in runs
         if not (run.path / RECIPE).is_file()
     ]
