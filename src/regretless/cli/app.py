@@ -52,6 +52,10 @@ SmokeFlag = Annotated[
     bool,
     typer.Option("--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."),
 ]
+FigureFormats = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FORMAT", help="png, pdf or svg: figures as files in the output; repeat for several."),
+]
 RunFolderFlag = Annotated[
     str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
 ]
@@ -224,11 +228,20 @@ def study(
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
     ] = None,
+    figure_format: FigureFormats = None,
 ) -> None:
     """Run a recipe over models, methods, seeds and settings, and compare. The same command resumes and extends it."""
     from regretless.cli import verbs
 
-    verbs.study(file, overrides or [], processes=processes, smoke=smoke, output_dir=output_dir, cluster=cluster)
+    verbs.study(
+        file,
+        overrides or [],
+        processes=processes,
+        smoke=smoke,
+        output_dir=output_dir,
+        cluster=cluster,
+        figures=figure_format or [],
+    )
 
 
 def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> None:
@@ -303,10 +316,7 @@ def compare(
     output: Annotated[
         Path | None, typer.Option(help="Folder to write: one HTML page, its tables and figures as files.")
     ] = None,
-    figure_format: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FORMAT", help="png, pdf or svg: figures as files in the output; repeat for several."),
-    ] = None,
+    figure_format: FigureFormats = None,
     form: Annotated[TableFormat, typer.Option("--format", help="How to print the tables.")] = TableFormat.TERMINAL,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, for programs.")] = False,
 ) -> None:

@@ -36,6 +36,7 @@ from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.distances import Distance, measure_distances
+from regretless.studies.figures import check_formats
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
@@ -101,12 +102,16 @@ def study(
     smoke: bool,
     output_dir: str | None,
     cluster: str | None,
+    figures: Sequence[str] = (),
 ) -> None:
     """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
     _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
+    check_formats(figures)
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
+    if figures:
+        found = replace(found, config=found.config.model_copy(update={"figures": list(figures)}))
     if not smoke:
         # Trials of a model differ in values only, which are checked already.
         searched = trials_of(found).cells if found.config.search is not None else []
@@ -225,9 +230,10 @@ def stage(request: Request) -> None:
 
 def _on_files(request: Request) -> None:
     """Run a stage as a recipe with only that section, on the files that the flags name."""
+    recipe = request.recipe()
     output = request.output
     assert output is not None
-    recipe = _with_readable_pairs(request.recipe(), output)
+    recipe = _with_readable_pairs(recipe, output)
     made = STAGES[request.verb].result
     if made and output.suffix in OUTPUT_SUFFIXES:
         check_writable(output)
