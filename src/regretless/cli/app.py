@@ -106,7 +106,8 @@ class StageCommand(TyperCommand):
         """Parse the arguments. Raises ConfigError for settings that are written as options (`--learning_rate 1e-5`)."""
         options = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
         trains = self.name not in STAGES or self.name == "train"
-        check_options(f"regretless {self.name}", args, options, trains=trains)
+        if not ctx.resilient_parsing:  # as while a shell completes a command
+            check_options(f"regretless {self.name}", args, options, trains=trains)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
