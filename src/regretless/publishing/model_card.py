@@ -111,7 +111,7 @@ def write_card(folder: Path, facts: Facts) -> bool:
     card = folder / CARD
     if card.is_file() and not _is_ours(card.read_text(encoding="utf-8", errors="replace")):
         return False
-    text = _signed(render(facts))
+    text = render(facts)
     if not card.is_file() or card.read_text(encoding="utf-8") != text:
         write_text(card, text)
     values = json.loads(json.dumps(dataclasses.asdict(facts), default=str))
@@ -149,14 +149,14 @@ def _is_ours(text: str) -> bool:
 
 
 def render(facts: Facts) -> str:
-    """The card as Markdown with its metadata."""
+    """The card as Markdown, with its metadata and its digest."""
     template = resources.files("regretless.publishing") / "templates" / "model_card.md.jinja"
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {"code": code, "number": _number, "bounds": _bounds}
     text = environment.from_string(template.read_text(encoding="utf-8")).render(facts=facts)
-    return f"---\n{metadata(facts).to_yaml()}\n---\n\n{text}"
+    return _signed(f"---\n{metadata(facts).to_yaml()}\n---\n\n{text}")
 
 
 def metadata(facts: Facts) -> ModelCardData:
