@@ -6,13 +6,18 @@ import importlib
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from regretless import parse_pairs, parse_recipe
+from regretless.data.tokenization import encode_prompt
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.objectives import OBJECTIVES
 
 TUTORIALS = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
 
@@ -33,7 +38,18 @@ def test_objective_of_the_tutorial_when_run_then_its_numbers_hold(
     module: Any = importlib.import_module(name)
     monkeypatch.delitem(sys.modules, name)
     assert module.policy.grad is not None
-    assert module.Hinge.hyperparameters()["beta"].meaning == "Inverse temperature β of the implicit reward."
+    assert module.Exponential.hyperparameters()["beta"].meaning == "Inverse temperature β of the implicit reward."
+
+
+def test_package_of_the_tutorial_when_installed_then_its_name_is_free_and_its_class_is_in_its_module() -> None:
+    (project,) = (tomllib.loads(text) for text in blocks("objective", "toml"))
+    points = project["project"]["entry-points"]["regretless.objectives"]
+    (code, *_) = blocks("objective", "python")
+    for name, target in points.items():
+        module, _, kind = target.partition(":")
+        assert module in project["tool"]["setuptools"]["py-modules"]
+        assert f"class {kind}(Objective):" in code and f'name = "{name}"' in code
+        assert name not in OBJECTIVES.own, f"{name}: an objective of the package; a plug-in of that name is refused"
 
 
 @pytest.mark.parametrize("page", ["own_preferences", "verifier_data"])
@@ -46,3 +62,22 @@ def test_rows_of_the_tutorial_when_read_then_both_are_pairs() -> None:
     (rows,) = blocks("own_preferences", "json")
     pairs, rejected = parse_pairs([json.loads(line) for line in rows.splitlines()])
     assert len(pairs) == 2 and not rejected
+
+
+def test_tiny_model_of_the_page_when_made_then_it_answers_with_a_small_vocabulary(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (Path("Qwen")).mkdir()
+    Path("Qwen/Qwen3-0.6B").symlink_to(shared / "data/tokenizers/qwen2")
+    page = (TUTORIALS.parent / "tiny_models.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "docs/tiny_models.md", "exec"), {})
+    (settings,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    for config in (ModelConfig(name_or_path="tiny"), ModelConfig(**yaml.safe_load(settings)["model"])):
+        model, tokenizer = load_model(config), load_tokenizer(config)
+        assert model.config.hidden_size == 64 and model.config.vocab_size >= len(tokenizer)
+        ids = encode_prompt(tokenizer, [{"role": "user", "content": "Name a prime above 10."}])
+        assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n")
+        assert model(torch.tensor([ids])).logits.isfinite().all()
+    assert len(load_tokenizer(ModelConfig(name_or_path="tiny"))) <= 2000

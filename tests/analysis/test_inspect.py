@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,21 @@ def test_counts_when_responses_are_shared_then_distinct_tokens_are_counted_once(
     assert found["lengths"]["prompt"]["median"] == PROMPT
     assert found["lengths"]["chosen"]["max"] == c1
     assert "objectives" not in found
-    assert found["notes"] == ["no model was loaded (inspect.sample is 0): no margins and no gap to the reference"]
+    assert found["notes"] == [
+        "1 pairs repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",
+        "no model was loaded (inspect.sample is 0): no margins and no gap to the reference",
+    ]
     assert summary["scored_pairs"] == 0
+
+
+def test_pairs_when_some_contradict_each_other_then_a_note_counts_them(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path
+) -> None:
+    first = pairs[0]
+    other_way = replace(first, chosen=first.rejected, rejected=first.chosen)
+    found, _ = inspect(tmp_path, [*pairs, other_way], policy, sample=0)
+    assert (found["data"]["repeated_pairs"], found["data"]["reversed_pairs"]) == (0, 2)
+    assert found["notes"][0] == "2 pairs are also there with chosen and rejected exchanged: they contradict each other"
 
 
 def test_margins_when_the_policy_is_the_reference_then_dpo_starts_at_zero_and_repo_at_its_formula(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -18,6 +19,8 @@ from safetensors.torch import load_file
 
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.cli.app import app, main
+from regretless.cli.info import settings_of_stage
+from regretless.cli.request import OF_PAIRS
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
 from regretless.objectives import OBJECTIVES
@@ -365,3 +368,27 @@ def test_benchmark_with_other_columns_when_evaluated_then_the_setting_that_is_su
     suggested = re.search(r"set the right names in (\S+) and", said := capsys.readouterr().err)
     assert suggested is not None, said
     assert regretless("sample", *given, "max_new_tokens=2", "n=1", f"{suggested[1]}=question") == 0
+
+
+def test_pairs_with_columns_of_their_own_when_a_stage_reads_them_then_settings_name_the_columns(
+    model: Path, tmp_path: Path
+) -> None:
+    rows = [{"question": PROMPT, "good": GOOD["chosen"], "bad": GOOD["rejected"]}, {"question": PROMPT, "good": "9"}]
+    write_jsonl(tmp_path / "own.jsonl", [*rows, *rows])
+    command = ("inspect", "--pairs", tmp_path / "own.jsonl", "--model", model, "--output", tmp_path / "out", "sample=0")
+    assert regretless(*command) == 3
+    own = ("chosen_key=good", "pairs.rejected_key=bad")
+    assert regretless(*command, *own) == 0
+    assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 2
+    refused = rows_of(tmp_path / "out.cache" / "pair" / "refused.jsonl")
+    assert [row["line"] for row in refused] == [2, 4]
+    assert regretless(*command, *own, "pairs.limit=1") == 0
+    assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 1
+    assert regretless(*command, "pairs.chosen=good") == 2
+
+
+def test_settings_of_how_pairs_are_read_when_compared_with_those_of_stages_then_no_stage_has_one_of_that_name() -> None:
+    of_pairs = {text.removesuffix("=") for text in OF_PAIRS}
+    for stage in ("mask", "inspect", "train", "analyze"):
+        assert not of_pairs & {row.key.removeprefix(f"{stage}.") for row in settings_of_stage(stage)}, stage
+    assert not of_pairs & {one.name for one in dataclasses.fields(PreferenceConfig)}

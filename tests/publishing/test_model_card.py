@@ -88,7 +88,7 @@ def test_card_when_written_then_it_shows_equation_settings_intervals_and_command
         assert line in text
     assert "[report of the run](report.html)" in text
     assert "not been evaluated" not in text
-    assert "This model has not been evaluated on a benchmark." in render(FACTS_OF_A_RUN)
+    assert "No benchmark results are recorded with this model." in render(FACTS_OF_A_RUN)
 
 
 def test_card_of_a_local_base_without_license_when_read_then_its_metadata_is_valid_and_names_no_path() -> None:

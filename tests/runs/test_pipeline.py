@@ -83,7 +83,7 @@ def test_cards_of_a_run_when_a_method_is_trained_anew_then_they_hold_results_of_
     run_recipe(small(folder, "train.methods.dpo.beta=0.5"), ["train"])
     anew = card.read_text()
     assert "| `beta` | `0.5` |" in anew
-    assert "has not been evaluated" in anew
+    assert "No benchmark results are recorded" in anew
     assert "report.html" not in anew
 
 

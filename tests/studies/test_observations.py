@@ -8,6 +8,8 @@ import pytest
 
 from made_runs import BENCHMARK, made_run, rate
 from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import write_text
+from regretless.core.mirror import RECIPE
 from regretless.core.stage_folder import MANIFEST
 from regretless.studies.observations import Run, observe
 
@@ -63,10 +65,14 @@ def test_models_that_runs_make_when_only_seeds_differ_then_they_are_one(tmp_path
 
 def test_folders_that_are_no_runs_when_named_then_all_are_listed(tmp_path: Path) -> None:
     said = refusal(made_run(tmp_path / "a", VERDICTS), tmp_path, tmp_path / "none")
-    assert "2 problem(s)" in said and f"{tmp_path}: expected the folder of a run" in said and "none" in said
+    assert "2 problem(s)" in said and f"{tmp_path}: expected the folder of a run, found no {RECIPE} in it" in said
+    assert f"{tmp_path / 'none'}: expected the folder of a run, found no such folder" in said
     assert "expected at least one run" in refusal()
     run = tmp_path / "a"
     assert "named twice" in refusal(run, run)
+    write_text(tmp_path / "alone" / "adapter_config.json", "{}")
+    assert f"--policy NAME={tmp_path / 'alone'}" in refusal(tmp_path / "alone")
+    assert f"it is inside the run {run}" in refusal(run / "evaluate")
 
 
 def test_evaluation_that_is_not_finished_when_read_then_it_is_refused(tmp_path: Path) -> None:

@@ -230,7 +230,8 @@ def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_togeth
     assert "no table: " in capsys.readouterr().err
     load(tmp_path, {**broken, "seeds": {}})
     with pytest.raises(RegretlessError, match=r"1 job\(s\) failed"):
-        verbs.study(tmp_path / "study.yaml", [], **options)
+        verbs.study(tmp_path / "study.yaml", [], **options, figures=["svg"])
+    assert list((tmp_path / "out" / "comparison" / "figures").glob("*.svg"))
     assert "run: repo" in (tmp_path / "out" / "comparison" / "comparison.html").read_text()
     assert run_study(load(tmp_path, {"seeds": {}})) == []
     assert {path.name for path in (cell.recipe.run_dir / "evaluate").iterdir()} >= {"base", "dpo", "repo"}

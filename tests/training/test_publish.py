@@ -58,6 +58,8 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
         _Trained.seen.clear()
         assert (arguments["args"].objective, arguments["args"].beta, arguments["args"].max_steps) == ("dpo", 0.3, 2)
         assert isinstance(arguments["peft_config"], LoraConfig)
+        layers = arguments["peft_config"].target_modules
+        assert {"q_proj", "down_proj"} <= layers and not any("." in name for name in layers)
         for hidden in ("w31", "w34", "hf_secret", str(tmp_path), PLACEHOLDER):
             assert hidden not in text
             assert hidden not in (tmp_path / folder / FACTS).read_text(encoding="utf-8")

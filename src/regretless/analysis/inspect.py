@@ -130,6 +130,7 @@ def _objectives(choices: Mapping[str, Mapping[str, Any]], betas: Sequence[float]
 
 def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
     pairs = [pair for pair, _ in rows]
+    distinct = {(pair.prompt_ids, *_ids(pair)) for pair in pairs}
     # Numbers and texts differ from row to row; the rest of the reason does not.
     reasons = Counter(re.sub(r"'[^']*'|\d[\d.]*", "…", refusal.reason) for refusal in refused)
     return {
@@ -139,7 +140,8 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "prompts": len({pair.prompt_ids for pair in pairs}),
         "responses": 2 * len(pairs),
         "distinct_responses": len(set(_responses(pairs))),
-        "repeated_pairs": len(pairs) - len({(pair.prompt_ids, *_ids(pair)) for pair in pairs}),
+        "repeated_pairs": len(pairs) - len(distinct),
+        "reversed_pairs": sum((prompt, *reversed(sides)) in distinct for prompt, *sides in distinct if len(sides) == 2),
         "equal_scores": sum(_equal_scores(row) for _, row in rows),
         "different_models": sum(_different_models(row) for _, row in rows),
         "without_behavior_logps": missing_values(pairs),
@@ -195,6 +197,16 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "
             "objectives that need it cannot use them"
+        )
+    if data["repeated_pairs"]:
+        notes.append(
+            f"{data['repeated_pairs']} pairs repeat an earlier one (same prompt, same responses): each is trained on "
+            "as often as it occurs"
+        )
+    if data["reversed_pairs"]:
+        notes.append(
+            f"{data['reversed_pairs']} pairs are also there with chosen and rejected exchanged: they contradict each "
+            "other"
         )
     if data["equal_scores"]:
         notes.append(f"{data['equal_scores']} pairs have equal scores on both sides: they express no preference")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from regretless.cli.flags import check_options
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.stages import STAGES, Stage
@@ -50,6 +51,10 @@ RecipeArgument = Annotated[
 SmokeFlag = Annotated[
     bool,
     typer.Option("--smoke", help="Run every stage in seconds, offline: the real architecture class with tiny sizes."),
+]
+FigureFormats = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FORMAT", help="png, pdf or svg: figures as files in the output; repeat for several."),
 ]
 RunFolderFlag = Annotated[
     str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
@@ -96,6 +101,14 @@ class TableFormat(StrEnum):
 
 class StageCommand(TyperCommand):
     """A command of a stage, whose help also lists the stage's settings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises ConfigError for settings that are written as options (`--learning_rate 1e-5`)."""
+        options = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        trains = self.name not in STAGES or self.name == "train"
+        if not ctx.resilient_parsing:  # as while a shell completes a command
+            check_options(f"regretless {self.name}", args, options, trains=trains)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the flags, then every setting with type, default and meaning."""
@@ -216,11 +229,20 @@ def study(
         str | None,
         typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
     ] = None,
+    figure_format: FigureFormats = None,
 ) -> None:
     """Run a recipe over models, methods, seeds and settings, and compare. The same command resumes and extends it."""
     from regretless.cli import verbs
 
-    verbs.study(file, overrides or [], processes=processes, smoke=smoke, output_dir=output_dir, cluster=cluster)
+    verbs.study(
+        file,
+        overrides or [],
+        processes=processes,
+        smoke=smoke,
+        output_dir=output_dir,
+        cluster=cluster,
+        figures=figure_format or [],
+    )
 
 
 def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> None:
@@ -295,10 +317,7 @@ def compare(
     output: Annotated[
         Path | None, typer.Option(help="Folder to write: one HTML page, its tables and figures as files.")
     ] = None,
-    figure_format: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FORMAT", help="png, pdf or svg: figures as files in the output; repeat for several."),
-    ] = None,
+    figure_format: FigureFormats = None,
     form: Annotated[TableFormat, typer.Option("--format", help="How to print the tables.")] = TableFormat.TERMINAL,
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, for programs.")] = False,
 ) -> None:

@@ -21,7 +21,7 @@ from regretless.training.arguments import PreferenceConfig
 from regretless.training.train_config import UNUSED
 
 TRAINING_NOTE = (
-    "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_ratio, …) is a setting too, and so is "
+    "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_steps, …) is a setting too, and so is "
     "every hyperparameter of the objectives (`regretless objectives`)."
 )
 

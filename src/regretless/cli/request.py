@@ -16,12 +16,12 @@ from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.runs.preflight import recipe_problems
-from regretless.runs.recipe import Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
+from regretless.runs.recipe import PairsSource, Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
 
 S = TypeVar("S", bound=Section)
 T = TypeVar("T")
-MODEL = "model."
-"""Prefix of overrides that concern the model, in a stage's command."""
+OF_PAIRS = tuple(f"{name}=" for name in PairsSource.model_fields if name != "dataset")
+"""Overrides of how pairs are read, in a command that reads pairs; none of these has a setting of that name."""
 OUTPUT_SUFFIXES = (".parquet", ".jsonl")
 OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
 """Flags that are not required, because settings can replace them."""
@@ -92,7 +92,7 @@ class Request:
     def _names_model(self) -> bool:
         """Whether the config file or an override names a model."""
         named = self._file().get("model") if self._is_recipe() else None
-        return named is not None or any(text.startswith(MODEL) for text in self.overrides)
+        return named is not None or any(text.startswith("model.") for text in self.overrides)
 
     def _values(self, missing: Sequence[str]) -> dict[str, Any]:
         flags = STAGES[self.verb].flags
@@ -102,7 +102,7 @@ class Request:
         if "responses" in flags:
             values["responses"] = str(self.given["responses"] or MISSING)
         if "pairs" in flags:
-            values["pairs"] = {"dataset": str(self.given["pairs"] or MISSING)}
+            values["pairs"] = apply_overrides({"dataset": str(self.given["pairs"] or MISSING)}, self._about("pairs"))
         if (neighbor := NEIGHBORS.get(self.verb)) and self._is_recipe() and (other := self._file().get(neighbor)):
             values[neighbor] = other
         values[self.verb] = self._settings(self._flags())
@@ -133,7 +133,7 @@ class Request:
         if self._is_recipe():
             section = values.get(self.verb)
             values = with_seeds({**values, self.verb: {} if section is None else section})[self.verb]
-        overrides = [text for text in self.overrides if not text.startswith(MODEL)]
+        overrides = self._about(self.verb)
         if self.verb == "evaluate" and isinstance(values, Mapping):
             overrides = _for_every_benchmark(
                 overrides, [*(values.get("benchmarks") or {}), *flags.get("benchmarks", {})]
@@ -147,9 +147,24 @@ class Request:
         named = {key: value for key, value in flags.items() if value is not None}
         if "name_or_path" in named:
             values = None  # another model: the recipe's settings describe its own model and do not apply
-        overrides = [text.removeprefix(MODEL) for text in self.overrides if text.startswith(MODEL)]
         is_mapping = values is None or isinstance(values, Mapping)
-        return apply_overrides({**(values or {}), **named}, overrides) if is_mapping else values
+        return apply_overrides({**(values or {}), **named}, self._about("model")) if is_mapping else values
+
+    def _about(self, section: str) -> list[str]:
+        """The overrides of a section (the stage's, `model` or `pairs`), without its name as prefix.
+
+        How pairs are read may also be said without it (chosen_key=good).
+        """
+        sections = ("model", "pairs") if "pairs" in STAGES[self.verb].flags else ("model",)
+        found = []
+        for text in self.overrides:
+            prefix, dot, rest = text.partition(".")
+            if dot and prefix in sections:
+                owner = prefix
+            else:
+                owner, rest = ("pairs" if "pairs" in sections and text.startswith(OF_PAIRS) else self.verb), text
+            found += [rest] if owner == section else []
+        return found
 
     def _folder(self) -> Path:
         """The run folder: a work folder beside an output file, or the output folder itself."""

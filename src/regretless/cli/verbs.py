@@ -16,7 +16,8 @@ from regretless.core.errors import ConfigError, RegretlessError, problems_of, re
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.mirror import reading
 from regretless.core.object_store import ObjectStore, is_url, url_of
-from regretless.core.run_folder import RunFolder, is_first_process, lock_beside
+from regretless.core.run_folder import RunFolder, is_first_process, lock_beside, processes
+from regretless.core.stage_folder import CACHE
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, terminal
 from regretless.core.yaml_settings import read_yaml
@@ -35,6 +36,7 @@ from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
 from regretless.studies.distances import Distance, measure_distances
+from regretless.studies.figures import check_formats
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
@@ -101,12 +103,16 @@ def study(
     smoke: bool,
     output_dir: str | None,
     cluster: str | None,
+    figures: Sequence[str] = (),
 ) -> None:
     """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
     _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
+    check_formats(figures)
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
+    if figures:
+        found = replace(found, config=found.config.model_copy(update={"figures": list(figures)}))
     if not smoke:
         # Trials of a model differ in values only, which are checked already.
         searched = trials_of(found).cells if found.config.search is not None else []
@@ -228,6 +234,7 @@ def _on_files(request: Request) -> None:
     recipe = request.recipe()
     output = request.output
     assert output is not None
+    recipe = _with_readable_pairs(recipe, output)
     made = STAGES[request.verb].result
     if made and output.suffix in OUTPUT_SUFFIXES:
         check_writable(output)
@@ -238,6 +245,25 @@ def _on_files(request: Request) -> None:
             do_stage(request.verb, Job(recipe, folder, on_files=True, output=output.resolve()))
     if is_first_process():
         console.print(f"{request.verb}: wrote {output}", markup=False, soft_wrap=True)
+
+
+def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
+    """The recipe with pairs that its stage can read as they are: `pairs.…` settings say how to read those it names.
+
+    They are written beside the output, in `<output>.cache/pair`. Raises ConfigError if a launcher started this process.
+    """
+    if recipe.pairs is None or recipe.pairs.model_fields_set == {"dataset"}:
+        return recipe
+    if processes() > 1:
+        raise ConfigError(
+            "pairs: with a launcher, pairs are read as they are; leave out pairs.… and convert the data, or train in a "
+            "recipe (its section `pairs` takes the same settings)"
+        )
+    folder = RunFolder(output.resolve().with_name(output.name + CACHE))
+    with _locked(output.resolve()):
+        do_stage("pairs", Job(recipe, folder))
+    read = {"dataset": str(folder.path / "pair" / "pairs.parquet")}
+    return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
 
 def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
@@ -266,6 +292,7 @@ def _evaluate(request: Request) -> None:
     with folder.locked():
         do_stage("evaluate", Job(recipe, folder, on_files=True))
     terminal().print(results_table(read_json(folder.path / "results.json")))
+    console.print(f"evaluate: wrote {request.output}", markup=False, soft_wrap=True)
 
 
 def _report(request: Request) -> None:

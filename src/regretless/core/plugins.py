@@ -40,12 +40,13 @@ class Registry(MutableMapping[str, T], Generic[T]):
     ) -> None:
         assert kind in KINDS
         self.kind, self._problem = kind, problem
-        self._own, self._parts = frozenset(own), dict(own)
+        self.own, self._parts = frozenset(own), dict(own)
+        """`own`: the names of this package's parts, which no other package can take."""
 
     def __getitem__(self, name: str) -> T:
         """The part with that name. Raises KeyError if there is none, ConfigError if it cannot be used."""
         points = offered(self.kind).get(name, ())
-        sources = [*(["regretless itself"] if name in self._own else []), *map(_source, points)]
+        sources = [*(["regretless itself"] if name in self.own else []), *map(_source, points)]
         if len(sources) > 1:
             raise ConfigError(
                 f"{self.kind}: {name!r} is defined by {' and by '.join(sources)}; rename it in one, or uninstall one"

@@ -413,9 +413,18 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
+HEADLINES = ("eval_rewards/accuracies", "eval_rewards/margins")
+DETAILS = ("eval_entropy", "eval_mean_token_accuracy")
+"""Numbers of a summary that its line has although, or lacks because, they are some of many: what preferences gained."""
+
+
 def summary_line(summary: Mapping[str, Any]) -> str:
-    """The plain numbers and short texts of a summary, in one line."""
-    shown = {key: value for key, value in summary.items() if isinstance(value, int | float | str) and "/" not in key}
+    """The plain numbers and short texts of a summary, in one line; families of numbers (`a/b`) are left out."""
+    shown = {
+        key: value
+        for key, value in summary.items()
+        if isinstance(value, int | float | str) and (key in HEADLINES or ("/" not in key and key not in DETAILS))
+    }
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
     )

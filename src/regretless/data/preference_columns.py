@@ -81,7 +81,8 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     rejected = _text(row, keys.rejected)
     missing = [name for name, text in ((keys.chosen, chosen), (keys.rejected, rejected)) if text is None]
     if chosen is None or (keys.need_rejected and rejected is None):
-        raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row)) or 'none'}")
+        hint = "; chosen_key, rejected_key and prompt_key name other columns" if len(missing) == 2 else ""
+        raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row)) or 'none'}{hint}")
     prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, keys)
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if text is None or (name == "rejected" and not keys.need_rejected):

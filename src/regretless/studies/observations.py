@@ -109,6 +109,18 @@ class Observed:
     notes: tuple[str, ...]
 
 
+def _found(run: Run) -> str:
+    """What there is in place of a run, and what to do: nothing, a folder inside a run, or a single command's model."""
+    if not run.path.is_dir():
+        return "no such folder"
+    none = f"no {RECIPE} in it"
+    if (above := next((folder for folder in run.path.parents if (folder / RECIPE).is_file()), None)) is not None:
+        return f"{none}; it is inside the run {above}"
+    is_model = any((run.path / name).is_file() for name in ("config.json", "adapter_config.json"))
+    instead = f"; `regretless evaluate --model BASE --policy NAME={run.shown} …` compares models with their base"
+    return none + instead if is_model else none
+
+
 def observe(runs: Sequence[Run]) -> Observed:
     """Read run folders whose results can be compared.
 
@@ -120,7 +132,7 @@ def observe(runs: Sequence[Run]) -> Observed:
         raise ConfigError(f"{COMPARE}: expected at least one run folder")
     problems = [f"{run.shown}: named twice" for run in _repeated(runs)]
     problems += [
-        f"{run.shown}: expected the folder of a run, found no {RECIPE} in it"
+        f"{run.shown}: expected the folder of a run, found {_found(run)}"
         for run in runs
         if not (run.path / RECIPE).is_file()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +12,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 from peft import LoraConfig, PeftModel
+from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
@@ -92,7 +94,7 @@ class PublishingTrainer(Trainer):
                 "formula": type(objective).formula or (type(objective).__doc__ or "").strip(),
                 "hyperparameters": objective.model_dump(mode="json"),
                 "arguments": self._shown_arguments(),
-                "adapter": None if adapter is None else _adapter_settings(adapter),
+                "adapter": None if adapter is None else _adapter_settings(adapter, model),
                 "base": base,
                 "base_on_hub": on_hub,
                 "architecture": type(plain).__name__,
@@ -100,7 +102,7 @@ class PublishingTrainer(Trainer):
                 "datasets": [data] if data_on_hub else [],
                 "measured": self._measured(),
                 "versions": versions(),
-                "command": self.command or _python(base, data, given_arguments(args), adapter),
+                "command": self.command or _python(base, data, given_arguments(args), adapter, model),
                 "language": "python" if self.command is None else "bash",
                 **(base_license(origin) if origin else {}),
                 **self.card_changes,
@@ -265,14 +267,23 @@ def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
-def _adapter_settings(config: Any) -> dict[str, Any]:
+def _adapter_settings(config: Any, model: nn.Module) -> dict[str, Any]:
     names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save")
     found = {name: getattr(config, name, None) for name in names}
+    if isinstance(found["target_modules"], set):
+        found["target_modules"] = _short_targets(found["target_modules"], model)
     return {
         name: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
         for name, value in found.items()
         if value is not None
     }
+
+
+def _short_targets(names: set[str], model: nn.Module) -> set[str]:
+    """The last parts of the adapted layers' names, if they name exactly these layers; peft lists all in full."""
+    targets = Counter(name.rpartition(".")[2] for name in names)
+    there = Counter(name.rpartition(".")[2] for name, _ in model.named_modules())
+    return set(targets) if all(there[last] == count for last, count in targets.items()) else names
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +297,7 @@ def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any) -> str:
+def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model: nn.Module) -> str:
     """Python code with the arguments that were set."""
     values = {name: getattr(value, "value", value) for name, value in given.items()}
     hyperparameters = dict(values.get("objective_kwargs") or {})
@@ -296,7 +307,7 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any) -> str
     lines = [f"config = PreferenceConfig({', '.join(f'{name}={value!r}' for name, value in kept.items())})"]
     more = ""
     if isinstance(adapter, LoraConfig):
-        settings = {name: value for name, value in _adapter_settings(adapter).items() if name != "peft_type"}
+        settings = {name: value for name, value in _adapter_settings(adapter, model).items() if name != "peft_type"}
         lines.append(f"adapter = LoraConfig({', '.join(f'{name}={value!r}' for name, value in settings.items())})")
         more = ", peft_config=adapter"
     lines.append(f"PreferenceTrainer({base!r}, args=config, train_dataset={data!r}{more}).train()")

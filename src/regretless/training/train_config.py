@@ -280,6 +280,8 @@ UNUSED = {
 def _unknown_key(key: str, objective: str) -> str:
     if key in REFUSED:
         return f"not used here: {REFUSED[key].advice}"
+    if key == "use_peft" or key.startswith("lora_"):
+        return "an adapter's settings stand under lora: lora.r, lora.alpha, lora.dropout, lora.target_modules"
     fields = set(TrainConfig.model_fields)
     close = difflib.get_close_matches(key, sorted(_known_keys(objective) - UNUSED.keys() | fields), n=1)
     return f"unknown for {objective}" + (f"; did you mean {close[0]}?" if close else "")

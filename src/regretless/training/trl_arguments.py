@@ -1,4 +1,7 @@
-"""Arguments of TRL's DPOConfig: losses by TRL's names, arguments without an effect, and answers to all others."""
+"""Arguments of TRL's DPOConfig: losses by TRL's names, arguments without an effect, and answers to all others.
+
+Scripts for earlier releases of TRL and transformers have arguments that are gone; these are answered, too.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,16 @@ REFUSED: Mapping[str, Instead] = {
     "ref_adapter_name": Instead((None,), "pass ref_model to the trainer"),
     "is_encoder_decoder": Instead((None, False), "only causal models are trained"),
     "use_liger_loss": Instead((False,), "the head computes in chunks already; omit it"),
+    # Of earlier releases of transformers.
+    "warmup_ratio": Instead((None, 0.0), "set warmup_steps to this number: below 1 it is a share of all steps"),
+    "evaluation_strategy": Instead((), "it is called eval_strategy"),
+    "per_gpu_train_batch_size": Instead((None,), "it is called per_device_train_batch_size"),
+    "per_gpu_eval_batch_size": Instead((None,), "it is called per_device_eval_batch_size"),
+    "no_cuda": Instead((False,), "it is called use_cpu"),
+    "push_to_hub_model_id": Instead((None,), "it is called hub_model_id"),
+    "push_to_hub_token": Instead((None,), "it is called hub_token; better, log in with `hf auth login`"),
+    "logging_dir": Instead((None,), "set the environment variable TENSORBOARD_LOGGING_DIR"),
+    "save_safetensors": Instead((True,), "weights are saved in no other format; omit it"),
     "tools": Instead((None,), "put them into the column `tools` of the rows"),
     "chat_template_kwargs": Instead((None,), "put them into the column `chat_template_kwargs` of the rows"),
 }
@@ -64,6 +77,8 @@ NO_EFFECT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "pad_to_multiple_of": (("auto", None), "rows are padded as the attention kernel needs it"),
     "label_pad_token_id": ((-100,), "there are no labels to pad"),
     "padding_value": ((None,), "rows are padded as the attention kernel needs it"),
+    "overwrite_output_dir": ((False, True), "training resumes only if resume_from_checkpoint asks for it"),
+    "group_by_length": ((False,), "rows are filled up to max_tokens_per_microbatch"),
     "use_logits_to_keep": ((False, True), "logits are computed for response tokens only"),
 }
 """Arguments about speed or memory that change no result here: their default values, and why they do nothing."""
