@@ -74,7 +74,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     ) -> TokenScores | Tensor:
         extra: dict[str, Any] = {"segments": layout.segments}
         if padded:
-            padding = (0, -layout.tokens % gpu_attention.BLOCK)
+            padding = (0, gpu_attention.padded_length(layout.tokens) - layout.tokens)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
             extra = {"row_mask": gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
