@@ -140,7 +140,7 @@ def flex_grouped_attention(
     for states in (query, key, value):
         # Only the length differs between rows. A number of heads that happens to be the number of a row's blocks would
         # otherwise be taken for the same quantity.
-        torch._dynamo.mark_static(states, (0, 1, 3))
+        torch._dynamo.mark_static(states, [0, 1, 3])
     output = _flex(query.device.type)(
         query,
         key,
@@ -156,7 +156,8 @@ def flex_grouped_attention(
 @cache
 def _flex(device: str) -> Callable[..., Tensor]:
     # On a CPU FlexAttention has no backward pass, so there this function is only used to check the rule.
-    return flex_attention if device == "cpu" else compiled()
+    function: Callable[..., Tensor] = flex_attention
+    return function if device == "cpu" else compiled()
 
 
 def compiled(backend: Any = "inductor") -> Callable[..., Tensor]:
