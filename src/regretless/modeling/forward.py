@@ -15,6 +15,7 @@ from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention
 from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.layout import Layout
+from regretless.modeling.norms import fused_norms
 from regretless.modeling.token_logps import Head, ReferenceHead, TokenScores, token_scores
 
 
@@ -87,6 +88,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
         replaced_forward(inner, forward),
         attention_by(inner, gpu_attention.NAME if padded else cpu_attention.NAME),
         fused_adapters(inner),
+        fused_norms(inner),
     ):
         yield
 
