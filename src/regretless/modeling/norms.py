@@ -34,13 +34,12 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    code, known = (getattr(kind.forward, "__code__", None) for kind in (type(module), LlamaRMSNorm))
-    same = code is not None and (code.co_code, code.co_names, code.co_consts) == (
-        known.co_code,
-        known.co_names,
-        known.co_consts,
-    )
-    return same and "forward" not in vars(module)
+    return _code(module) == _code(LlamaRMSNorm) and "forward" not in vars(module)
+
+
+def _code(module: Any) -> tuple[Any, ...] | None:
+    code = getattr(module.forward, "__code__", None)
+    return None if code is None else (code.co_code, code.co_names, code.co_consts)
 
 
 def _forward(module: Any, x: Tensor) -> Tensor:
@@ -62,9 +61,9 @@ class _RmsNorm(torch.autograd.Function):
         inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=x.device)
         for part in _parts(rows):
             values = rows[part].float()
-            squares = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
-            torch.rsqrt(squares.div_(x.shape[-1]).add_(epsilon), out=inverse[part])
-            torch.mul((values * inverse[part]).to(x.dtype), weight, out=result[part])
+            # Llama's own operations: a reference with frozen norms equals a policy with trained ones to the last bit.
+            inverse[part] = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + epsilon)
+            torch.mul(weight, (values * inverse[part]).to(x.dtype), out=result[part])
         ctx.save_for_backward(rows, weight, inverse)
         return result.view(x.shape)
 
