@@ -111,8 +111,9 @@ def test_products_of_the_limit_when_a_step_is_counted_by_torch_then_they_are_its
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
-            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-                counted.append(flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=result))
+            if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+                left, right = args[-2:]
+                counted.append(flop_registry[torch.ops.aten.mm](left, right, out_val=result))
             return result
 
     with Counter(), grouped(model):

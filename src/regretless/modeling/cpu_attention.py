@@ -39,8 +39,8 @@ def grouped_attention(
     if segments is None:
         raise ValueError("grouped attention was called without `segments`; call the model through regretless.modeling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
+    if softcap is not None and query.shape[1] != key.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
 
     # One split for the whole row: slicing part by part would make the backward pass fill a full-size zero tensor each.
@@ -68,16 +68,22 @@ def _attend(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H, K, D)."""
+    """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H_kv, K, D).
+
+    With soft-capping H_kv is H.
+    """
     rows, columns = query.shape[2], key.shape[2]
+    shared = query.shape[1] != key.shape[1]
     window = None if sliding_window is None or columns <= sliding_window else sliding_window
     if softcap is None and rows == columns and window is None:
-        return F.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
+        return F.scaled_dot_product_attention(
+            query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=shared
+        )
     # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
     size = -(-columns // MASK_STEP) * MASK_STEP
     mask = _causal_mask(size, window, query.dtype, query.device)[columns - rows : columns, :columns]
     if softcap is None:
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling)
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=shared)
     # SDPA has no soft-capping, so the full score matrix is computed.
     scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap + mask
     precise = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
