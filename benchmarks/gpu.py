@@ -20,7 +20,7 @@ import torch
 from limit import products
 from pairs import Pair, synthetic_pairs
 from sides import LORA, PAIRS_PER_STEP, QWEN3_1_7B, SMALL_QWEN3, Case, measure
-from train_vs_trl import TRL_GRID, against_trl, markdown
+from train_vs_trl import TRL_GRID, against_trl, markdown, share_of_limit
 
 from regretless.core.terminal import never_fail_to_print
 
@@ -119,7 +119,8 @@ def main() -> None:
     memory = statistics.median(run["peak_over_base_mib"] for run in runs["ours"])
     share = f", {rate / 1e12 / args.peak_tflops:.1%} of the peak" if args.peak_tflops else ""
     print(f"\nours: {statistics.median(speeds):.2f} pairs/s, {memory:.0f} MiB over the weights", end="")
-    print(f", {rate / 1e12:.3f} TFLOP/s{share}")
+    print(f", {rate / 1e12:.3f} TFLOP/s{share}, {share_of_limit(runs['ours'])} of the limit", end="")
+    print(f", {max(run['compilations_after_first_step'] for run in runs['ours'])} compilations after the first step")
     if args.json:
         args.json.write_text(json.dumps(found | {"runs": runs}, indent=1))
 

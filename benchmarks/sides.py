@@ -85,6 +85,7 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
     import torch
     from peft import LoraConfig
     from tokenizers import Tokenizer, models
+    from torch._dynamo.utils import counters
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
     torch.set_num_threads(case.threads)
@@ -97,12 +98,14 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w2", unk_token="w1")
     before = _peak_mib(case.device, reset=True)
     marks: list[tuple[float, float]] = []
+    compiled: list[int] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if case.device == "cuda":
                 torch.cuda.synchronize()
             marks.append((time.perf_counter(), limit.clock(case.device, case.threads)))
+            compiled.append(counters["stats"]["unique_graphs"])
 
     with TemporaryDirectory() as folder:
         common = {
@@ -150,6 +153,7 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
         if trainer.reference_seconds
         else None,
         "peak_over_base_mib": peak,
+        "compilations_after_first_step": compiled[-1] - compiled[0],
     }
 
 
