@@ -3,9 +3,8 @@
     python benchmarks/gpu.py --peak-tflops 989      # Qwen3-1.7B's shape, LoRA r = 32, bfloat16; H100, H200: 989
     python benchmarks/gpu.py --tiny --skip-trl      # the same path in miniature, on a CPU too
 
-Weights are random: speed and memory do not depend on them. Model FLOPs count each distinct token once, forward and
-backward through frozen weights (2 + 2 operations a weight), adapters (2 + 4), the head at response tokens, and
-attention over what a token sees. The comparison with TRL needs `pip install .[bench]`.
+Weights are random: speed and memory do not depend on them. Model FLOPs are those of the necessary matrix products
+(benchmarks/limit.py). The comparison with TRL needs `pip install .[bench]`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from limit import products
 from pairs import Pair, synthetic_pairs
-from sides import LORA, PAIRS_PER_STEP, SMALL_QWEN3, Case, measure
-from train_vs_trl import TRL_GRID, against_trl, markdown
+from sides import LORA, PAIRS_PER_STEP, QWEN3_1_7B, SMALL_QWEN3, Case, measure
+from train_vs_trl import TRL_GRID, against_trl, markdown, share_of_limit
 
 from regretless.core.terminal import never_fail_to_print
 
-QWEN3_1_7B: dict[str, Any] = {
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
-}
 MICROBATCHES = (2, 4, 8, 16)
 
 
@@ -89,26 +80,6 @@ def check(
     }
 
 
-def model_flops(shape: dict[str, Any], vocabulary: int, pairs: list[Pair]) -> float:
-    """Operations of one training step on `pairs`, each distinct token computed once (module docstring)."""
-    hidden, inner, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
-    queries = shape["num_attention_heads"] * shape["head_dim"]
-    keys = shape["num_key_value_heads"] * shape["head_dim"]
-    sides = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
-    sides += [(hidden, inner), (hidden, inner), (inner, hidden)]
-    frozen = sum(rows * columns for rows, columns in sides) * layers
-    adapters = sum(LORA["r"] * (rows + columns) for rows, columns in sides) * layers
-    prompts = {tuple(pair["prompt_ids"]) for pair in pairs}
-    answers = {(tuple(p["prompt_ids"]), tuple(p[side])) for p in pairs for side in ("chosen_ids", "rejected_ids")}
-    predicted = sum(len(answer) for _, answer in answers)
-    tokens = sum(map(len, prompts)) + predicted
-    seen = sum(len(prompt) ** 2 / 2 for prompt in prompts)
-    seen += sum(len(answer) * (len(prompt) + len(answer) / 2) for prompt, answer in answers)
-    # Attention: scores and values, 2 operations each, and twice that in the backward pass.
-    attention = 12 * queries * layers * seen
-    return tokens * (4 * frozen + 6 * adapters) + 4 * vocabulary * hidden * predicted + attention
-
-
 def main() -> None:
     """Print what was checked and measured."""
     never_fail_to_print()
@@ -141,13 +112,15 @@ def main() -> None:
         grid = [TRL_GRID[0] | {"per_device_train_batch_size": size} for size in MICROBATCHES]
         compared = against_trl(case, args.repeats, grid)
         runs = compared["runs"]
-        print("\n" + markdown({case.name: compared}))
+        print("\n" + markdown({case.name: compared}, [case]))
     speeds = [run["pairs_per_second"] for run in runs["ours"]]
-    rate = statistics.median(speeds) * model_flops(shape, vocabulary, pairs) / len(pairs)
+    flops = sum(product.flops for product in products(shape, vocabulary, LORA["r"], pairs))
+    rate = statistics.median(speeds) * flops / len(pairs)
     memory = statistics.median(run["peak_over_base_mib"] for run in runs["ours"])
     share = f", {rate / 1e12 / args.peak_tflops:.1%} of the peak" if args.peak_tflops else ""
     print(f"\nours: {statistics.median(speeds):.2f} pairs/s, {memory:.0f} MiB over the weights", end="")
-    print(f", {rate / 1e12:.3f} TFLOP/s{share}")
+    print(f", {rate / 1e12:.3f} TFLOP/s{share}, {share_of_limit(runs['ours'])} of the limit", end="")
+    print(f", {max(run['compilations_after_first_step'] for run in runs['ours'])} compilations after the first step")
     if args.json:
         args.json.write_text(json.dumps(found | {"runs": runs}, indent=1))
 

@@ -39,8 +39,7 @@ os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 import pyarrow.parquet as pq
 import torch
 import transformers
-from gpu import QWEN3_1_7B
-from sides import SMALL_QWEN3
+from sides import QWEN3_1_7B, SMALL_QWEN3
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit

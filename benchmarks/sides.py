@@ -1,12 +1,13 @@
 """One training run of one side, this package or TRL, in a fresh process: speed, reference pass, peak memory.
 
-python benchmarks/sides.py TASK.json RESULT.json      # what `measure` starts
+python benchmarks/sides.py TASK.json RESULT.pickle      # what `measure` starts
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -26,14 +27,29 @@ KINDS = {
     "softmax over the vocabulary": ("softmax", "aten::exp", "logsumexp"),
 }
 """What is told apart in a profile, by parts of the names of torch's operations."""
-LORA = {"r": 32, "lora_alpha": 64, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-SMALL_QWEN3 = {
+LORA: dict[str, Any] = {
+    "r": 32,
+    "lora_alpha": 64,
+    "lora_dropout": 0.0,
+    "target_modules": "all-linear",
+    "task_type": "CAUSAL_LM",
+}
+SMALL_QWEN3: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+QWEN3_1_7B: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
     "tie_word_embeddings": True,
 }
 
@@ -54,6 +70,9 @@ class Case:
     device: str = "cpu"
     bf16: bool = False
     """Weights in bfloat16, and autocast."""
+    threads: int = 1
+    once: bool = False
+    """One repeat, and TRL at micro-batch 1 only: everything else would take hours."""
 
 
 def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str, Any]:
@@ -62,25 +81,31 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
     `what`: "batch" instead gives the loss and LoRA gradient of the first pairs, with adapters that do something, and
     "profile" the seconds a pair by kind of operation.
     """
+    import limit
     import torch
     from peft import LoraConfig
     from tokenizers import Tokenizer, models
+    from torch._dynamo.utils import counters
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(case.threads)
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3", vocab_size=case.vocabulary, **case.model)
-    model = AutoModelForCausalLM.from_config(config).to(case.device, torch.bfloat16 if case.bf16 else torch.float32)
+    dtype = torch.bfloat16 if case.bf16 else torch.float32
+    # Made in its own type: a float32 copy would count in the process's peak memory.
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(case.device)
     backend = Tokenizer(models.WordLevel({f"w{n}": n for n in range(16)}, unk_token="w1"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w2", unk_token="w1")
     before = _peak_mib(case.device, reset=True)
-    marks: list[float] = []
+    marks: list[tuple[float, float]] = []
+    compiled: list[int] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if case.device == "cuda":
                 torch.cuda.synchronize()
-            marks.append(time.perf_counter())
+            marks.append((time.perf_counter(), limit.clock(case.device, case.threads)))
+            compiled.append(counters["stats"]["unique_graphs"])
 
     with TemporaryDirectory() as folder:
         common = {
@@ -117,14 +142,27 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
             return _by_kind(recorded, case.steps * case.pairs_per_step)
         trainer.add_callback(Clock())
         trainer.train()
-    steps = len(marks) - 1
+    peak = _peak_mib(case.device) - before
+    pairs = (len(marks) - 1) * case.pairs_per_step
+    seconds, busy = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
     return {
-        "pairs_per_second": steps * case.pairs_per_step / (marks[-1] - marks[0]),
+        "pairs_per_second": pairs / seconds,
+        "busy_seconds_per_pair": busy / pairs,
+        "limit_seconds_per_pair": _limit(case, dtype) if side == "ours" else None,
         "reference_pairs_per_second": len(case.pairs) / trainer.reference_seconds
         if trainer.reference_seconds
         else None,
-        "peak_over_base_mib": _peak_mib(case.device) - before,
+        "peak_over_base_mib": peak,
+        "compilations_after_first_step": compiled[-1] - compiled[0],
     }
+
+
+def _limit(case: Case, dtype: Any) -> float:
+    """Seconds a pair that the matrix products alone would take, measured now."""
+    import limit
+
+    needed = limit.products(case.model, case.vocabulary, LORA["r"], case.pairs)
+    return sum(limit.seconds(needed, dtype, case.device, case.threads).values()) / len(case.pairs)
 
 
 def _peak_mib(device: str, reset: bool = False) -> float:
@@ -210,8 +248,8 @@ def _one_batch(trainer: Any) -> dict[str, Any]:
         batch = trainer._prepare_inputs(trainer.data_collator(pairs))
         loss = trainer.compute_loss(model, batch)
         loss.backward()
-    gradient = torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])
-    return {"loss": float(loss.detach()), "gradient": gradient.tolist()}
+    gradient = torch.cat([p.grad.float().flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])
+    return {"loss": float(loss.detach()), "gradient": gradient.cpu().numpy()}
 
 
 def _by_kind(recorded: Any, pairs: int) -> dict[str, Any]:
@@ -226,11 +264,10 @@ def _by_kind(recorded: Any, pairs: int) -> dict[str, Any]:
 def measure(side: str, case: Case, options: dict[str, Any], what: What = "speed") -> dict[str, Any]:
     """Run one worker in a fresh process and return what it measured."""
     with TemporaryDirectory() as folder:
-        task = Path(folder) / "task.json"
-        result = Path(folder) / "result.json"
+        task, result = Path(folder) / "task.json", Path(folder) / "result.pickle"
         task.write_text(json.dumps({"side": side, "case": asdict(case), "options": options, "what": what}))
         environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(case.threads),
             "TOKENIZERS_PARALLELISM": "false",
             "TRL_EXPERIMENTAL_SILENCE": "1",
         }
@@ -243,10 +280,10 @@ def measure(side: str, case: Case, options: dict[str, Any], what: What = "speed"
         )
         if done.returncode:
             raise SystemExit(f"{side} {options} failed on {case.name}:\n{done.stderr[-3000:]}")
-        return dict(json.loads(result.read_text()))
+        return dict(pickle.loads(result.read_bytes()))
 
 
 if __name__ == "__main__":
     task = json.loads(Path(sys.argv[1]).read_text())
     found = run(task["side"], Case(**task["case"]), task["options"], task["what"])
-    Path(sys.argv[2]).write_text(json.dumps(found))
+    Path(sys.argv[2]).write_bytes(pickle.dumps(found))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
-from regretless.modeling.gpu_attention import BLOCK, RowMask, flex_grouped_attention
+from regretless.modeling import gpu_attention
+from regretless.modeling.gpu_attention import BLOCK, RowMask, compiled, flex_grouped_attention, padded_length
 from regretless.modeling.layout import Segment
 
 SEGMENTS = st.lists(
@@ -71,3 +75,43 @@ def test_flex_when_it_would_be_silently_wrong_then_it_refuses() -> None:
     mask = RowMask([Segment(BLOCK, ())], BLOCK, torch.device("cpu"))
     with pytest.raises(ValueError, match="attention_dropout"):
         flex_grouped_attention(torch.nn.Identity(), states, states, states, None, dropout=0.1, row_mask=mask)
+
+
+def test_flex_when_rows_have_ever_new_lengths_then_each_rule_is_compiled_once_and_never_left_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    numbers = random.Random(0)
+
+    def attend(row: list[Segment], window: int | None) -> None:
+        length = padded_length(sum(segment.prompt + sum(segment.responses) for segment in row))
+        states = torch.randn(1, 2, length, 8)
+        mask = RowMask(row, length, torch.device("cpu"))
+        flex_grouped_attention(
+            torch.nn.Identity(), states, states, states, None, scaling=0.3, sliding_window=window, row_mask=mask
+        )
+
+    with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
+        function = compiled(counter)
+        monkeypatch.setattr(gpu_attention, "_flex", lambda device: function)
+        counts = []
+        for _ in range(60):
+            row = [
+                Segment(numbers.randint(1, 90), tuple(numbers.choices(range(1, 90), k=numbers.randint(0, 4))))
+                for _ in range(numbers.randint(1, 3))
+            ]
+            # The first row is short enough for one block.
+            row = row if counts else [Segment(5, (3,))]
+            for window in (None, 30, 40):
+                attend(row, window)
+            counts.append(counter.frame_count)
+        # One for all rows without a window, one for all rows and windows.
+        assert set(counts) == {2}
+        with (
+            torch._dynamo.config.patch(recompile_limit=2),
+            torch.no_grad(),
+            pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit),
+        ):
+            attend(row, None)
+    torch._dynamo.reset()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_models import tiny_of_kind
 from transformers import PreTrainedModel
 
+from hybrid_models import tiny_of_kind
 from regretless.modeling.output_layer import head_of
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from hybrid_models import tiny_of_kind
 from transformers import PreTrainedModel
 
+from hybrid_models import tiny_of_kind
 from regretless.core.errors import ConfigError
 from regretless.modeling.plain_check import check_plain
 

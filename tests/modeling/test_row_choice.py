@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hybrid_models import tiny_of_kind
 
+from hybrid_models import tiny_of_kind
 from regretless.core.errors import ConfigError
 from regretless.modeling import row_choice
 from regretless.modeling.row_choice import choose_rows

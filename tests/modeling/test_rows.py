@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hybrid_models import KINDS, tiny_of_kind
 from transformers import PreTrainedModel
 
+from hybrid_models import KINDS, tiny_of_kind
 from regretless.modeling.forward import grouped, in_rows, plain, reference_head, response_scores
 from regretless.modeling.layout import Placement
 from regretless.modeling.row_choice import choose_rows

@@ -42,8 +42,8 @@ def grouped_attention(
     if segments is None:
         raise ValueError("grouped attention was called without `segments`; call the model through regretless.modeling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
+    if softcap is not None and query.shape[1] != key.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     size, sink = value.shape[-1], None
     if s_aux is not None:
@@ -74,14 +74,17 @@ def grouped_attention(
 def _with_sink(
     query: Tensor, key: Tensor, value: Tensor, s_aux: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Query, key and value with one more dimension, and key and value (1, H, 1, D + 1) of the sink.
+    """Query, key and value with one more dimension, and key and value (1, H_kv, 1, D + 1) of the sink.
 
-    In that dimension every query is 1 and every key 0 but the sink's, which is zero elsewhere: its score is the sink,
-    whatever the query, and its value nothing. So SDPA computes it, and the sink has its gradient.
+    In that dimension every query is its head's sink, and every key 0 but that of the sink, which is zero elsewhere: its
+    score is the head's sink, whatever the query, and its value nothing. So SDPA computes it, and the sink has its
+    gradient.
     """
-    sink_key = F.pad((s_aux / scaling).to(query.dtype).view(1, -1, 1, 1), (query.shape[-1], 0))
-    query, key, value = F.pad(query, (0, 1), value=1.0), F.pad(key, (0, 1)), F.pad(value, (0, 1))
-    return query, key, value, (sink_key, torch.zeros_like(value[:, :, :1]))
+    own = (s_aux / scaling).to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
+    key, value = F.pad(key, (0, 1)), F.pad(value, (0, 1))
+    sink_key = torch.zeros_like(key[:, :, :1])
+    sink_key[..., -1] = 1
+    return torch.cat((query, own), dim=3), key, value, (sink_key, torch.zeros_like(value[:, :, :1]))
 
 
 def _attend(
@@ -94,20 +97,23 @@ def _attend(
     softcap: float | None,
     sink: bool,
 ) -> Tensor:
-    """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H, K, D).
+    """Causal attention of the last Q of K positions; query (1, H, Q, D), key and value (1, H_kv, K, D).
 
-    `sink`: the first of the K positions is one that all others see, however far away.
+    With soft-capping H_kv is H. `sink`: the first of the K positions is one that all others see, however far away.
     """
     rows, columns = query.shape[2], key.shape[2]
+    shared = query.shape[1] != key.shape[1]
     window = None if sliding_window is None or columns - sink <= sliding_window else sliding_window
     if softcap is None and rows == columns and window is None:
-        return F.scaled_dot_product_attention(query, key, value, None, dropout, is_causal=True, scale=scaling)
+        return F.scaled_dot_product_attention(
+            query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=shared
+        )
     # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
     size = -(-columns // MASK_STEP) * MASK_STEP
     whole = _causal_mask(size, window, sink and window is not None, query.dtype, query.device)
     mask = whole[columns - rows : columns, :columns]
     if softcap is None:
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling)
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=shared)
     # SDPA has no soft-capping, so the full score matrix is computed.
     scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap + mask
     precise = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype

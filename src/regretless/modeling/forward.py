@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention
+from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.layout import Layout
+from regretless.modeling.norms import fused_norms
 from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
 from regretless.modeling.rows import RowKind
 from regretless.modeling.token_logps import ReferenceHead, TokenScores, token_scores
@@ -60,7 +62,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
             raise ValueError("plain rows were given to `grouped`; compute them inside `plain`")
         extra: dict[str, Any] = {"segments": layout.segments}
         if padded:
-            padding = (0, -layout.tokens % gpu_attention.BLOCK)
+            padding = (0, gpu_attention.padded_length(layout.tokens) - layout.tokens)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
             extra = {"row_mask": gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
@@ -72,6 +74,8 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     with (
         replaced_forward(inner, forward),
         attention_by(inner, gpu_attention.NAME if padded else cpu_attention.NAME),
+        fused_adapters(inner),
+        fused_norms(inner),
     ):
         yield
 

@@ -14,8 +14,19 @@ from transformers import AttentionInterface
 from regretless.modeling.layout import Segment
 
 NAME = "regretless_flex"
+VARIANTS = 64
+"""How often FlexAttention may be compiled; torch's own limit is 8."""
 BLOCK = 128
 """Block size of the attention matrix, for computing or skipping; a row's length is a multiple of it."""
+
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query, key), all indices → whether the query sees the key."""
+
+
+def padded_length(tokens: int) -> int:
+    """Length of a row with this many tokens: whole blocks, two or more, for torch compiles one block separately."""
+    return max(2 * BLOCK, tokens + -tokens % BLOCK)
 
 
 class RowMask:
@@ -49,13 +60,7 @@ class RowMask:
 
     def _block_mask(self, window: int | None) -> BlockMask:
         reach, positions = self._ends.to(self._device), self._positions.to(self._device)
-
-        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (key <= query) & (query < reach[key])
-
-        def sees_within_window(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            assert window is not None
-            return sees(batch, head, query, key) & (positions[query] - positions[key] < window)
+        sees = _sees(reach) if window is None else _sees_from(reach, positions, positions - (window - 1))
 
         # Which blocks are nonempty, and which are fully visible, follows from each block's extremes: the
         # (N, N) matrix itself, a quarter of a gigabyte for 16,384 tokens, is never built.
@@ -78,8 +83,28 @@ class RowMask:
             full_count,
             full_index,
             BLOCK_SIZE=BLOCK,
-            mask_mod=sees if window is None else sees_within_window,
+            mask_mod=sees,
         )
+
+
+# A compiled function is compiled again for a rule with other code or other numbers in it, but not for other tensors:
+# all that differs between rows is in tensors.
+
+
+def _sees(reach: Tensor) -> Rule:
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < reach[key])
+
+    return sees
+
+
+def _sees_from(reach: Tensor, positions: Tensor, first: Tensor) -> Rule:
+    """`first`: (N,) the first position within each token's window."""
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < reach[key]) & (positions[key] >= first[query])
+
+    return sees
 
 
 def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,6 +139,10 @@ def flex_grouped_attention(
         raise ValueError("grouped attention was called without `row_mask`; call the model through regretless.modeling")
     if dropout:
         raise ValueError(f"attention dropout is {dropout}, and FlexAttention has none: set attention_dropout to 0")
+    for states in (query, key, value):
+        # Only the length differs between rows. A number of heads that happens to be the number of a row's blocks would
+        # otherwise be taken for the same quantity.
+        torch._dynamo.mark_static(states, [0, 1, 3])
     options = {
         "score_mod": None if softcap is None else _soft_capped(softcap),
         "block_mask": row_mask.blocks(sliding_window),
@@ -134,7 +163,18 @@ def flex_grouped_attention(
 def _flex(device: str) -> Callable[..., Any]:
     # On a CPU FlexAttention has no backward pass, so there this function is only used to check the rule.
     function: Callable[..., Any] = flex_attention
-    return function if device == "cpu" else torch.compile(function)
+    return function if device == "cpu" else compiled()
+
+
+def compiled(backend: Any = "inductor") -> Callable[..., Any]:
+    """FlexAttention compiled once for rows of any length.
+
+    It is compiled again for each type of numbers, with and without gradients, window or soft-capping. Beyond torch's
+    limit of such variants it would run uncompiled, with a score for each pair of positions: with `fullgraph` it raises.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    function: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
+    return function
 
 
 @cache

@@ -487,7 +487,7 @@ class ModelCheck:
         """Within the block, tensors that pass through the model's modules are recorded; gradients end at embeddings."""
         seen = _Seen()
         count = positions.shape[1]
-        shapes = ((rows, count), (rows, count + -count % gpu_attention.BLOCK))  # on a GPU the row is padded
+        shapes = ((rows, count), (rows, gpu_attention.padded_length(count)))  # on a GPU the row is padded
 
         def embedded(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not isinstance(output, Tensor) or output.dim() < 3 or tuple(output.shape[:2]) not in shapes:

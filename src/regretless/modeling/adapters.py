@@ -1,0 +1,102 @@
+"""LoRA's linear layers as four matrix products, without the elementwise passes over wide outputs between them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+@contextlib.contextmanager
+def fused_adapters(model: nn.Module) -> Iterator[None]:
+    """Within the block, plain LoRA layers of `model` compute W x + s B (A x) by products that add to their result.
+
+    peft's own forward makes the product with B, scales it, adds it, and casts the input to the adapter's type and back
+    under autocast: each of these reads and writes a tensor as wide as the layer, forward and backward. Layers of other
+    kinds (DoRA, several adapters, dropout, quantized or sharded weights, hooks) keep peft's forward.
+    """
+    # A layer whose forward is replaced already (by accelerate, or by an outer block) stays as it is.
+    layers = [module for module in model.modules() if type(module) is LoraLinear and "forward" not in vars(module)]
+    for layer in layers:
+        vars(layer)["forward"] = partial(_forward, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+
+
+def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    name = None if args or kwargs else _plain_adapter(layer)
+    if name is not None:
+        base, narrow, wide = layer.base_layer, layer.lora_A[name].weight, layer.lora_B[name].weight
+        kind = x.device.type
+        automatic = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+        dtype = torch.get_autocast_dtype(kind) if automatic else x.dtype
+        if automatic or {base.weight.dtype, narrow.dtype, wide.dtype} == {dtype}:
+            bias = None if base.bias is None else base.bias.to(dtype)
+            found: Tensor = _Adapted.apply(  # type: ignore[no-untyped-call]
+                x.to(dtype), base.weight.to(dtype), bias, narrow.to(dtype), wide.to(dtype), layer.scaling[name]
+            )
+            return found
+    result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
+    return result
+
+
+def _plain_adapter(layer: Any) -> str | None:
+    """Name of the layer's one active adapter, if there is nothing but plain LoRA on a plain frozen linear layer."""
+    names = [name for name in layer.active_adapters if name in layer.lora_A]
+    if layer.disable_adapters or layer.merged or len(names) != 1 or names[0] in layer.lora_variant:
+        return None
+    dropout = layer.lora_dropout[names[0]]
+    if layer.training and not (isinstance(dropout, nn.Identity) or getattr(dropout, "p", 1) == 0):
+        return None
+    base, narrow, wide = parts = layer.base_layer, layer.lora_A[names[0]], layer.lora_B[names[0]]
+    frozen = not any(parameter.requires_grad for parameter in base.parameters())
+    biased = narrow.bias is not None or wide.bias is not None
+    return names[0] if frozen and not biased and all(map(_is_plain, parts)) else None
+
+
+def _is_plain(part: nn.Module) -> bool:
+    """Whether a call of this module is a product with its weight and nothing else."""
+    hooks = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+    # Sharded and quantized layers are of other classes; weights divided among devices are no plain parameters.
+    return type(part) is nn.Linear and type(part.weight) is nn.Parameter and not hooks and "forward" not in vars(part)
+
+
+class _Adapted(torch.autograd.Function):
+    """W x + b + s B (A x) with W and b frozen; x (..., I), W (O, I), A (r, I), B (O, r), all of one type."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, narrow: Tensor, wide: Tensor, scaling: float
+    ) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        reduced = rows @ narrow.t()
+        result = functional.linear(rows, weight, bias)
+        result.addmm_(reduced, wide.t(), alpha=scaling)
+        ctx.save_for_backward(rows, weight, narrow, wide, reduced)
+        ctx.scaling, ctx.shape = scaling, x.shape
+        return result.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, narrow, wide, reduced = ctx.saved_tensors
+        grad = upstream.reshape(-1, upstream.shape[-1])
+        grad_reduced = grad @ wide
+        grad_x = grad_narrow = grad_wide = None
+        if ctx.needs_input_grad[0]:
+            grad_x = (grad @ weight).addmm_(grad_reduced, narrow, alpha=ctx.scaling).view(ctx.shape)
+        if ctx.needs_input_grad[3]:
+            grad_narrow = (grad_reduced.t() @ rows).mul_(ctx.scaling)
+        if ctx.needs_input_grad[4]:
+            grad_wide = (grad.t() @ reduced).mul_(ctx.scaling)
+        return grad_x, None, None, grad_narrow, grad_wide, None
