@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from regretless.modeling.forward import grouped, response_scores
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import build
-from regretless.smoke.tiny_models import smoke_architecture
 from regretless.training.batch import build_batch
 from regretless.training.data import TrainingPair
 from regretless.training.pair_store import PairTable
+from tiny_model import save_tiny_model
 
 PROMPT = (1, 20, 21, 22)
 CHOSEN = (10, 7, 11, 2, *as_context((0, 30, 31)), 12, 2, *as_context((32,)), 13, 14, 2)
@@ -119,60 +118,59 @@ def test_objective_when_context_lies_between_messages_then_value_and_gradient_ar
         assert (found[key] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-12, key
 
 
+TEMPLATE = (
+    "{{ tools | length }}{% for message in messages %}{% if message.role == 'assistant' %}={% endif %}"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+
+
 def conversation(answer: str, *, openai: bool) -> list[dict[str, Any]]:
-    arguments = {"a": 2, "b": 2}
-    function = {"name": "add", "arguments": json.dumps(arguments) if openai else arguments}
+    function = {"name": "add", "arguments": json.dumps({"a": 22}) if openai else {"a": 22}}
     calls = [{"type": "function", "function": function}]
     return [
-        {
-            "role": "assistant",
-            "content": None if openai else "",
-            "tool_calls": calls,
-        },
-        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": None if openai else "", "tool_calls": calls},
+        {"role": "tool", "content": "444"},
         {"role": "assistant", "content": answer},
     ]
 
 
+def row(chosen: str, rejected: str, *, openai: bool) -> dict[str, Any]:
+    question, tools = [{"role": "user", "content": "2+2"}], [{"type": "function", "function": {"name": "add"}}]
+    sides = [conversation(answer, openai=openai) for answer in (chosen, rejected)]
+    if not openai:
+        return {"prompt": question, "chosen": sides[0], "rejected": sides[1], "tools": json.dumps(tools)}
+    given = {"messages": question, "tools": tools, "parallel_tool_calls": True}
+    return {"input": given, "preferred_output": sides[0], "non_preferred_output": sides[1]}
+
+
+def command(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert not ended.value.code
+
+
 @pytest.mark.slow
-def test_training_when_a_file_has_trl_or_openai_tool_calls_then_both_train_the_same_weights(
-    tmp_path: Path, shared: Path
-) -> None:
-    tokenizer = str(shared / "data/tokenizers/qwen2")
-    template = tmp_path / "qwen3.jinja"
-    template.write_text((files("trl") / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8"))
-    config = ModelConfig(
-        architecture=smoke_architecture("qwen3", 151646), tokenizer=tokenizer, chat_template=str(template)
+def test_training_when_a_file_has_trl_or_openai_tool_calls_then_both_train_the_same_weights(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    (tmp_path / "tools.jinja").write_text(TEMPLATE)
+    load_tokenizer(ModelConfig(name_or_path=str(model), chat_template=str(tmp_path / "tools.jinja"))).save_pretrained(
+        model
     )
-    model = tmp_path / "model"
-    load_model(config).save_pretrained(model)
-    load_tokenizer(config).save_pretrained(model)
-    question, tools = [{"role": "user", "content": "2+2?"}], [{"type": "function", "function": {"name": "add"}}]
-    answers = [("It is 4.", "It is 5."), ("Four.", "I do not know.")]
-    trl = [
-        {"prompt": question, "chosen": conversation(one, openai=False), "rejected": conversation(two, openai=False)}
-        | {"tools": json.dumps(tools)}
-        for one, two in answers
-    ]
-    openai = [
-        {
-            "input": {"messages": question, "tools": tools, "parallel_tool_calls": True},
-            "preferred_output": conversation(one, openai=True),
-            "non_preferred_output": conversation(two, openai=True),
-        }
-        for one, two in answers
-    ]
     weights = []
-    for name, rows in (("trl", trl), ("openai", openai)):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        common = ["--pairs", str(path), "--model", str(model), "--output"]
-        main(["inspect", *common, str(tmp_path / f"inspect-{name}"), "objectives=[dpo]"])
-        found = json.loads((tmp_path / f"inspect-{name}" / "inspect.json").read_text())
-        # The tokens of a call and of an answer with their ends; the tool's output is not among them.
-        assert found["lengths"]["chosen"]["max"] < found["tokens"]["pairwise"] / 8
-        main(["train", *common, str(tmp_path / name), "objective=dpo", "steps=1", "learning_rate=0.01"])
+    for name in ("trl", "openai"):
+        rows = [row(*answers, openai=name == "openai") for answers in (("4", "5"), ("=4", "44"))]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        common = ["--pairs", tmp_path / f"{name}.jsonl", "--model", model, "--output"]
+        command("train", *common, tmp_path / name, "objective=dpo", "learning_rate=0.01")
         weights.append(load_model(ModelConfig(name_or_path=str(tmp_path / name))).state_dict())
     start = load_model(ModelConfig(name_or_path=str(model))).state_dict()
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
     assert any(not torch.equal(value, start[key]) for key, value in weights[0].items())
+
+    command("inspect", *common, tmp_path / "inspected", "objectives=[dpo]")
+    found = json.loads((tmp_path / "inspected" / "inspect.json").read_text())
+    # 22 <eos> and 4 <eos> or =4 <eos>; between them the model reads 444=.
+    assert (found["lengths"]["chosen"]["min"], found["lengths"]["chosen"]["max"]) == (5, 6)
+    assert found["tokens"]["pairwise"] == 4 * len("12+2=") + (5 + 5 + 6 + 6) + 4 * len("444=")
