@@ -195,6 +195,15 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
     assert "margin at the start" in shown and "behavior − reference" not in shown
 
 
+def test_pairs_when_their_responses_have_different_models_then_they_are_counted_and_the_note_says_what_that_does(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path
+) -> None:
+    unknown = changed(pairs[1], chosen_model=None)
+    found, _ = inspect(tmp_path, [changed(pairs[0], chosen_model="another"), unknown, pairs[2]], policy, sample=0)
+    assert found["data"]["different_models"] == 1
+    assert found["notes"][0].startswith("1 of 3 pairs compare responses of different models")
+
+
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "distinct_responses": len(set(_responses(pairs))),
         "repeated_pairs": len(pairs) - len({(pair.prompt_ids, *_ids(pair)) for pair in pairs}),
         "equal_scores": sum(_equal_scores(row) for _, row in rows),
+        "different_models": sum(_different_models(row) for _, row in rows),
         "without_behavior_logps": missing_values(pairs),
         "refused": len(refused),
         "refused_because": dict(reasons.most_common()),
@@ -177,6 +178,11 @@ def _equal_scores(pair: Pair) -> bool:
     return None not in scores and len(set(scores)) == 1
 
 
+def _different_models(pair: Pair) -> bool:
+    names = [side.model for side in pair.sides.values()]
+    return None not in names and len(set(names)) > 1
+
+
 def _notes(results: Mapping[str, Any]) -> list[str]:
     """Remarks on the numbers that a reader should not miss."""
     data, notes = results["data"], []
@@ -192,6 +198,12 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         )
     if data["equal_scores"]:
         notes.append(f"{data['equal_scores']} pairs have equal scores on both sides: they express no preference")
+    if data["different_models"]:
+        notes.append(
+            f"{data['different_models']} of {data['pairs']} pairs compare responses of different models: in such data, "
+            "losses that weigh both responses alike (λ = 1) can lower both; where this was measured, λ = 0.5 without "
+            "RePO's weights was best (objective=repo discount=0 rejected_weight=0.5; docs/experiments.md)"
+        )
     notes += [
         f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: "
         "correctly ranked pairs contribute no gradient, wrongly ranked ones the maximum; lower β"
