@@ -15,6 +15,7 @@ from regretless.core.errors import ConfigError
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
 from regretless.data.records import Pair
+from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs
 from regretless.modeling.chat_templates import set_template_arguments
@@ -245,6 +246,8 @@ def test_prompts_when_a_row_has_tools_then_it_is_refused_since_sampling_would_dr
     prompts, refused = read_prompts(PromptSource(dataset=str(tmp_path / "prompts.jsonl")))
     assert [row.prompt for row in prompts] == [[*QUESTION, *trajectory("4")[:2]]]
     assert refused[0].reason.startswith("tools, chat_template_kwargs: answers are sampled without them")
+    (tmp_path / "responses.jsonl").write_text(json.dumps({"prompt": prompts[0].prompt, "response": "4"}))
+    assert read_responses(tmp_path / "responses.jsonl")[0][0].prompt == prompts[0].prompt
 
 
 def test_context_when_converted_then_it_is_told_from_the_tokens_of_the_model_id_0_included() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regretless.core.text_cleaning import clean_text
+from regretless.core.text_cleaning import clean_text, clean_value
 from regretless.data.records import Message, Text
 from regretless.data.schema import Unusable, found
 
@@ -92,7 +92,7 @@ def _calls(given: Any) -> list[dict[str, Any]]:
 def from_json(value: Any, name: str, kind: type) -> Any:
     """A value of a kind (dict or list), or of JSON of one; None for nothing. Raises Unusable."""
     try:
-        value = json.loads(value) if isinstance(value, str) and value else value
+        value = clean_value(json.loads(value)) if isinstance(value, str) and value else value
     except (ValueError, RecursionError):
         raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(value)}") from None
     if value is None or (isinstance(value, str) and value == ""):
