@@ -119,7 +119,7 @@ def test_objective_when_context_lies_between_messages_then_value_and_gradient_ar
 
 
 TEMPLATE = (
-    "{{ tools | length }}{% for message in messages %}{% if message.role == 'assistant' %}={% endif %}"
+    "{{ (tools or []) | length }}{% for message in messages %}{% if message.role == 'assistant' %}={% endif %}"
     "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}"
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}={% endif %}"
