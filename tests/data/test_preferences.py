@@ -280,8 +280,14 @@ def test_messages_when_their_content_is_in_parts_then_the_texts_are_joined() -> 
         ({"content": [{"type": "text", "text": 4}]}, "chosen: content: expected a text, or parts of type text"),
         ({"content": ["4"]}, "chosen: content: expected a text, or parts of type text"),
         ({"content": []}, "chosen: expected messages with the texts role and content"),
-        ({"content": "", "tool_calls": [{"function": {"name": "add"}}]}, "chosen: tool_calls: only the content"),
-        ({"content": "4", "reasoning_content": "2 and 2"}, "chosen: reasoning_content: only the content"),
+        ({"content": None, "tool_calls": [{"function": {"arguments": "{}"}}]}, "chosen: tool_calls: call 0 is {"),
+        (
+            {"content": None, "tool_calls": [{"function": {"name": "add", "arguments": "2"}}]},
+            "chosen: tool_calls: arguments of add: expected dict or JSON of one, got '2'",
+        ),
+        ({"content": "4", "function_call": {"name": "add"}}, "chosen: function_call: not read as a part of a message"),
+        ({"content": "4", "reasoning_content": 4}, "chosen: reasoning_content: expected text, got 4"),
+        ({"content": "4", "weight": 0}, "chosen: weight: 0 leaves a message out of training"),
     ],
 )
 def test_messages_when_they_hold_more_than_text_then_the_row_is_refused(message: dict[str, Any], reason: str) -> None:

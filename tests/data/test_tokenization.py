@@ -14,6 +14,7 @@ from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
 from regretless.data.records import Pair
 from regretless.data.tokenization import TokenizedPair, encode_prompt, encode_response, missing_values, tokenize_pairs
+from regretless.modeling.layout import own_ids, read_ids
 from regretless.modeling.load import tokenizer_fingerprint
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
@@ -119,7 +120,9 @@ def test_response_when_it_has_several_turns_then_all_are_written_by_the_template
         {"role": "user", "content": "sure?"},
         {"role": "assistant", "content": "yes"},
     ]
-    text = qwen.decode(encode_response(qwen, QUESTION, turns))
+    ids = encode_response(qwen, QUESTION, turns)
+    assert qwen.decode(own_ids(ids)) == "4<|im_end|>yes<|im_end|>"
+    text = qwen.decode(read_ids(ids))
     assert text == "4<|im_end|>\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"
 
 

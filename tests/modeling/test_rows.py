@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from hybrid_models import KINDS, tiny_of_kind
 from regretless.modeling.forward import grouped, in_rows, plain, reference_head, response_scores
-from regretless.modeling.layout import Placement
+from regretless.modeling.layout import Placement, is_context, read_ids
 from regretless.modeling.row_choice import choose_rows
 from regretless.modeling.rows import RowKind, computed_tokens, lay_out_rows
 from regretless.modeling.scoring import fill_rows, score_responses
@@ -21,6 +21,7 @@ ITEMS = [
     (PROMPT_B, (39, *range(10, 38), 2)),
     (PROMPT_B, (39,)),
     (PROMPT_A, (20, 30, 31, 2)),  # the same response again
+    (PROMPT_B, (39, 2, ~35, ~36, 12, 2)),  # two messages, with context between them
 ]
 SHARED = {"cohere", "granite", "minicpm3", "bert"}
 
@@ -29,9 +30,10 @@ def alone(model: PreTrainedModel) -> list[torch.Tensor]:
     """Log-probabilities of each response, every sequence in a call of the unmodified model of its own."""
     found = []
     for prompt, response in ITEMS:
-        ids = torch.tensor([prompt + response])
+        ids = torch.tensor([prompt + read_ids(response)])
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        found.append(logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0])
+        logps = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        found.append(logps[[not is_context(token) for token in response]])
     return found
 
 
@@ -73,10 +75,10 @@ def test_rows_when_a_model_cannot_share_them_or_scales_its_logits_then_values_an
 
 def test_plain_rows_when_responses_repeat_or_begin_another_one_then_they_have_no_row_of_their_own() -> None:
     layout, places = lay_out_rows(ITEMS, "plain")
-    # Rows of 6 + 5, 6 + 3 and 2 + 29 tokens; the last token of a response is predicted only.
+    # Rows of 6 + 5, 6 + 3, 2 + 29 and 2 + 5 tokens; the last token of a response is predicted only.
     assert layout.is_plain
-    assert layout.input_ids.shape == (3, 31)
-    assert computed_tokens(ITEMS, "plain") == layout.tokens == 93
+    assert layout.input_ids.shape == (4, 31)
+    assert computed_tokens(ITEMS, "plain") == layout.tokens == 124
     assert layout.input_ids[1].tolist() == [*PROMPT_A, 20, 30, 31, *[31] * 22]
     assert places[1] == Placement(places[0].start, 3)
     assert places[5] == places[2]

@@ -9,7 +9,7 @@ import numpy as np
 
 from regretless.analysis.subset import Sample, Scores
 from regretless.data.records import SIDES
-from regretless.modeling.layout import Item
+from regretless.modeling.layout import Item, own_ids
 
 LOGGED = tuple(f"{name}/{side}" for name in ("logps", "logratios") for side in SIDES)
 
@@ -31,7 +31,7 @@ def point(sample: Sample, step: int | None, scores: Scores, start: Scores) -> di
     for side in SIDES:
         entry[side] = {
             "per_response": sample.mean(total, lambda _: 1, side),
-            "per_token": sample.mean(total, lambda item: len(item[1]), side),
+            "per_token": sample.mean(total, lambda item: len(own_ids(item[1])), side),
             "change": sample.mean(change, lambda _: 1, side),
         }
     return entry

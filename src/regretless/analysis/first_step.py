@@ -18,7 +18,7 @@ from regretless.objectives.inputs import of_data, padded, step_numbers
 
 PAIRS_AT_ONCE = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
-"""Log-probability (nats) of every response token, keyed by (prompt, response)."""
+"""Log-probability (nats) of every token that the model wrote of a response, keyed by (prompt, response)."""
 
 
 def at_start(
@@ -73,7 +73,6 @@ def at_reference(
     Rows 2i and 2i + 1 are the chosen and rejected response of pair i.
     """
     responses = [(pair.prompt_ids, side) for pair in pairs for side in pair.sides]
-    ids = [side.ids for _, side in responses]
     policy = padded([torch.from_numpy(reference[prompt, side.ids].astype(np.float64)) for prompt, side in responses])
     numbers = {
         name: padded([torch.tensor(side.values(name), dtype=torch.float64) for _, side in responses])
@@ -81,11 +80,11 @@ def at_reference(
     }
     return Logps(
         policy,
-        mask=padded([torch.ones(len(row), dtype=torch.bool) for row in ids]),
+        mask=padded([torch.ones(len(side.own), dtype=torch.bool) for _, side in responses]),
         reference=policy,
         behavior=numbers.pop("behavior", None),
         reference_kl=torch.zeros_like(policy),
-        steps=step_numbers(ids, ends_step) if "steps" in objective.required else None,
+        steps=step_numbers([side.ids for _, side in responses], ends_step) if "steps" in objective.required else None,
         token_numbers=numbers,
         z_ref=0.0,
     )

@@ -161,8 +161,8 @@ def _tokens(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
 def _lengths(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     return {
         "prompt": spread([len(prompt) for prompt in {pair.prompt_ids for pair in pairs}]),
-        "chosen": spread([len(pair.chosen.ids) for pair in pairs]),
-        "rejected": spread([len(side.ids) for pair in pairs for side in pair.sides[1:]]),
+        "chosen": spread([len(pair.chosen.own) for pair in pairs]),
+        "rejected": spread([len(side.own) for pair in pairs for side in pair.sides[1:]]),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from regretless.analysis.subset import Sample, Scores
 from regretless.data.records import SIDES
-from regretless.modeling.layout import Item
+from regretless.modeling.layout import Item, own_ids
 
 
 def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[str, Any]]:
@@ -27,6 +27,6 @@ def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[s
             difference = one[item].astype(np.float64) - other[item].astype(np.float64)
             return float(np.square(difference).sum())
 
-        estimate = sample.mean(squares, lambda item: len(item[1]), *SIDES)
+        estimate = sample.mean(squares, lambda item: len(own_ids(item[1])), *SIDES)
         rows.append({"first": first, "second": second, **estimate})
     return rows

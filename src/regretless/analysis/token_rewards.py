@@ -21,7 +21,7 @@ from regretless.data.preferences import read_pairs
 from regretless.data.records import SIDES, Pair
 from regretless.data.rejected_rows import Refusal, check_some_left
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs
-from regretless.modeling.layout import Ids
+from regretless.modeling.layout import Ids, own_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import repo_weights
@@ -85,7 +85,7 @@ def run(
         for name, side in zip(SIDES, tokens.sides, strict=True):
             scored = {policy: logps[index] for policy, logps in policy_logps.items()}
             values = _values(config.beta, reference_logps[index], side.logps, scored)
-            responses.append({"side": name, **_texts(tokenizer, side.ids), **values})
+            responses.append({"side": name, **_texts(tokenizer, side.own), **values})
             index += 1
         entries.append({"pair_id": tokens.pair_id, "kind": tokens.kind, "prompt": pair.prompt, "responses": responses})
     content = {
@@ -96,7 +96,7 @@ def run(
         "pairs": entries,
     }
     write_json(output / "token_rewards.json", content)
-    return {"pairs": len(entries), "tokens": sum(len(ids) for _, ids in items), "policies": len(policies)}
+    return {"pairs": len(entries), "tokens": sum(len(own_ids(ids)) for _, ids in items), "policies": len(policies)}
 
 
 def _choose(

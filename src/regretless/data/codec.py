@@ -6,14 +6,19 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.records import Text
+from regretless.data.messages import REASONING, without_thoughts
+from regretless.data.records import Message, Text
+from regretless.modeling.chat_templates import template_arguments
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import eos_token_ids, tokenizer_fingerprint
 
@@ -143,34 +148,78 @@ class Codec:
         return found
 
     def render(
-        self, messages: Sequence[dict[str, str]], *, generate: bool, arguments: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        generate: bool,
+        new_turn: bool = False,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Text of messages in the chat template; with `generate`, it ends where the assistant's answer begins.
 
+        That answer goes on with the last message if it is the assistant's, unless it is to be a new one (`new_turn`).
         `arguments`: further inputs of the template. Raises DataError if the template cannot render all of it.
         """
+        messages, given = self._inputs(messages, arguments)
+        goes_on = generate and not new_turn and messages[-1]["role"] == "assistant"
+        with _template_errors():
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=generate and not goes_on,
+                    continue_final_message=goes_on,
+                    **given,
+                )
+            )
+
+    def render_marked(
+        self, messages: Sequence[Message], *, generate: bool, arguments: Mapping[str, Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The same, and the start and end of the parts of the text that the template marks as generated."""
+        messages, given = self._inputs(messages, arguments)
+        with _template_errors():
+            texts, marks = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.template(given),
+                return_assistant_tokens_mask=True,
+                add_generation_prompt=generate,
+                **{**self.tokenizer.special_tokens_map, **given},
+            )
+        return str(texts[0]), [(int(first), int(end)) for first, end in marks[0]]
+
+    def template(self, arguments: Mapping[str, Any]) -> str:
+        """The chat template in Jinja; a tokenizer may have another one for `tools`. Raises ConfigError without one."""
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 "tokenizer: the prompts are conversations and it has no chat template; set model.chat_template "
                 "(chatml, llama3, gemma or a Jinja file), or use text prompts"
             )
+        return str(self.tokenizer.get_chat_template(tools=arguments.get("tools")))
+
+    def messages(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> list[Message]:
+        """Messages as they are written: without reasoning where the arguments, or the template's own, turn it off."""
+        template = str(self.tokenizer.chat_template or "")
+        return without_thoughts(messages, template_arguments(template) | dict(arguments))
+
+    def _inputs(
+        self, messages: Sequence[Message], arguments: Mapping[str, Any] | None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """Messages and arguments for the template. Raises DataError if it does not use all that they have."""
         given = dict(arguments or {})
-        template = str(self.tokenizer.get_chat_template(tools=given.get("tools")))
+        template = self.template(given)
+        given = template_arguments(template) | given
         for name in given:
-            if name in RESERVED or not re.search(rf"\b{re.escape(name)}\b", template):
+            if name in RESERVED or not _mentions(template, name):
                 raise DataError(f"{name}: the chat template does not use it; remove it from the row")
-        goes_on = generate and messages[-1]["role"] == "assistant"
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages),
-                tokenize=False,
-                add_generation_prompt=generate and not goes_on,
-                continue_final_message=goes_on,
-                **given,
-            )
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
-            raise DataError(f"prompt: the chat template rejects it: {error}") from error
-        return str(text)
+        messages = without_thoughts(messages, given)
+        for name, readers in (("tool_calls", ("tool_calls",)), (REASONING[0], REASONING)):
+            if any(name in message for message in messages) and not any(_mentions(template, one) for one in readers):
+                raise DataError(
+                    f"{name}: the chat template does not write it; set model.chat_template to one that does, or write "
+                    "it into the content as the model generates it"
+                )
+        return messages, given
 
     def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
         """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
@@ -178,10 +227,10 @@ class Codec:
         `arguments`: inputs of the chat template besides messages, as JSON. Raises DataError.
         """
         if not isinstance(prompt, str):
-            return self.render(prompt, generate=True, arguments=_parsed(arguments))
+            return self.render(prompt, generate=True, arguments=parsed(arguments))
         if arguments is not None:
             raise DataError(
-                f"{', '.join(_parsed(arguments))}: input for a chat template, which a plain-text prompt does not use"
+                f"{', '.join(parsed(arguments))}: input for a chat template, which a plain-text prompt does not use"
             )
         return prompt
 
@@ -192,22 +241,6 @@ class Codec:
         if not ids and not starts:
             raise DataError("prompt: empty, and the tokenizer sets no beginning-of-sequence token to start from")
         return (self.bos, *ids) if starts and self.bos is not None else tuple(ids)
-
-    def response_text(self, prompt: Text, response: Text, arguments: str | None = None) -> str:
-        """The text that the model has to generate after the prompt, up to the end token."""
-        if isinstance(response, str):
-            return response
-        if len(response) == 1:
-            # Not rendered: some templates add or trim text that no model ever generated.
-            return response[0]["content"]
-        if isinstance(prompt, str):
-            raise DataError("a response of several messages needs a prompt of messages")
-        given = _parsed(arguments)
-        start = self.render(prompt, generate=True, arguments=given)
-        whole = self.render([*prompt, *response], generate=False, arguments=given)
-        if not whole.startswith(start):
-            raise DataError("the chat template writes the prompt differently when several messages follow it")
-        return whole[len(start) :].rstrip()
 
     def finish_response(self, ids: Sequence[int], complete: bool | None, *, behind_text: bool) -> Ids:
         """Ids of a response with exactly one end token, or with none if it was truncated (`complete` is False)."""
@@ -224,6 +257,12 @@ class Codec:
         while length and ids[length - 1] in self.ends:
             length -= 1
         return ids[:length]
+
+    def split_at_ends(self, ids: Ids) -> list[Ids]:
+        """Ids of several messages, each up to and with its end token; the last one may lack it."""
+        ends = [place + 1 for place, token in enumerate(ids) if token in self.ends]
+        bounds = [0, *ends, *([len(ids)] if ids and ids[-1] not in self.ends else [])]
+        return [ids[start:end] for start, end in pairwise(bounds)]
 
     @cached_property
     def size(self) -> int:
@@ -283,7 +322,21 @@ class Codec:
         return text
 
 
-def _parsed(arguments: str | None) -> dict[str, Any]:
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    """Turns what a chat template raises into DataError."""
+    try:
+        yield
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        raise DataError(f"prompt: the chat template rejects it: {error}") from error
+
+
+def _mentions(template: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def parsed(arguments: str | None) -> dict[str, Any]:
+    """Arguments of a chat template, from their JSON."""
     return {} if arguments is None else dict(json.loads(arguments))
 
 

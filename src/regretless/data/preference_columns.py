@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regretless.core.text_cleaning import clean_text
+from regretless.data.messages import from_json, is_empty, read_message
 from regretless.data.records import PER_TOKEN, SIDES, Message, Side, SideName, Text
 from regretless.data.schema import (
     Columns,
@@ -22,7 +21,6 @@ from regretless.data.schema import (
     check_numbers,
     found,
     given_numbers,
-    message_text,
 )
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question")
@@ -53,11 +51,6 @@ class Keys:
     need_rejected: bool
 
 
-def response_text(response: Text) -> str:
-    """The text of a response that is a string or a list of messages (contents joined with line breaks)."""
-    return response if isinstance(response, str) else "\n".join(message["content"] for message in response)
-
-
 def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
     """Raise Unusable if a side is truncated that must not be."""
     for name, side in sides.items():
@@ -65,6 +58,26 @@ def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
             raise Unusable(
                 f"{name}: truncated (no end-of-sequence token); only the rejected side of a masked pair may be"
             )
+
+
+OPENAI = {"chosen": "preferred_output", "rejected": "non_preferred_output"}
+"""Columns of OpenAI's preference fine-tuning format, beside `input: {messages, tools, parallel_tool_calls}`."""
+
+
+def from_openai(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of OpenAI's preference format with TRL's columns; any other row as it is.
+
+    `parallel_tool_calls` is no input of a chat template, and has no effect. Raises Unusable for an input that is none.
+    """
+    if row.get(OPENAI["chosen"]) is None:
+        return row
+    given = from_json(row.get("input"), "input", dict)
+    if given is None or given.get("messages") is None:
+        raise Unusable(f"input: expected an object with messages beside {OPENAI['chosen']}, got {found(given)}")
+    rest = {name: value for name, value in row.items() if name not in ("input", *OPENAI.values())}
+    sides = {side: row[column] for side, column in OPENAI.items() if row.get(column) is not None}
+    tools = {} if given.get("tools") is None else {"tools": given["tools"]}
+    return {**rest, **sides, **tools, "prompt": given["messages"]}
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
@@ -87,7 +100,7 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if text is None or (name == "rejected" and not keys.need_rejected):
             continue
-        if not response_text(text).strip():
+        if is_empty(text):
             raise Unusable(f"{name}: empty completion")
         if isinstance(text, list) and text[0]["role"] not in ("assistant", "tool"):
             raise Unusable(f"{name}: expected it to start with an assistant message, got {text[0]['role']}")
@@ -140,45 +153,9 @@ def _text(row: Mapping[str, Any], *names: str) -> Text | None:
 
 def _message(item: Any, name: str) -> Message:
     try:
-        content = message_text(item) if isinstance(item, Mapping) else None
+        return read_message(item)
     except Unusable as reason:
         raise Unusable(f"{name}: {reason}") from None
-    if content is None or not isinstance(item.get("role"), str):
-        raise Unusable(f"{name}: expected messages with the texts role and content, got {found(item)}")
-    return {"role": item["role"], "content": content}
-
-
-def read_template_arguments(row: Mapping[str, Any]) -> str | None:
-    """The row's inputs of the chat template besides its messages, as JSON: `chat_template_kwargs`, and `tools` in it.
-
-    Null entries are dropped, because tables add the entries of all rows to every row. Raises Unusable.
-    """
-    values = _json(row.get("chat_template_kwargs"), "chat_template_kwargs", dict)
-    tools = _json(row.get("tools"), "tools", list)
-    if tools:
-        values = {**(values or {}), "tools": tools}
-    try:
-        return clean_text(json.dumps(_without_nulls(values), ensure_ascii=False)) if values else None
-    except (TypeError, ValueError, RecursionError):
-        raise Unusable("chat_template_kwargs, tools: expected what JSON can hold") from None
-
-
-def _json(value: Any, name: str, kind: type) -> Any:
-    try:
-        value = json.loads(value) if isinstance(value, str) and value else value
-    except (ValueError, RecursionError):
-        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(value)}") from None
-    if value is None or value == "":
-        return None
-    if not isinstance(value, kind):
-        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(value)}")
-    return value
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _list(value: Any, name: str, expected: str) -> list[Any]:
@@ -205,7 +182,10 @@ def _split_prompt(
             raise Unusable(f"missing column(s) {keys.prompt or 'prompt'}; it is required without a rejected side")
         if len(chosen) == 1:
             raise Unusable("no prompt column, and only one message, so the prompt is missing")
-        return chosen[:-1], chosen[-1:], None
+        # With tool calls and their outputs between, an answer is all that follows its question.
+        asked = max((place for place, message in enumerate(chosen[:-1]) if message["role"] == "user"), default=None)
+        start = len(chosen) - 1 if asked is None else asked + 1
+        return chosen[:start], chosen[start:], None
     if chosen == rejected:
         raise Unusable(EQUAL)
     length = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))

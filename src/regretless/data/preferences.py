@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.text_cleaning import clean_row
+from regretless.data.messages import read_template_arguments
 from regretless.data.preference_columns import (
     EQUAL,
     Keys,
     check_complete,
+    from_openai,
     name_or,
     read_side,
-    read_template_arguments,
     read_texts,
 )
 from regretless.data.records import Pair, Side, SideName, Text, text_key
@@ -41,10 +42,11 @@ def read_pairs(
     order.
 
     Accepted: this package's pairs; TRL's preference columns, strings or messages, with an explicit or
-    implicit prompt (the common beginning of both sides); Alpaca-style `instruction`/`input`; and
-    `chosen_logprob_with_token` `{tokens, logprobs}` of the RePO authors' release. Log-probabilities are in nats, one
-    per token. `prompt_key` may name several columns, separated by commas: their non-empty texts are joined with a line
-    break. With `need_rejected=False` (supervised training) the rejected side is neither required nor returned.
+    implicit prompt (the common beginning of both sides); OpenAI's preference format; Alpaca-style
+    `instruction`/`input`; and `chosen_logprob_with_token` `{tokens, logprobs}` of the RePO authors' release.
+    Log-probabilities are in nats, one per token. `prompt_key` may name several columns, separated by commas: their
+    non-empty texts are joined with a line break. With `need_rejected=False` (supervised training) the
+    rejected side is neither required nor returned.
 
     Raises DataError if the source is missing or of an unknown kind. The caller checks for an empty result, see
     `check_some_left`.
@@ -117,6 +119,7 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]
         raise Unusable(str(row))
     if not isinstance(row, Mapping):
         raise Unusable(f"expected an object with columns, got {type(row).__name__}")
+    row = from_openai(row)
     prompt, chosen, rejected = read_texts(row, keys)
     columns = PAIR.check(row)
     kind = columns.kind or ("masked" if columns.rejected_mask_len else "original")

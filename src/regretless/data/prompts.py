@@ -14,10 +14,11 @@ from pydantic import AfterValidator, Field
 from regretless.core.errors import DataError
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section
+from regretless.data.messages import read_message, read_template_arguments
 from regretless.data.records import Message, Text, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
-from regretless.data.schema import PROMPT, Unusable, message_text, read_gold
+from regretless.data.schema import PROMPT, Unusable, read_gold
 from regretless.data.sources import open_source
 
 
@@ -131,6 +132,12 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
         text = TEMPLATES.find(source.template)(text)
     try:
         columns = PROMPT.check(row)
+        if read_template_arguments(row) is not None:
+            raise Unusable(
+                "tools, chat_template_kwargs: answers are sampled without them, so that the row would be asked another "
+                "question; remove the columns, or write the tools into a system message; model.chat_template_kwargs "
+                "holds for all prompts"
+            )
         answer = None if source.answer_column is None else read_gold(row, source.answer_column)
     except Unusable as reason:
         raise DataError(str(reason)) from None
@@ -161,13 +168,9 @@ def _checked(name: str, value: Any) -> Text:
     messages: list[Message] = []
     for position, message in enumerate(value):
         try:
-            content = message_text(message) if isinstance(message, Mapping) else None
+            messages.append(read_message(message))
         except Unusable as reason:
             raise DataError(f"{name}: message {position}: {reason}") from None
-        parts = {"role": message.get("role"), "content": content} if content is not None else {}
-        if not parts or not all(isinstance(part, str) for part in parts.values()):
-            raise DataError(f"{name}: message {position}: expected role and content as texts, got {message!r:.80}")
-        messages.append({key: str(part) for key, part in parts.items()})
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{name}: the last message is the assistant's, so there is no question to answer")
     return messages

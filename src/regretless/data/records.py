@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from regretless.core.files import fingerprint
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""One message: the texts `role` and `content`, and, where it has them, `tool_calls` (each a function with its name and
+arguments), `tool_call_id`, `name` and `reasoning_content`, as in transformers."""
 Text = str | list[Message]
-"""A plain text, or a conversation: messages with `role` and `content`."""
+"""A plain text, or a conversation: messages. A response of several messages has tool outputs, or questions, between
+those of the assistant."""
 
 
 class Verdict(StrEnum):
@@ -84,7 +87,8 @@ class Side:
     text: Text
     id: str | None = None
     token_ids: list[int] | None = None
-    """Generated tokens, the end-of-sequence token included when it was generated."""
+    """Generated tokens, the end-of-sequence token included when it was generated; those of several messages one after
+    another, without what lies between."""
     tokens: list[str] | None = None
     """Token strings, if a data set has no ids for its log-probabilities; the policy's tokenizer resolves them."""
     logps: list[float] | None = None

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 from regretless.core.errors import DataError
 from regretless.core.files import atomic_path, write_jsonl
 from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_value, is_too_deep
+from regretless.data.messages import parts_of, stored_text
 from regretless.data.records import SIDES, Pair, Response, Side
 from regretless.data.rejected_rows import Refusal
 
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 COLUMN_TYPES: dict[str, pa.DataType] = {
     "prompt_token_ids": IDS,
@@ -61,7 +61,10 @@ def write_records(
         write_jsonl(path, rows)
         return
     names = [name for name in (rows[0] if rows else ()) if not _is_absent(name, rows)]
-    table = pa.table({name: pa.array([row[name] for row in rows], column_type(name, rows)) for name in names})
+    texts = {name: stored_text if name in TEXT_COLUMNS else _unchanged for name in names}
+    table = pa.table(
+        {name: pa.array([texts[name](row[name]) for row in rows], column_type(name, rows)) for name in names}
+    )
     write_parquet(path, table, metadata)
 
 
@@ -71,6 +74,10 @@ def write_parquet(path: Path, table: pa.Table, metadata: Mapping[str, str] | Non
         table = table.replace_schema_metadata(dict(metadata))
     with atomic_path(path) as temporary, temporary.open("wb") as handle:
         pq.write_table(table, handle, compression="zstd", write_page_checksum=True)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -98,7 +105,10 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
             raise DataError(
                 f"column {column}: some rows are strings and some are message lists; make them all one or the other"
             )
-        return pa.string() if kinds == {True} else MESSAGES
+        if kinds == {True}:
+            return pa.string()
+        parts = parts_of([row.get(column) for row in rows])
+        return pa.list_(pa.struct([(name, pa.string()) for name in ("role", "content", *parts)]))
     name = column.removeprefix("chosen_").removeprefix("rejected_")
     if name == "token_numbers":
         keys = sorted({key for row in rows for key in row.get(column) or ()})

@@ -167,28 +167,6 @@ class SideColumns(ScoreColumns):
     mask_len: Count | None = None
 
 
-UNREAD = ("tool_calls", "function_call", "reasoning_content")
-"""Parts of a message besides its content that a chat template may write, so they are never dropped silently."""
-
-
-def message_text(message: Mapping[str, Any]) -> str | None:
-    """Text of a message's content: plain, or joined from parts of type text; None for anything else.
-
-    Raises Unusable for a message with other parts than its content.
-    """
-    for name in UNREAD:
-        if message.get(name):
-            raise Unusable(f"{name}: only the content of a message is read; write all that the model generates into it")
-    content = message.get("content")
-    if isinstance(content, list | tuple | np.ndarray):
-        parts = [part if isinstance(part, Mapping) else {} for part in content]
-        for part in parts:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise Unusable(f"content: expected a text, or parts of type text, got a part {found(part)}")
-        return "".join(part["text"] for part in parts) if parts else None
-    return content if isinstance(content, str) else None
-
-
 C = TypeVar("C", bound=Columns)
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Tokenizer, codec_of
+from regretless.data.conversations import Part, response_parts
 from regretless.data.records import Pair, Side, SideName, Text
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
-from regretless.modeling.layout import Ids
+from regretless.modeling.layout import Ids, as_context, is_context, own_ids
 
 Truncation = Literal["refuse", "keep_start"]
 
@@ -24,9 +27,14 @@ class TokenizedSide:
 
     ids: Ids
     logps: tuple[float, ...] | None = None
-    """Log-probability of each id (nats) under the behavior policy."""
+    """Log-probability of each of its own ids (nats) under the behavior policy."""
     token_numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Further numbers per id, by name."""
+    """Further numbers per own id, by name."""
+
+    @property
+    def own(self) -> Ids:
+        """The ids that the model wrote: those that are not context."""
+        return own_ids(self.ids)
 
     def has(self, name: str) -> bool:
         """True if a per-token input of objectives is known: `behavior`, or a name in `token_numbers`."""
@@ -39,9 +47,13 @@ class TokenizedSide:
         return self.token_numbers[name]
 
     def cut(self, length: int) -> TokenizedSide:
-        """The first `length` tokens."""
-        numbers = {name: values[:length] for name, values in self.token_numbers.items()}
-        return TokenizedSide(self.ids[:length], self.logps and self.logps[:length], numbers)
+        """The first `length` tokens, or less: context at the end is read by nothing."""
+        while length and is_context(self.ids[length - 1]):
+            length -= 1
+        ids = self.ids[:length]
+        count = len(own_ids(ids))
+        numbers = {name: values[:count] for name, values in self.token_numbers.items()}
+        return TokenizedSide(ids, self.logps and self.logps[:count], numbers)
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,8 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = No
 def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete: bool = True) -> list[int]:
     """Token ids of a response as the model must generate it after `prompt`; one end token at the end iff `complete`.
 
+    In a response of several messages, what lies between the assistant's is context (`modeling.layout.Ids`).
+
     The response is tokenized by itself, so that the prompt's tokens are always a prefix of the whole. The end token is
     the one that ends a turn in the chat template after messages, else the tokenizer's end of sequence; a response
     that spells it out does not get a second one.
@@ -90,8 +104,10 @@ def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete
     """
     codec = codec_of(tokenizer)
     behind_text = isinstance(prompt, str)
-    ids = codec.encode_responses([codec.response_text(prompt, response)], behind_text=behind_text)[0]
-    return list(codec.finish_response(ids, complete, behind_text=behind_text))
+    parts = response_parts(codec, prompt, response)
+    encoded = [codec.encode_responses([part.text], behind_text=behind_text or not part.own)[0] for part in parts]
+    encoded[-1] = list(codec.finish_response(encoded[-1], complete, behind_text=behind_text))
+    return list(_joined(parts, encoded))
 
 
 def tokenize_pairs(
@@ -146,11 +162,17 @@ class _Stored:
     """One stored response: equal ones are processed once."""
 
     behind_text: bool
-    text: str
+    parts: tuple[Part, ...]
     ids: Ids | None
+    """Of the tokens that the model wrote, those of several messages one after another."""
     tokens: tuple[str, ...] | None
     complete: bool | None
     tokenizer: str | None
+
+    @property
+    def own(self) -> list[str]:
+        """The text of each of the model's messages."""
+        return [part.text for part in self.parts if part.own]
 
 
 @dataclass(frozen=True)
@@ -202,7 +224,8 @@ class _PairEncoder:
                 for side in self._sides(pair):
                     stored = side.stored
                     if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
-                        wanted[stored.behind_text and stored.tokens is None, stored.text] = None
+                        for part in stored.parts:
+                            wanted[_behind_text(stored, part), part.text] = None
         ids = self.codec.encode([text for _, text in rendered.values()])
         for (key, (prompt, _)), found in zip(rendered.items(), ids, strict=True):
             try:
@@ -242,7 +265,7 @@ class _PairEncoder:
 
     def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
         """The respect in which two sides with the same ids are equal."""
-        if chosen.text == rejected.text:
+        if chosen.parts == rejected.parts:
             return "chosen and rejected are equal"
         if self.truncation == "keep_start" and self.max_length == length:
             return f"chosen and rejected are equal when truncated to max_length {self.max_length}"
@@ -255,7 +278,7 @@ class _PairEncoder:
                 name,
                 _Stored(
                     behind_text=isinstance(pair.prompt, str),
-                    text=self.codec.response_text(pair.prompt, side.text, pair.chat_template_kwargs),
+                    parts=self._parts(pair, name, side),
                     ids=None if side.token_ids is None else tuple(side.token_ids),
                     tokens=None if side.tokens is None else tuple(side.tokens),
                     complete=side.complete,
@@ -265,6 +288,12 @@ class _PairEncoder:
             )
             for name, side in pair.sides.items()
         ]
+
+    def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[Part, ...]:
+        try:
+            return response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs)
+        except DataError as reason:
+            raise DataError(f"{name}: {reason}") from None
 
     def _check_prompt(self, prompt: Ids) -> None:
         limits = [("max_prompt_length", self.max_prompt_length), ("max_length", self.max_length)]
@@ -291,6 +320,8 @@ class _PairEncoder:
                     f"{self.max_length}; raise it, or set truncation=keep_start"
                 )
             tokens = tokens.cut(self.max_length - len(prompt))
+            if not tokens.ids:
+                raise DataError(f"{side.name}: max_length {self.max_length} cuts it before its first token; raise it")
         return tokens, found.dropped
 
     def _side(self, found: _Resolved, side: _Side) -> TokenizedSide:
@@ -298,8 +329,9 @@ class _PairEncoder:
         if found.dropped:
             return TokenizedSide(found.ids)
         logps, numbers = side.known.logps, side.known.token_numbers or {}
-        problem = check_lengths(f"{side.name}_logps", found.ids, logps) or check_numbers(
-            f"{side.name}_token_numbers", found.ids, numbers
+        own = own_ids(found.ids)
+        problem = check_lengths(f"{side.name}_logps", own, logps) or check_numbers(
+            f"{side.name}_token_numbers", own, numbers
         )
         if problem is not None:
             raise DataError(problem)
@@ -320,11 +352,9 @@ class _PairEncoder:
             )
         try:
             if stored.tokens is not None:
-                # They come from a tokenizer that received the response alone.
-                usual = tuple(self._encoded(stored.text, behind_text=False))
-                ids = self.codec.resolve(stored.tokens, stored.text, usual)
+                ids = self._of_strings(stored, stored.tokens)
             elif stored.ids is not None:
-                ids = self._checked(stored.ids, stored.text)
+                ids = self._checked(stored, stored.ids)
             else:
                 return self._tokenized(stored, "present without token ids")
         except DataError as reason:
@@ -335,19 +365,43 @@ class _PairEncoder:
             raise DataError("marked as truncated, yet its tokens end with an end-of-sequence token")
         return _Resolved(ids)
 
-    def _checked(self, ids: Ids, text: str) -> Ids:
+    def _of_strings(self, stored: _Stored, tokens: tuple[str, ...]) -> Ids:
+        if len(stored.parts) > 1:
+            raise DataError("token strings of a response of several messages; give token ids")
+        # They come from a tokenizer that received the response alone.
+        (text,) = stored.own
+        return self.codec.resolve(tokens, text, tuple(self._encoded(text, behind_text=False)))
+
+    def _checked(self, stored: _Stored, ids: Ids) -> Ids:
+        """Stored ids, with the context between messages. Raises DataError unless they are the messages' tokens."""
         if max(ids) >= self.codec.size:
             raise DataError(f"token id {max(ids)} is not in the policy's vocabulary (0 to {self.codec.size - 1})")
-        if not self.codec.spells(ids, text):
-            raise DataError("token ids do not spell the text with the policy's tokenizer")
-        return ids
+        texts = stored.own
+        pieces = [ids] if len(texts) == 1 else self.codec.split_at_ends(ids)
+        if len(pieces) != len(texts):
+            raise DataError(
+                f"token ids of {len(pieces)} message(s), each with its end-of-sequence token, where the response has "
+                f"{len(texts)} of the assistant; expected the ids that it generated, message after message, without "
+                "what lies between"
+            )
+        for number, (piece, text) in enumerate(zip(pieces, texts, strict=True), 1):
+            if not self.codec.spells(piece, text):
+                place = "" if len(texts) == 1 else f" of the assistant's message {number}"
+                raise DataError(f"token ids do not spell the text{place} with the policy's tokenizer")
+        own = iter(pieces)
+        found = [next(own) if part.own else self._of_part(stored, part) for part in stored.parts]
+        return _joined(stored.parts, found)
 
     def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
-        ids = self._encoded(stored.text, behind_text=stored.behind_text)
-        finished = self.codec.finish_response(ids, stored.complete, behind_text=stored.behind_text)
-        if not finished:
+        encoded = [self._of_part(stored, part) for part in stored.parts]
+        encoded[-1] = self.codec.finish_response(encoded[-1], stored.complete, behind_text=stored.behind_text)
+        found = _joined(stored.parts, encoded)
+        if not own_ids(found):
             raise DataError("no tokens")
-        return _Resolved(finished, dropped)
+        return _Resolved(found, dropped)
+
+    def _of_part(self, stored: _Stored, part: Part) -> Sequence[int]:
+        return self._encoded(part.text, behind_text=_behind_text(stored, part))
 
     def _encoded(self, text: str, *, behind_text: bool) -> list[int]:
         key = behind_text, text
@@ -356,7 +410,17 @@ class _PairEncoder:
         return self.texts[key]
 
 
+def _joined(parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> Ids:
+    """Ids of a response from those of its parts; the last part is never context."""
+    return tuple(chain.from_iterable(of if part.own else as_context(of) for part, of in zip(parts, ids, strict=True)))
+
+
+def _behind_text(stored: _Stored, part: Part) -> bool:
+    """Whether a part is tokenized exactly as it is spelled (`Codec.encode_responses`), as context is."""
+    return not part.own or (stored.behind_text and stored.tokens is None)
+
+
 def _key(pair: Pair) -> Hashable:
     prompt = pair.prompt
-    text = prompt if isinstance(prompt, str) else tuple((message["role"], message["content"]) for message in prompt)
-    return text, pair.chat_template_kwargs
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    return isinstance(prompt, str), text, pair.chat_template_kwargs

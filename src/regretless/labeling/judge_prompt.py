@@ -102,7 +102,7 @@ def as_instruction(prompt: Text, shown_system: ShownSystem = "own") -> str:
         message for message in prompt if message["role"] != "system" or _is_shown(message, shown_system)
     ] or prompt
     if len(included) == 1:
-        return included[0]["content"]
+        return str(included[0]["content"])
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in included)
 
 

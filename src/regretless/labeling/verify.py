@@ -21,6 +21,7 @@ from regretless.core.settings import Section
 from regretless.core.terminal import bar
 from regretless.core.text_cleaning import without_nan
 from regretless.core.workers import Advance, Need, cpus, executor
+from regretless.data.messages import stored_text
 from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_response
@@ -116,6 +117,8 @@ def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
         values = [None if value is None else str(value) for value in values]
     if name == "token_numbers":
         values = [given_numbers(value) for value in values]  # a table has no object without a name
+    if name == "prompt":
+        values = [stored_text(value) for value in values]
     return pa.array(values, column_type(name, rows) if name in RESPONSE_COLUMNS else None)
 
 

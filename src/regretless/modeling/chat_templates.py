@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -67,6 +71,36 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
         )
     tokenizer.chat_template = preset.jinja
     tokenizer.eos_token = preset.tokens[-1]
+
+
+ARGUMENT = re.compile(r"\{%- set (\w+) = \1 \| default\((.*?)\) %\}")
+"""What `set_template_arguments` writes."""
+
+
+def set_template_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, bool | int | str]) -> None:
+    """Give the chat template values for arguments that a call leaves out.
+
+    They become a part of the template, and so of the tokenizer that is saved with a model: whoever serves the model
+    prompts it as it was trained. Raises ConfigError for an argument that the template does not use.
+    """
+    template = str(tokenizer.chat_template or "")
+    unused = [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", template)]
+    if unused:
+        raise ConfigError(
+            f"model.chat_template_kwargs: the chat template does not use {', '.join(unused)}; leave it out, or set "
+            "model.chat_template to a template that does"
+        )
+    lines = [f"{{%- set {name} = {name} | default({json.dumps(value)}) %}}" for name, value in arguments.items()]
+    tokenizer.chat_template = "".join(lines) + template
+
+
+def template_arguments(template: str) -> dict[str, Any]:
+    """Values that `set_template_arguments` gave a template, by argument; the first is the one that counts."""
+    found: dict[str, Any] = {}
+    while match := ARGUMENT.match(template):
+        found.setdefault(match[1], json.loads(match[2]))
+        template = template[match.end() :]
+    return found
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:

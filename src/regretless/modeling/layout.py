@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Ids = tuple[int, ...]
-"""Token ids of a text."""
+"""Token ids of a text. In a response, a token that the model reads and did not write (a tool's output, a later
+question, the header of a message) is context, written as its complement: ~id, which is negative. Context is attended
+to like all tokens, and no log-probability belongs to it. As part of the ids it is compared, hashed and stored with
+them."""
 Item = tuple[Ids, Ids]
 """A prompt and a response to it."""
+
+
+def as_context(ids: Iterable[int]) -> Ids:
+    """Tokens as context of a response."""
+    return tuple(~token for token in ids)
+
+
+def is_context(token: int) -> bool:
+    """Whether a token of a response is context."""
+    return token < 0
+
+
+def own_ids(ids: Iterable[int]) -> Ids:
+    """The tokens of a response that the model wrote; each has a log-probability."""
+    return tuple(token for token in ids if not is_context(token))
+
+
+def read_ids(ids: Iterable[int]) -> Ids:
+    """All tokens of a response as the model reads them."""
+    return tuple(~token if is_context(token) else token for token in ids)
 
 
 @dataclass(frozen=True)
@@ -37,9 +60,9 @@ class Layout:
     segments: tuple[Segment, ...]
     """Empty in plain rows."""
     predict: Tensor
-    """(M,) index in the row of the token that predicts each response token; rows follow one another."""
+    """(M,) index of the token that predicts each response token that is not context; rows follow one another."""
     targets: Tensor
-    """(M,) the response tokens."""
+    """(M,) these response tokens."""
 
     @property
     def tokens(self) -> int:
@@ -60,7 +83,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Placement:
-    """Position of a response's tokens among the M predicted ones: `start … start + length`."""
+    """Position of a response's own tokens among the M predicted ones: `start … start + length`."""
 
     start: int
     length: int
@@ -72,12 +95,13 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     Equal prompts are laid out once, equal responses to a prompt once, and a response that is a prefix of another one to
     the same prompt needs no positions of its own.
 
-    Raises ValueError for an empty prompt or response: the first response token needs a token before it.
+    Raises ValueError for an empty prompt, since the first response token needs a token before it, and for a response
+    without a token of its own.
     """
     groups: dict[Ids, dict[Ids, None]] = {}
     for prompt, response in items:
-        if not prompt or not response:
-            raise ValueError("expected at least one prompt token and one response token")
+        if not prompt or all(map(is_context, response)):
+            raise ValueError("expected at least one prompt token and one response token that is not context")
         groups.setdefault(prompt, {})[response] = None
 
     ids: list[int] = []
@@ -95,16 +119,16 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
         for response in responses:
             if host[response] != response:
                 continue
-            places[prompt, response] = Placement(len(targets), len(response))
-            predict.append(last_prompt_token)
-            predict.extend(range(len(ids), len(ids) + len(response) - 1))
-            targets.extend(response)
+            places[prompt, response] = Placement(len(targets), len(own_ids(response)))
+            before = (last_prompt_token, *range(len(ids), len(ids) + len(response) - 1))
+            predict.extend(place for place, token in zip(before, response, strict=True) if not is_context(token))
+            targets.extend(own_ids(response))
             positions.extend(range(len(prompt), len(prompt) + len(response) - 1))
-            ids.extend(response[:-1])
+            ids.extend(read_ids(response[:-1]))
             if len(response) > 1:
                 lengths.append(len(response) - 1)
         for response in responses:
-            places[prompt, response] = Placement(places[prompt, host[response]].start, len(response))
+            places[prompt, response] = Placement(places[prompt, host[response]].start, len(own_ids(response)))
         segments.append(Segment(len(prompt), tuple(lengths)))
     layout = Layout(
         input_ids=torch.tensor([ids]),

@@ -30,7 +30,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
 from regretless.core.settings import Section
-from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, turn_end_ids
+from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, set_template_arguments, turn_end_ids
 
 T = TypeVar("T")
 
@@ -56,6 +56,9 @@ class ModelConfig(Section):
     """Hub id or folder of the tokenizer; the model's own by default."""
     chat_template: str | None = None
     """Chat template: chatml, llama3, gemma, or the path of a Jinja file; the tokenizer's own by default."""
+    chat_template_kwargs: dict[str, bool | int | str] | None = None
+    """Arguments of the chat template for all prompts and responses, such as `{enable_thinking: false}`, by which the
+    assistant's reasoning is left out of both sides of a pair; those of a row have precedence."""
     trust_remote_code: bool = False
     """Whether Python code that comes with the model may run."""
     architecture: dict[str, Any] | None = None
@@ -154,6 +157,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     )
     if config.chat_template is not None:
         set_chat_template(tokenizer, config.chat_template)
+    if config.chat_template_kwargs:
+        set_template_arguments(tokenizer, config.chat_template_kwargs)
     if tokenizer.pad_token_id is None:
         choose_pad_token(tokenizer, source)
     return tokenizer

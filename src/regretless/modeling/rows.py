@@ -7,7 +7,18 @@ from typing import Literal
 
 import torch
 
-from regretless.modeling.layout import Ids, Item, Layout, Placement, hosts, lay_out, token_count
+from regretless.modeling.layout import (
+    Ids,
+    Item,
+    Layout,
+    Placement,
+    hosts,
+    is_context,
+    lay_out,
+    own_ids,
+    read_ids,
+    token_count,
+)
 
 RowKind = Literal["grouped", "plain"]
 """`grouped`: one row, every prompt and response once. `plain`: a row for each prompt with a response."""
@@ -33,8 +44,8 @@ def computed_tokens(items: Sequence[Item], rows: RowKind) -> int:
 
 def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     """One row for each distinct prompt with a response; responses that begin another one need none of their own."""
-    if not all(prompt and response for prompt, response in items):
-        raise ValueError("expected at least one prompt token and one response token")
+    if not all(prompt and own_ids(response) for prompt, response in items):
+        raise ValueError("expected at least one prompt token and one response token that is not context")
     host = sequences(items)
     distinct = list(dict.fromkeys(host.values()))
     longest = max(map(row_length, distinct))
@@ -43,11 +54,11 @@ def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     targets: list[int] = []
     starts: dict[Item, int] = {}
     for number, (prompt, response) in enumerate(distinct):
-        row = prompt + response[:-1]
+        row = prompt + read_ids(response[:-1])
         starts[prompt, response] = len(targets)
         first = number * longest + len(prompt) - 1
-        predict.extend(range(first, first + len(response)))
-        targets.extend(response)
+        predict.extend(first + place for place, token in enumerate(response) if not is_context(token))
+        targets.extend(own_ids(response))
         # Padding may be any token, for no token before it sees it; some models treat an id of their own differently.
         ids.append(row + row[-1:] * (longest - len(row)))
     layout = Layout(
@@ -57,7 +68,7 @@ def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
         predict=torch.tensor(predict),
         targets=torch.tensor(targets),
     )
-    return layout, [Placement(starts[host[item]], len(item[1])) for item in items]
+    return layout, [Placement(starts[host[item]], len(own_ids(item[1]))) for item in items]
 
 
 def row_length(item: Item) -> int:

@@ -54,7 +54,9 @@ def trained_model(start: ModelConfig, trained: str, run: Path) -> ModelConfig:
     if (folder / ADAPTER).is_file() and not on_adapter:
         return start.model_copy(update={"adapter": trained})
     # A whole model, or an adapter that went on from one and names its base itself.
-    kept = start.model_dump(include={"dtype", "chat_template", "trust_remote_code"}, exclude_unset=True)
+    kept = start.model_dump(
+        include={"dtype", "chat_template", "chat_template_kwargs", "trust_remote_code"}, exclude_unset=True
+    )
     return ModelConfig(name_or_path=trained, **kept)
 
 

@@ -30,9 +30,21 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def step_numbers(responses: Sequence[Sequence[int]], ends_step: Callable[[int], bool]) -> Tensor:
-    """(R, T) index, from 0, of the reasoning step of each token of a response.
+    """(R, T) index, from 0, of the reasoning step of each token that the model wrote of a response.
 
-    `ends_step`: true for a token id that ends a step.
+    responses: token ids; negative ones are context between the model's messages (`modeling.layout.Ids`), which has no
+    step. A step ends with a token id for which `ends_step` is true, and with a message.
     """
-    closed = [torch.tensor([0, *map(ends_step, response[:-1])], dtype=torch.long) for response in responses]
-    return padded([row.cumsum(0) for row in closed])
+    return padded([torch.tensor(_steps(response, ends_step)) for response in responses])
+
+
+def _steps(response: Sequence[int], ends_step: Callable[[int], bool]) -> list[int]:
+    steps: list[int] = []
+    closed = False
+    for token in response:
+        if token < 0:
+            closed = bool(steps)
+        else:
+            steps.append((steps[-1] + closed) if steps else 0)
+            closed = ends_step(token)
+    return steps

@@ -20,11 +20,12 @@ from pydantic import Field, model_validator
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.settings import Section
 from regretless.data.codec import Codec, codec_of
-from regretless.data.preference_columns import response_text
+from regretless.data.conversations import response_parts
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.records import Pair, Text
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
+from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_tokenizer
 
 
@@ -148,8 +149,8 @@ def _sources(
         fitting = [length for length in config.lengths if length < len(tokens)]
         if not tokens:
             left_out["without_token_ids"] += 1
-        elif not isinstance(pair.chosen.text, str) and len(pair.chosen.text) > 1:
-            left_out["several_messages"] += 1
+        elif pair.chosen.token_ids is None and not isinstance(pair.chosen.text, str) and len(pair.chosen.text) > 1:
+            left_out["several_messages_without_token_ids"] += 1
         elif not fitting:
             left_out["too_short"] += 1
         elif reason := _unwritable(pair, codec):
@@ -176,7 +177,7 @@ def _cuts(pair: Pair, key: str, fitting: Sequence[int], config: MaskConfig, code
     rank = 0
     for length in (first, *others):
         source = _Source(pair, key, length, rank)
-        if _text_left(source, codec).strip():
+        if _left(source, codec)[1].strip():
             yield source
             rank += 1
         elif length == first:
@@ -196,21 +197,41 @@ def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
         )
     if pair.tokenizer not in (None, codec.fingerprint):
         return "another_tokenizer"
-    spells = codec.spells(tuple(pair.chosen.token_ids), response_text(pair.chosen.text))
+    try:
+        parts = response_parts(codec, pair.prompt, pair.chosen.text, pair.chat_template_kwargs)
+    except DataError:
+        return "not_written_by_the_chat_template"
+    texts = [part.text for part in parts if part.own]
+    pieces = _by_message(pair, tuple(pair.chosen.token_ids), codec)
+    spells = len(pieces) == len(texts) and all(map(codec.spells, pieces, texts))
     return None if spells else "ids_do_not_spell_the_text"
 
 
-def _text_left(source: _Source, codec: Codec | None) -> str:
+def _by_message(pair: Pair, ids: Ids, codec: Codec) -> list[Ids]:
+    """The ids of each of the assistant's messages."""
+    several = not isinstance(pair.chosen.text, str) and len(pair.chosen.text) > 1
+    return codec.split_at_ends(ids) if several else [ids]
+
+
+def _left(source: _Source, codec: Codec | None) -> tuple[int, str]:
+    """Number of messages that a cut leaves whole, and what it leaves of the next one: nothing if it falls between."""
     side = source.pair.chosen.without_last(source.length)
     if side.token_ids is None or codec is None:
-        return "".join(side.tokens or [])
-    return codec.decode([tuple(side.token_ids)])[0]
+        return 0, "".join(side.tokens or [])
+    pieces = _by_message(source.pair, tuple(side.token_ids), codec)
+    if len(pieces) > 1 and codec.without_end(pieces[-1]) != pieces[-1]:
+        return len(pieces), ""
+    return len(pieces) - 1, codec.decode([pieces[-1]])[0]
 
 
 def _masked(source: _Source, codec: Codec | None) -> Pair:
     pair, chosen, length = source.pair, source.pair.chosen, source.length
-    left = _text_left(source, codec)
-    text: Text = left if isinstance(chosen.text, str) else [{**chosen.text[0], "content": left}]
+    whole, left = _left(source, codec)
+    text: Text = left
+    if not isinstance(chosen.text, str):
+        own = [place for place, message in enumerate(chosen.text) if message["role"] == "assistant"]
+        # Of a tool call that is cut, too, the rest is plain text: what the model had written.
+        text = [*chosen.text[: own[whole]], {"role": "assistant", "content": left}]
     return replace(
         pair,
         rejected=replace(chosen.without_last(length), text=text, id=f"{chosen.id}-{length}"),

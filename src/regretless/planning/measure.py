@@ -357,7 +357,8 @@ class Calibration:
         data = None if name is None else self.counting.trainings.data(f"pretrain/{name}")
         written: list[tuple[str, list[int]]]
         if data is not None:
-            ids = [list(data.train[number].pair.chosen.ids) for number in range(min(len(data.train), STAND_INS))]
+            pairs = [data.train[number].pair for number in range(min(len(data.train), STAND_INS))]
+            ids = [list(pair.chosen.own) for pair in pairs]
             written = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
         else:
             sample_prompts(

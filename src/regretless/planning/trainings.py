@@ -154,7 +154,8 @@ class Trainings:
             return here
         first = self.with_tokenizer(start)
         kept = {"tokenizer": first.tokenizer or first.name_or_path}
-        return here.model_copy(update=kept | ({} if here.chat_template else {"chat_template": first.chat_template}))
+        names = ("chat_template", "chat_template_kwargs")
+        return here.model_copy(update=kept | {name: getattr(here, name) or getattr(first, name) for name in names})
 
     def _start_of(self, named: str) -> ModelConfig | None:
         stage, _, name = named.removeprefix(f"{RUN}/").partition("/")

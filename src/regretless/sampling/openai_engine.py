@@ -78,6 +78,11 @@ class OpenAIEngine:
                 f"model {self.model}: this server has no top_k and no repetition_penalty; set top_k: 0 and "
                 "repetition_penalty: 1, or server.extensions: true if it has"
             )
+        if config.chat_template_kwargs and self.server.endpoint == "chat":
+            raise ConfigError(
+                f"model {self.model}: chat_template_kwargs are for a chat template that is applied here, and endpoint: "
+                "chat has the server's own; set endpoint: completions and the model's tokenizer"
+            )
         self.tokenizer = local_tokenizer(config)
         self.provenance = Provenance(
             model=config.label,

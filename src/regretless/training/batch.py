@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regretless.core.errors import DataError
-from regretless.modeling.layout import Ids, Item, Layout
+from regretless.modeling.layout import Ids, Item, Layout, own_ids
 from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
@@ -19,12 +19,16 @@ from regretless.objectives.inputs import lacks, of_data, padded, step_numbers
 from regretless.training.data import TrainingPair
 
 ReferenceLookup = Callable[[Item], NDArray[np.float32]]
-"""(prompt, response) → reference log-probability of each response token, nats."""
+"""(prompt, response) → reference log-probability of each token that the model wrote of the response, nats."""
 
 
 @dataclass(frozen=True)
 class PairBatch:
-    """A micro-batch: R distinct responses of up to T tokens, and P pairs of them."""
+    """A micro-batch: R distinct responses of up to T tokens, and P pairs of them.
+
+    T counts the tokens that the model wrote: context between its messages is in the layout alone, so that it is in no
+    sum, weight, mean or length of an objective or a metric.
+    """
 
     layout: Layout
     gather: Tensor
@@ -117,11 +121,11 @@ def build_batch(
     if "steps" in needs:
         assert ends_step is not None
         steps = step_numbers(responses, ends_step)
-    lengths = [len(response) for response in responses]
+    lengths = [len(own_ids(response)) for response in responses]
     return PairBatch(
         layout=layout,
         gather=gather,
-        mask=padded([torch.ones(len(response), dtype=torch.bool) for response in responses]),
+        mask=padded([torch.ones(length, dtype=torch.bool) for length in lengths]),
         pairs=torch.tensor(ends),
         reference=reference_logps,
         behavior=numbers.pop("behavior", None),

@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from regretless.core.errors import ConfigError
 from regretless.core.terminal import console
+from regretless.modeling.layout import read_ids
 from regretless.training.data import PairDataset, TrainingPair
 
 COLUMNS = ("step", "prompt", "chosen", "rejected", "model")
@@ -73,7 +74,7 @@ class CompletionTables(TrainerCallback):
             [
                 step,
                 tokenizer.decode(one.pair.prompt_ids),
-                *(tokenizer.decode(side.ids) for side in one.pair.sides),
+                *(tokenizer.decode(read_ids(side.ids)) for side in one.pair.sides),
                 *[""] * (2 - len(one.pair.sides)),
                 answer,
             ]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from regretless.core.files import atomic_path
 from regretless.core.text_cleaning import clean_text
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
-from regretless.modeling.layout import Ids
+from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 3
+FORMAT = 4
 """Format version of the two files; a table of another format is not read."""
 
 
@@ -145,7 +145,7 @@ def _unpack(data: bytes) -> TokenizedPair:
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
     sides = []
     for response, own in zip(ids, names, strict=True):
-        numbers = {name: take(len(response), np.float32) for name in own}
+        numbers = {name: take(len(own_ids(response)), np.float32) for name in own}
         sides.append(TokenizedSide(response, numbers.pop(None, None), numbers))
     return TokenizedPair(
         pair_id=pair_id,

@@ -1,0 +1,150 @@
+"""Responses of several messages: which parts of their text the model wrote, and which it only read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from regretless.core.errors import DataError
+from regretless.data.codec import Codec, parsed
+from regretless.data.messages import REASONING
+from regretless.data.records import Message, Text
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""Marks, in a chat template, what the assistant writes (transformers' `return_assistant_tokens_mask`)."""
+AROUND = 24
+"""Characters of a text that a message shows."""
+
+
+class Part(NamedTuple):
+    """Consecutive text of a response."""
+
+    text: str
+    own: bool
+    """True if the model wrote it: it is trained on. False for what lies between its messages, which is context."""
+
+
+def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | None = None) -> tuple[Part, ...]:
+    """The text that follows a prompt in the chat template, up to the end of the assistant's last message, in parts.
+
+    A text, and a single message without tool calls, is one part, as it is: templates add or trim text that no model
+    generated. So is the last message of several. The others are written by the template, with `arguments` (JSON): their
+    parts are those that it marks by `{% generation %}`. In a template without marks, a message begins where the prompt
+    for it ends, and ends with the first end-of-sequence token after that. All end with this token, marked or not.
+
+    Raises DataError if the template cannot write the response, if it writes its beginning differently when more
+    messages follow, or if it does not tell where a message ends.
+    """
+    if isinstance(response, str):
+        return (Part(response, True),)
+    given = parsed(arguments)
+    messages = codec.messages(response[: _last_own(response) + 1], given)
+    as_it_is = not ("tool_calls" in messages[-1] or REASONING[0] in messages[-1])
+    if len(messages) == 1 and as_it_is:
+        return (Part(messages[0]["content"], True),)
+    if isinstance(prompt, str):
+        raise DataError("messages with tool calls, reasoning or others between need a prompt of messages, not a text")
+    start = codec.render(prompt, generate=True, arguments=given)
+    template = codec.template(given)
+    spans = _marked if GENERATION.search(template) else _between_prompts
+    whole, own = spans(codec, prompt, messages, given, as_it_is)
+    if not whole.startswith(start):
+        raise DataError(_disagreement(start, whole, 0))
+    parts: list[Part] = []
+    place = len(start)
+    for first, end in own:
+        first = max(first, place)
+        end = _message_end(codec, whole, first, end)
+        if first > place:
+            parts.append(Part(whole[place:first], False))
+        if end > first:
+            parts.append(Part(whole[first:end], True))
+            place = end
+    if as_it_is:
+        parts += [Part(whole[place:], False), Part(messages[-1]["content"], True)]
+    return tuple(parts)
+
+
+def _last_own(response: Sequence[Message]) -> int:
+    own = [place for place, message in enumerate(response) if message["role"] == "assistant"]
+    if not own:
+        raise DataError("a response without a message of the assistant: nothing in it was generated")
+    return own[-1]
+
+
+Spans = tuple[str, list[tuple[int, int]]]
+"""A text, and the start and end of each part of it that the model wrote."""
+
+
+def _marked(
+    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], given: Mapping[str, Any], as_it_is: bool
+) -> Spans:
+    """Parts that the template marks, behind the prompt. Raises DataError if there are fewer than messages."""
+    before = messages[:-1] if as_it_is else messages
+    whole, marks = codec.render_marked([*prompt, *before], generate=as_it_is, arguments=given)
+    start = len(codec.render(prompt, generate=True, arguments=given))
+    found = [(first, end) for first, end in marks if end > start]
+    wanted = sum(message["role"] == "assistant" for message in before)
+    if len(found) < wanted:
+        raise DataError(
+            f"the chat template marks {len(found)} part(s) as generated, where the response has {wanted} messages of "
+            "the assistant; correct its {% generation %} marks"
+        )
+    return whole, found
+
+
+def _between_prompts(
+    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], given: Mapping[str, Any], as_it_is: bool
+) -> Spans:
+    """Parts from where the prompt for each message ends to its end token. Raises DataError without such places."""
+
+    def asked(count: int) -> str:
+        # Each is the prompt that the model received before it wrote message number `count`.
+        return codec.render([*prompt, *messages[:count]], generate=True, new_turn=count > 0, arguments=given)
+
+    own = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    last = asked(own[-1])
+    whole = last if as_it_is else codec.render([*prompt, *messages], generate=False, arguments=given)
+    starts = []
+    for count in own:
+        start = last if count == own[-1] else asked(count)
+        if not whole.startswith(start):
+            raise DataError(_disagreement(start, whole, count))
+        starts.append(len(start))
+    spans = list(pairwise(starts)) if as_it_is else [*pairwise(starts), (starts[-1], len(whole))]
+    for count, (first, end) in zip(own, spans, strict=False):
+        spelled = [text for text in codec.end_texts if text in messages[count]["content"]]
+        if spelled:
+            raise DataError(f"message {count + 1}: its content has the end-of-sequence token {spelled[0]}; remove it")
+        if not any(text in whole[first:end] for text in codec.end_texts):
+            raise DataError(
+                f"the chat template writes no end-of-sequence token ({', '.join(codec.end_texts)}) after message "
+                f"{count + 1}, so where it ends is unknown; use a template with {{% generation %}} marks"
+            )
+    return whole, spans
+
+
+def _message_end(codec: Codec, whole: str, first: int, end: int) -> int:
+    """Where a message in a text ends: behind its first end token, which a template may mark or not.
+
+    What a template writes behind the token, such as a line break, no model gets to write.
+    """
+    ends = [place + len(spelled) for spelled in codec.end_texts if (place := whole.find(spelled, first, end)) >= 0]
+    behind = [end + len(spelled) for spelled in codec.end_texts if whole.startswith(spelled, end)]
+    return min(ends) if ends else max(behind, default=end)
+
+
+def _disagreement(start: str, whole: str, count: int) -> str:
+    at = next(_differing(start, whole), min(len(start), len(whole)))
+    expected, found = (text[max(0, at - AROUND) : at + AROUND] for text in (start, whole))
+    return (
+        f"the chat template writes what precedes message {count + 1} differently when more messages follow: the model "
+        f"received {expected!r}, and the whole response has {found!r}; set model.chat_template to one that keeps its "
+        "beginning, or train on each message by itself"
+    )
+
+
+def _differing(one: str, other: str) -> Iterator[int]:
+    return (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

@@ -1,0 +1,179 @@
+"""Messages of a conversation as rows have them: read, checked, and stored with their tool calls and reasoning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from regretless.core.text_cleaning import clean_text, clean_value
+from regretless.data.records import Message, Text
+from regretless.data.schema import Unusable, found
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning, as in transformers; it is kept under the first, which chat templates read."""
+PARTS = ("tool_calls", "tool_call_id", "name", REASONING[0])
+"""What a message may have besides role and content."""
+UNREADABLE = {
+    "function_call": "write it as tool_calls, its present form",
+    "audio": "only text is read",
+    "refusal": "write it into the content",
+}
+"""Parts of a message that are never dropped silently, and what to do about each."""
+
+
+def read_message(item: Any) -> Message:
+    """A message: role, content, and of `PARTS` those that it has. Raises Unusable.
+
+    A content of parts is joined; a message with tool calls needs none. Arguments of a tool call are an object, also
+    where they are JSON of one, as in OpenAI's format: chat templates write objects. Null entries are dropped, because
+    tables add the entries of all rows to every row.
+    """
+    if not isinstance(item, Mapping):
+        raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
+    for name, remedy in UNREADABLE.items():
+        if item.get(name):
+            raise Unusable(f"{name}: not read as a part of a message; {remedy}")
+    if item.get("weight") == 0:
+        raise Unusable("weight: 0 leaves a message out of training, which is not supported; remove the row")
+    calls = _calls(item.get("tool_calls"))
+    content = _content(item.get("content"))
+    if content is None and calls:
+        content = ""
+    if content is None or not isinstance(item.get("role"), str):
+        raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
+    message: Message = {"role": item["role"], "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    reasoning = next((item[name] for name in REASONING if item.get(name)), None)
+    for name, value in (*((name, item.get(name)) for name in ("tool_call_id", "name")), (REASONING[0], reasoning)):
+        if value is None or value == "":
+            continue
+        if not isinstance(value, str):
+            raise Unusable(f"{name}: expected text, got {found(value)}")
+        message[name] = value
+    if message["role"] != "assistant" and (given := [name for name in ("tool_calls", REASONING[0]) if name in message]):
+        raise Unusable(f"{given[0]}: expected it in a message of the assistant, got role {message['role']}")
+    return message
+
+
+def _content(content: Any) -> str | None:
+    """Text of a content: plain, or joined from parts of type text; None for anything else. Raises Unusable."""
+    if isinstance(content, list | tuple | np.ndarray):
+        parts = [part if isinstance(part, Mapping) else {} for part in content]
+        for part in parts:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise Unusable(f"content: expected a text, or parts of type text, got a part {found(part)}")
+        return "".join(part["text"] for part in parts) if parts else None
+    return content if isinstance(content, str) else None
+
+
+def _calls(given: Any) -> list[dict[str, Any]]:
+    """Tool calls: a list, or JSON of one as this package's tables store it. Raises Unusable."""
+    calls = from_json(given, "tool_calls", list) or []
+    read = []
+    for number, call in enumerate(calls):
+        call = without_nulls(call) if isinstance(call, Mapping) else {}
+        function = call.get("function", call)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise Unusable(f"tool_calls: call {number} is {found(calls[number])}; expected a function with a name")
+        arguments = from_json(function.get("arguments"), f"tool_calls: arguments of {name}", dict) or {}
+        call = {"type": "function", **{key: value for key, value in call.items() if key in ("id", "type")}}
+        if call["type"] != "function":
+            raise Unusable(f"tool_calls: call {number} has type {found(call['type'])}; expected function")
+        read.append({**call, "function": {"name": name, "arguments": arguments}})
+    return read
+
+
+def from_json(value: Any, name: str, kind: type) -> Any:
+    """A value of a kind (dict or list), or of JSON of one; None for nothing. Raises Unusable."""
+    given = value
+    try:
+        value = clean_value(json.loads(value)) if isinstance(value, str) and value else value
+    except (ValueError, RecursionError):
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(given)}") from None
+    if value is None or (isinstance(value, str) and value == ""):
+        return None
+    if isinstance(value, tuple | np.ndarray):
+        value = list(value)
+    if not isinstance(value, kind):
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(given)}")
+    return value
+
+
+def read_template_arguments(row: Mapping[str, Any]) -> str | None:
+    """The row's inputs of the chat template besides its messages, as JSON: `chat_template_kwargs`, and `tools` in it.
+
+    Null entries are dropped, because tables add the entries of all rows to every row. Raises Unusable.
+    """
+    values = from_json(row.get("chat_template_kwargs"), "chat_template_kwargs", dict)
+    tools = from_json(row.get("tools"), "tools", list)
+    if tools:
+        values = {**(values or {}), "tools": tools}
+    try:
+        return clean_text(json.dumps(without_nulls(values), ensure_ascii=False)) if values else None
+    except (TypeError, ValueError, RecursionError):
+        raise Unusable("chat_template_kwargs, tools: expected what JSON can hold") from None
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the null entries of its objects."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list | tuple | np.ndarray) else value
+
+
+def stored_text(text: Text | None) -> Any:
+    """A text or conversation as a table's column holds it: tool calls, whose arguments have any form, as JSON."""
+    if text is None or isinstance(text, str):
+        return text
+    return [
+        {**message, "tool_calls": clean_text(json.dumps(message["tool_calls"], ensure_ascii=False))}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in text
+    ]
+
+
+def parts_of(texts: Sequence[Text | None]) -> tuple[str, ...]:
+    """Those of `PARTS` that a message of the texts has."""
+    messages = [message for text in texts if isinstance(text, list) for message in text]
+    return tuple(name for name in PARTS if any(name in message for message in messages))
+
+
+def is_empty(response: Text) -> bool:
+    """True if a response says nothing: no text, no tool call, no reasoning by the assistant."""
+    if isinstance(response, str):
+        return not response.strip()
+    own = [message for message in response if message["role"] == "assistant"]
+    return not any(
+        message["content"].strip() or message.get("tool_calls") or message.get(REASONING[0]) for message in own
+    )
+
+
+THOUGHTS = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+"""A block of reasoning at the start of a content."""
+
+
+def without_thoughts(messages: Sequence[Message], arguments: Mapping[str, Any]) -> list[Message]:
+    """Messages without the assistant's reasoning if the template's argument `enable_thinking` is false, else as given.
+
+    Reasoning is `reasoning_content`, or a block `<think>…</think>` at the start of the content.
+    """
+    if arguments.get("enable_thinking") is not False:
+        return list(messages)
+    return [
+        {
+            **{name: value for name, value in message.items() if name != REASONING[0]},
+            "content": THOUGHTS.sub("", message["content"], count=1)
+            if THOUGHTS.match(message["content"])
+            else message["content"],
+        }
+        if message["role"] == "assistant"
+        else message
+        for message in messages
+    ]

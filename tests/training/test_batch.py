@@ -1,0 +1,176 @@
+"""A micro-batch with context between the model's messages: values and gradients by hand, and training from files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from regretless.cli.app import main
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
+from regretless.modeling.forward import grouped, response_scores
+from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.objectives import build
+from regretless.training.batch import build_batch
+from regretless.training.data import TrainingPair
+from regretless.training.pair_store import PairTable
+from tiny_model import save_tiny_model
+
+PROMPT = (1, 20, 21, 22)
+CHOSEN = (10, 7, 11, 2, *as_context((0, 30, 31)), 12, 2, *as_context((32,)), 13, 14, 2)
+REJECTED = (10, 7, 11, 2, *as_context((0, 33)), 15, 16, 2)
+CUT = CHOSEN[:8]
+"""A masked pair's rejected side: it ends within the second message."""
+
+
+def side(ids: Ids, first: float) -> TokenizedSide:
+    return TokenizedSide(ids, tuple(first - 0.1 * place for place in range(len(own_ids(ids)))))
+
+
+def logps_by_hand(model: PreTrainedModel, response: Ids) -> Tensor:
+    """(own tokens,) one plain causal sequence, tokens of the context left out by a mask."""
+    row = torch.tensor([[*PROMPT, *read_ids(response)]])
+    logps = model(input_ids=row, use_cache=False).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+    found = logps.gather(-1, row[0, len(PROMPT) :, None])[:, 0]
+    return found[torch.tensor([not is_context(token) for token in response])]
+
+
+def harmonic(count: int) -> float:
+    return sum(1 / number for number in range(1, count + 1))
+
+
+def repo_score(policy: Tensor, reference: Tensor, behavior: Tensor) -> Tensor:
+    length = len(policy)
+    values = [harmonic(length - 1) - harmonic(length - s) for s in range(1, length + 1)]
+    weights = torch.tensor(values, dtype=torch.float64)
+    return ((1 + weights) * policy - reference - weights * behavior).sum()
+
+
+@pytest.mark.parametrize("name", ["repo", "repo steps", "simpo", "orpo", "sft"])
+def test_objective_when_context_lies_between_messages_then_value_and_gradient_are_those_by_hand(
+    name: str, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    policy, reference = make_model(1).double(), make_model(2).double()
+    sides = {"chosen": side(CHOSEN, -0.3), "rejected": side(REJECTED, -0.4), "cut": side(CUT, -0.3)}
+    stored = PairTable.temporary(
+        TokenizedPair(f"p{kind}", PROMPT, sides["chosen"], sides[other], "rows:1", kind)
+        for other, kind in (("rejected", "original"), ("cut", "masked"))
+    )
+    pairs = [TrainingPair(stored[0]), TrainingPair(stored[1])]
+    assert pairs[1].pair.sides[1].own == (10, 7, 11, 2, 12)
+    # Both pairs share the chosen response, whose beginning is the masked side: 4 prompt tokens, 13 − 1 and 9 − 1.
+    objective = build(name.split(maxsplit=1)[0], **({"granularity": "step"} if "steps" in name else {}))
+    with torch.no_grad():
+        of_reference = {ids: logps_by_hand(reference, ids) for ids in (CHOSEN, REJECTED, CUT)}
+    batch = build_batch(
+        pairs, objective, reference=lambda item: of_reference[item[1]].numpy(), ends_step=lambda token: token == 7
+    )
+    others = len(REJECTED) - 1 if "rejected" in objective.needs else 0
+    assert batch.layout.tokens == len(PROMPT) + len(CHOSEN) - 1 + others
+    assert (batch.layout.input_ids >= 0).all()
+    assert batch.token_counts[0] == 2 * len(own_ids(CHOSEN)) == 18
+    with grouped(policy):
+        loss = objective(batch.logps(response_scores(policy, batch.layout)), batch.pairs).loss
+        loss.backward()
+    found = {key: parameter.grad.clone() for key, parameter in policy.named_parameters() if parameter.grad is not None}
+    policy.zero_grad()
+
+    scores = {ids: logps_by_hand(policy, ids) for ids in (CHOSEN, REJECTED, CUT)}
+    means = {ids: values.mean() for ids, values in scores.items()}
+    behavior = {each.ids: torch.tensor(np.float32(each.logps), dtype=torch.float64) for each in sides.values()}
+    losses = []
+    for rejected in (REJECTED, CUT):
+        both = (CHOSEN, rejected)
+        if name == "repo":
+            one, other = (repo_score(scores[ids], of_reference[ids], behavior[ids]) for ids in both)
+            losses.append(-F.logsigmoid(one - other))
+        elif name == "repo steps":
+            # Steps end with token 7, and with a message.
+            sizes = {CHOSEN: (2, 2, 2, 3), REJECTED: (2, 2, 3), CUT: (2, 2, 1)}
+            sums = [
+                [torch.stack([part.sum() for part in values[ids].split(sizes[ids])]) for ids in both]
+                for values in (scores, of_reference, behavior)
+            ]
+            one, other = (repo_score(*(values[number] for values in sums)) for number in (0, 1))
+            losses.append(-F.logsigmoid(one - other))
+        elif name == "simpo":
+            losses.append(-F.logsigmoid(2.0 * (means[CHOSEN] - means[rejected]) - 0.5))
+        elif name == "orpo":
+            one, other = (means[ids] - torch.log1p(-means[ids].exp()) for ids in both)
+            losses.append(-means[CHOSEN] - 0.1 * F.logsigmoid(one - other))
+        else:
+            losses.append(-means[CHOSEN])
+    wanted = torch.stack(losses).mean()
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=1e-9)
+    wanted.backward()
+    for key, parameter in policy.named_parameters():
+        assert parameter.grad is not None
+        # Models compute their norms in float32 whatever their own precision, so gradients agree to float32 only.
+        assert (found[key] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-12, key
+
+
+TEMPLATE = (
+    "{{ (tools or []) | length }}{% for message in messages %}{% if message.role == 'assistant' %}={% endif %}"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}{{ call.function.arguments.a }}{% endfor %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}={% endif %}"
+)
+
+
+def conversation(answer: str, *, openai: bool) -> list[dict[str, Any]]:
+    function = {"name": "add", "arguments": json.dumps({"a": 22}) if openai else {"a": 22}}
+    calls = [{"type": "function", "function": function}]
+    return [
+        {"role": "assistant", "content": None if openai else "", "tool_calls": calls},
+        {"role": "tool", "content": "444"},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def row(chosen: str, rejected: str, *, openai: bool) -> dict[str, Any]:
+    question, tools = [{"role": "user", "content": "2+2"}], [{"type": "function", "function": {"name": "add"}}]
+    sides = [conversation(answer, openai=openai) for answer in (chosen, rejected)]
+    if not openai:
+        return {"prompt": question, "chosen": sides[0], "rejected": sides[1], "tools": json.dumps(tools)}
+    given = {"messages": question, "tools": tools, "parallel_tool_calls": True}
+    return {"input": given, "preferred_output": sides[0], "non_preferred_output": sides[1]}
+
+
+def command(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert not ended.value.code
+
+
+@pytest.mark.slow
+def test_training_when_a_file_has_trl_or_openai_tool_calls_then_both_train_the_same_weights(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    (tmp_path / "tools.jinja").write_text(TEMPLATE)
+    load_tokenizer(ModelConfig(name_or_path=str(model), chat_template=str(tmp_path / "tools.jinja"))).save_pretrained(
+        model
+    )
+    weights = []
+    for name in ("trl", "openai"):
+        rows = [row(*answers, openai=name == "openai") for answers in (("4", "5"), ("=4", "44"))]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+        common = ["--pairs", tmp_path / f"{name}.jsonl", "--model", model, "--output"]
+        command("train", *common, tmp_path / name, "objective=dpo", "learning_rate=0.01")
+        weights.append(load_model(ModelConfig(name_or_path=str(tmp_path / name))).state_dict())
+    start = load_model(ModelConfig(name_or_path=str(model))).state_dict()
+    assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+    assert any(not torch.equal(value, start[key]) for key, value in weights[0].items())
+
+    command("inspect", *common, tmp_path / "inspected", "objectives=[dpo]")
+    found = json.loads((tmp_path / "inspected" / "inspect.json").read_text())
+    # 22 <eos> and 4 <eos> or =4 <eos>; between them the model reads 444=.
+    assert (found["lengths"]["chosen"]["min"], found["lengths"]["chosen"]["max"]) == (5, 6)
+    assert found["tokens"]["pairwise"] == 4 * len("12+2=") + (5 + 5 + 6 + 6) + 4 * len("444=")
