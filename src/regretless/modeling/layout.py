@@ -83,7 +83,7 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
         ids.extend(prompt)
         positions.extend(range(len(prompt)))
         last_prompt_token = len(ids) - 1
-        host = _hosts(list(responses))
+        host = hosts(list(responses))
         lengths: list[int] = []
         for response in responses:
             if host[response] != response:
@@ -109,7 +109,7 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     return layout, [places[item] for item in items]
 
 
-def _hosts(responses: list[Ids]) -> dict[Ids, Ids]:
+def hosts(responses: list[Ids]) -> dict[Ids, Ids]:
     """For each distinct response the longest one that begins with it: itself, unless it is a prefix of another."""
     host: dict[Ids, Ids] = {}
     following: Ids = ()
@@ -128,6 +128,6 @@ def token_count(items: Sequence[Item]) -> int:
         groups.setdefault(prompt, {})[response] = None
     total = 0
     for prompt, responses in groups.items():
-        host = _hosts(list(responses))
+        host = hosts(list(responses))
         total += len(prompt) + sum(len(response) for response in responses if host[response] == response)
     return total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}
 """Logits of a chunk: on a CPU few enough (16 MiB in float32) to stay in cache and in memory it has already."""
 TINY = torch.finfo(torch.float32).tiny ** 0.5
 """About 1e-19: the product of two such numbers is subnormal. Far below the epsilon of every optimizer."""
+ROWS_ADDED = 1 << 13
+"""Rows of the head's gradient that are computed at a time where they have another type."""
 CHUNK_TOKENS = 128
 """Tokens of the smallest chunk, for each one reads the whole head; larger ones are a multiple, as matrix tiles are."""
 
@@ -43,9 +46,17 @@ class Head:
         """(M, V) logits of (M, D) hidden states, in float32 or better; inside `within` under sharding."""
         # A sharded head has been gathered by `within`, and its hooks must not run for every chunk.
         sharded = isinstance(self.module, FSDPModule)
-        logits: Tensor = type(self.module).forward(self.module, hidden) if sharded else self.module(hidden)
+        return self.finished(type(self.module).forward(self.module, hidden) if sharded else self.module(hidden))
+
+    def finished(self, logits: Tensor) -> Tensor:
+        """The module's output in float32 or better, soft-capped."""
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """Derivative of the `finished` logits, given them, by the module's output; None where it is 1."""
+        # d capped / d raw = 1 − (capped / cap)².
+        return None if self.softcap is None else 1 - (logits / self.softcap).square()
 
     def within(self, work: Callable[[Tensor], TokenScores], hidden: Tensor) -> TokenScores:
         """`work(hidden)` inside one call of the module: sharding gathers its weights around it, not chunk by chunk."""
@@ -91,7 +102,10 @@ def _scores(
     if head.is_frozen_linear and torch.is_grad_enabled() and hidden.requires_grad:
         logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference, found)  # type: ignore[no-untyped-call]
     elif head.is_frozen_linear or (head.is_linear and not torch.is_grad_enabled()):
-        logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, found, with_gradient=False)
+        logps, kl, _, _ = _linear_forward(hidden.detach(), head, targets, reference, found, with_gradient=False)
+    elif head.is_linear:
+        weight, bias = head.module.weight, head.module.bias
+        logps, kl = _TrainedHeadScores.apply(hidden, weight, bias, head, targets, reference, found)  # type: ignore[no-untyped-call]
     else:
         logps, kl = _recomputed(hidden, head, targets, reference, found)
     for scores in (logps, kl):
@@ -125,7 +139,7 @@ class _FrozenHeadScores(torch.autograd.Function):
         reference: ReferenceHead | None,
         statistics: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        logps, kl, logp_gradient, kl_gradient = _frozen_forward(
+        logps, kl, logp_gradient, kl_gradient = _linear_forward(
             hidden, head, targets, reference, statistics, with_gradient=True
         )
         ctx.save_for_backward(logp_gradient, kl_gradient)
@@ -141,7 +155,93 @@ class _FrozenHeadScores(torch.autograd.Function):
         return grad, None, None, None, None
 
 
-def _frozen_forward(
+class _TrainedHeadScores(torch.autograd.Function):
+    """With a linear head that learns, each chunk's logits are made again in the backward pass.
+
+    The head's gradient is one matrix that every chunk adds to. Left to autograd, each chunk would make one of its own:
+    where the vocabulary is large, these are larger than the chunk's logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        targets: Tensor,
+        reference: ReferenceHead | None,
+        statistics: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        device = hidden.device.type
+        ctx.head, ctx.reference = head, reference
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        logps, kl, _, _ = _linear_forward(hidden, head, targets, reference, statistics, with_gradient=False)
+        return logps, kl
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        device, dtype, enabled = ctx.autocast
+        with torch.autocast(device, dtype, enabled):
+            found = _linear_backward(*ctx.saved_tensors, ctx.head, ctx.reference, *grads, wanted=ctx.needs_input_grad)
+        return *found, None, None, None, None
+
+
+def _linear_backward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    head: Head,
+    reference: ReferenceHead | None,
+    logp_grad: Tensor | None,
+    kl_grad: Tensor | None,
+    *,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of hidden states, weight and bias, those that are wanted, given those of the scores."""
+    hidden_grad = torch.empty_like(hidden) if wanted[0] else None
+    weight_grad = torch.zeros_like(weight) if wanted[1] else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+    for rows in _chunks(hidden, weight.shape[0]):
+        part = hidden[rows]
+        logits = head.finished(functional.linear(part, weight, bias))
+        slope = head.slope(logits)
+        difference = logits.softmax(-1)
+        del logits
+        # ∂ log p[y] / ∂ logits = one-hot − p, and ∂ KL / ∂ logits = p − r: in place, for a chunk is large.
+        of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in (logp_grad, kl_grad))
+        if of_kl is None or reference is None:
+            assert of_logp is not None
+            difference.mul_(-of_logp)
+        else:
+            difference.mul_(of_kl if of_logp is None else of_kl - of_logp)
+            difference.sub_(reference.head.logits(reference.hidden[rows]).softmax(-1).mul_(of_kl))
+        if of_logp is not None:
+            difference.scatter_add_(-1, targets[rows].unsqueeze(-1), of_logp.to(difference.dtype))
+        if bias_grad is not None:
+            bias_grad += difference.sum(0) if slope is None else (difference * slope).sum(0)
+        by_output = _times(difference, slope).to(weight.dtype)
+        if hidden_grad is not None:
+            hidden_grad[rows] = by_output @ weight
+        if weight_grad is not None:
+            _add_product(weight_grad, by_output, part)
+    return hidden_grad, weight_grad, bias_grad
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ right to `total` (V, D), without memory for more than some rows of the product."""
+    if left.dtype == right.dtype == total.dtype and not torch.is_autocast_enabled(total.device.type):
+        total.addmm_(left.t(), right)
+        return
+    for start in range(0, len(total), ROWS_ADDED):
+        rows = slice(start, start + ROWS_ADDED)
+        total[rows] += left[:, rows].t() @ right
+
+
+def _linear_forward(
     hidden: Tensor,
     head: Head,
     targets: Tensor,
@@ -163,8 +263,7 @@ def _frozen_forward(
         chosen = targets[rows].unsqueeze(-1)
         all_logps = logits.log_softmax(-1)
         logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
-        # Soft-capping: d capped / d raw = 1 − (capped / cap)².
-        slope = None if head.softcap is None else 1 - (logits / head.softcap).square()
+        slope = head.slope(logits)
         if statistics is not None:
             _write_statistics(statistics[:, rows], logits, all_logps, targets[rows])
         del logits
@@ -197,7 +296,7 @@ def _times(values: Tensor, slope: Tensor | None) -> Tensor:
 def _recomputed(
     hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """A head that learns: each chunk's logits are made again in the backward pass."""
+    """A head that is more than a linear layer: each chunk's logits are made again in the backward pass."""
 
     def scores(
         found: Tensor | None, part: Tensor, chosen: Tensor, reference_part: Tensor | None

@@ -2,31 +2,80 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TypeVar
 
-from regretless.modeling.layout import Item, token_count
+from regretless.modeling.layout import Ids, Item, hosts, token_count
 from regretless.modeling.scoring import fill_rows
+
+T = TypeVar("T")
+COST_WITH_GRADIENT = 2
+"""Forward passes that a token with gradient costs: its own, and the backward pass (two if all weights are trained)."""
 
 
 def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int]]:
-    """Split units (the responses of one pair each) into rows of at most `max_tokens` distinct tokens.
+    """Split units (the responses of one pair each) into micro-batches of at most `max_tokens` distinct tokens.
 
-    Neighboring units of one prompt stay together if they fit into a row. The longest are placed first, each in the
-    first row with enough space; a unit larger than a row gets a row of its own. Returns the units' indices by row.
+    Neighboring units of one prompt stay together if they fit. Else they become one micro-batch, whose responses
+    `cut_rows` spreads over rows, or several, each with some of the units and all of their responses: whichever costs
+    less. The longest are placed first, each in the first micro-batch with enough space. Returns the units' indices by
+    micro-batch.
     """
     pieces: list[tuple[int, list[int]]] = []
     for _, run in groupby(range(len(units)), key=lambda index: units[index][0][0]):
         together = list(run)
-        for row in fill_rows([units[index] for index in together], max_tokens):
-            piece = [together[place] for place in row]
-            pieces.append((token_count([item for index in piece for item in units[index]]), piece))
-    rows: list[tuple[int, list[int]]] = []
+        items = list(dict.fromkeys(item for index in together for item in units[index]))
+        size = token_count(items)
+        parts = [(size, together)]
+        if size > max_tokens:
+            rows = [[together[place] for place in row] for row in fill_rows([units[i] for i in together], max_tokens)]
+            apart = [(token_count([item for index in row for item in units[index]]), row) for row in rows]
+            cut = [token_count(row) for row in cut_rows(items, max_tokens)]
+            # All rows but the first are computed without gradient before (`training.passes`).
+            cost = COST_WITH_GRADIENT * sum(cut) + sum(cut[1:])
+            if len(cut) == 1 or (
+                all(used <= max_tokens for used, _ in apart)
+                and COST_WITH_GRADIENT * sum(used for used, _ in apart) <= cost
+            ):
+                parts = apart
+        pieces += parts
+    return [row for _, row in _first_fit(pieces, max_tokens)]
+
+
+def cut_rows(items: Sequence[Item], max_tokens: int) -> list[list[Item]]:
+    """Split responses into rows of at most `max_tokens` distinct tokens, the largest row first.
+
+    Each distinct response is in one row, together with those that are a beginning of it. The responses to a prompt
+    share a row if they fit; every row computes its prompts. A row is larger if one prompt with one response is.
+    """
+    distinct = list(dict.fromkeys(items))
+    if token_count(distinct) <= max_tokens:
+        return [distinct]
+    by_prompt: dict[Ids, list[Ids]] = defaultdict(list)
+    for prompt, response in distinct:
+        by_prompt[prompt].append(response)
+    pieces: list[tuple[int, list[Item]]] = []
+    for prompt, responses in by_prompt.items():
+        host = hosts(responses)
+        whole: dict[Ids, list[Item]] = defaultdict(list)
+        for response in responses:
+            whole[host[response]].append((prompt, response))
+        parts = [(len(longest), group) for longest, group in whole.items()]
+        pieces += [(len(prompt) + used, row) for used, row in _first_fit(parts, max_tokens - len(prompt))]
+    rows = sorted(_first_fit(pieces, max_tokens), key=lambda row: -row[0])
+    return [row for _, row in rows]
+
+
+def _first_fit(pieces: Sequence[tuple[int, list[T]]], space: int) -> list[tuple[int, list[T]]]:
+    """Pieces (size, members) joined into rows of at most `space`: longest first, each in the first row it fits in."""
+    rows: list[tuple[int, list[T]]] = []
     for size, piece in sorted(pieces, key=lambda entry: -entry[0]):
-        fitting = next((number for number, (used, _) in enumerate(rows) if used + size <= max_tokens), None)
+        fitting = next((number for number, (used, _) in enumerate(rows) if used + size <= space), None)
         if fitting is None:
             rows.append((size, piece))
         else:
             used, row = rows[fitting]
             rows[fitting] = (used + size, row + piece)
-    return [row for _, row in rows]
+    return rows
