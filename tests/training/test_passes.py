@@ -80,8 +80,8 @@ def test_step_when_queries_are_larger_than_a_microbatch_then_loss_gradients_and_
     loss, expected, metrics = step(trainer, 100_000)
     small_loss, found, small_metrics = step(trainer, SMALL)
     assert metrics["tokens/recomputed"] == 0
-    # One chosen response alone, as SFT has it, is never in two rows.
-    assert (small_metrics["tokens/recomputed"] > 20) == (name != "sft")
+    # Chosen responses alone, as SFT has them, have nothing to do with each other.
+    assert small_metrics["tokens/recomputed"] > 20 if name != "sft" else small_metrics["tokens/recomputed"] == 0
     assert small_loss == pytest.approx(loss, rel=1e-13)
     assert_same_gradient(found, expected)
     for key, value in metrics.items():

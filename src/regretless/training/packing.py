@@ -35,10 +35,9 @@ def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int
             cut = [token_count(row) for row in cut_rows(items, max_tokens)]
             # All rows but the first are computed without gradient before (`training.passes`).
             cost = COST_WITH_GRADIENT * sum(cut) + sum(cut[1:])
-            if len(cut) == 1 or (
-                all(used <= max_tokens for used, _ in apart)
-                and COST_WITH_GRADIENT * sum(used for used, _ in apart) <= cost
-            ):
+            limit = max(max_tokens, cut[0])
+            fits = all(used <= limit for used, _ in apart)
+            if fits and COST_WITH_GRADIENT * sum(used for used, _ in apart) <= cost:
                 parts = apart
         pieces += parts
     return [row for _, row in _first_fit(pieces, max_tokens)]
