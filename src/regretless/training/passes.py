@@ -27,6 +27,8 @@ Score = Callable[[Layout, bool], TokenScores]
 """Scores of a row's response tokens, and on request the statistics of their distributions."""
 Loss = Callable[[PairBatch, TokenScores | None, bool], Tensor]
 """Mean loss over a micro-batch's pairs, given the scores of all rows (None: to be computed) and whether it counts."""
+DIFFERENTIABLE = ("logps", "kl")
+"""Scores that a loss has a gradient by."""
 LARGEST_DIFFERENCE = 0.05
 """Nats, root mean square over a row: more than rounding makes of equal computations, less than any randomness does."""
 
@@ -138,41 +140,38 @@ class Passes:
 
 
 def joined(parts: Sequence[TokenScores]) -> TokenScores:
-    """Scores of all rows, one row behind the other."""
-
-    def of_all(tensors: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
-        found = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(found, dim) if found else None
-
+    """Scores of all rows, one row behind the other in the last dimension."""
     if len(parts) == 1:
         return parts[0]
-    logps = of_all([part.logps for part in parts])
-    assert logps is not None
-    return TokenScores(logps, of_all([part.kl for part in parts]), of_all([part.statistics for part in parts], dim=1))
+    columns = zip(*parts, strict=True)
+    return TokenScores(*(None if column[0] is None else torch.cat(column, dim=-1) for column in columns))
 
 
 def leaves(scores: TokenScores) -> TokenScores:
     """The same scores without the graph behind them, to differentiate a loss by."""
-    kl = None if scores.kl is None else scores.kl.detach().requires_grad_()
-    return TokenScores(scores.logps.detach().requires_grad_(), kl, scores.statistics)
+    return scores._replace(
+        **{
+            name: tensor.detach().requires_grad_()
+            for name in DIFFERENTIABLE
+            if (tensor := getattr(scores, name)) is not None
+        }
+    )
 
 
-def derivatives_by_row(loss: Tensor, scores: TokenScores, layouts: Sequence[Layout]) -> list[TokenScores]:
-    """The loss's derivative by each of the scores, which are `leaves`, split into those of each row."""
-    inputs = [scores.logps] if scores.kl is None else [scores.logps, scores.kl]
+def derivatives_by_row(loss: Tensor, scores: TokenScores, layouts: Sequence[Layout]) -> list[dict[str, Tensor]]:
+    """The loss's derivative by each of the scores, which are `leaves`, as those of each row by name."""
+    inputs = {name: tensor for name in DIFFERENTIABLE if (tensor := getattr(scores, name)) is not None}
     # A method may leave out the divergences, or weigh them with 0.
-    found = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
     sizes = [len(layout.targets) for layout in layouts]
-    rows = [derivative.split(sizes) for derivative in found]
-    return [TokenScores(row[0], row[1] if len(row) > 1 else None) for row in zip(*rows, strict=True)]
+    by_row = zip(*(derivative.split(sizes) for derivative in found), strict=True)
+    return [dict(zip(inputs, row, strict=True)) for row in by_row]
 
 
-def _weighted(scores: TokenScores, derivative: TokenScores) -> Tensor:
-    """A number whose gradient with respect to the scores is `derivative`."""
-    total = (scores.logps * derivative.logps).sum()
-    if scores.kl is not None and derivative.kl is not None:
-        total = total + (scores.kl * derivative.kl).sum()
-    return total
+def _weighted(scores: TokenScores, derivatives: dict[str, Tensor]) -> Tensor:
+    """A number whose gradient with respect to the scores is `derivatives`."""
+    terms = [(getattr(scores, name) * derivative).sum() for name, derivative in derivatives.items()]
+    return torch.stack(terms).sum()
 
 
 def _check_same(first: TokenScores, again: TokenScores, batch: PairBatch) -> None:
