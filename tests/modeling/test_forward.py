@@ -152,7 +152,7 @@ def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_
     reference_full = capped(reference_linear(reference_hidden)).log_softmax(-1)
     logps = full.gather(-1, targets[:, None])[:, 0]
     kl = (reference_full.exp() * (reference_full - full)).sum(-1)
-    wanted = torch.autograd.grad((weight_logp * logps + weight_kl * kl).sum(), leaves)
+    wanted = torch.autograd.grad((weight_logp * logps + weight_kl * kl).sum(), leaves, retain_graph=True)
 
     found = token_scores(hidden, head, targets, reference, statistics=True)
     assert found.kl is not None and found.statistics is not None

@@ -54,5 +54,7 @@ def test_query_when_larger_than_a_microbatch_then_it_is_cut_by_what_costs_less()
     assert pack_rows([long], 41) == [[0]] and [token_count(row) for row in cut_rows(long, 41)] == [32, 32]
     masked = [(prompt, (5,) * 50), (prompt, (5,) * 40)]
     assert pack_rows([masked], 41) == [[0]] and len(cut_rows(masked, 41)) == 1
+    # A masked pair, which often comes after all others, stays with its chosen response.
+    assert pack_rows([[masked[0]], [chosen[0]], masked], 41) == [[0, 2], [1]]
     # One of two that share nothing is too large by itself: there is nothing to gain from a first pass.
     assert pack_rows([[masked[0]], [chosen[0]]], 41) == [[0], [1]]

@@ -181,11 +181,14 @@ class _TrainedHeadScores(torch.autograd.Function):
         return logps, kl
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         device, dtype, enabled = ctx.autocast
+        hidden, weight, bias, targets = ctx.saved_tensors
         with torch.autocast(device, dtype, enabled):
-            found = _linear_backward(*ctx.saved_tensors, ctx.head, ctx.reference, *grads, wanted=ctx.needs_input_grad)
+            found = _linear_backward(
+                hidden, weight, bias, targets, ctx.head, ctx.reference, grads, ctx.needs_input_grad
+            )
         return *found, None, None, None, None
 
 
@@ -196,12 +199,10 @@ def _linear_backward(
     targets: Tensor,
     head: Head,
     reference: ReferenceHead | None,
-    logp_grad: Tensor | None,
-    kl_grad: Tensor | None,
-    *,
+    grads: Sequence[Tensor | None],
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden states, weight and bias, those that are wanted, given those of the scores."""
+    """Gradients of hidden states, weight and bias, those that are wanted, given those of log-probabilities and KL."""
     hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     weight_grad = torch.zeros_like(weight) if wanted[1] else None
     bias_grad = torch.zeros_like(bias) if bias is not None and wanted[2] else None
@@ -212,7 +213,7 @@ def _linear_backward(
         difference = logits.softmax(-1)
         del logits
         # ∂ log p[y] / ∂ logits = one-hot − p, and ∂ KL / ∂ logits = p − r: in place, for a chunk is large.
-        of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in (logp_grad, kl_grad))
+        of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in grads)
         if of_kl is None or reference is None:
             assert of_logp is not None
             difference.mul_(-of_logp)

@@ -30,7 +30,10 @@ def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int) -> list[list[int
         size = token_count(items)
         parts = [(size, together)]
         if size > max_tokens:
-            rows = [[together[place] for place in row] for row in fill_rows([units[i] for i in together], max_tokens)]
+            # Pairs of one chosen response come together, masked ones too.
+            place = {item: number for number, item in enumerate(items)}
+            order = sorted(together, key=lambda index: place[units[index][0]])
+            rows = [[order[number] for number in row] for row in fill_rows([units[i] for i in order], max_tokens)]
             apart = [(token_count([item for index in row for item in units[index]]), row) for row in rows]
             cut = [token_count(row) for row in cut_rows(items, max_tokens)]
             # All rows but the first are computed without gradient before (`training.passes`).
