@@ -110,6 +110,13 @@ def test_facts_when_a_result_comes_later_then_the_card_gets_it_and_an_edited_car
     before = (tmp_path / FACTS).stat().st_mtime_ns, (tmp_path / CARD).stat().st_mtime_ns
     assert update_card(tmp_path, results=[FOUND])
     assert before == ((tmp_path / FACTS).stat().st_mtime_ns, (tmp_path / CARD).stat().st_mtime_ns)
+    # As after a kill between the two files: the card is new, the facts are old.
+    facts = (tmp_path / FACTS).read_bytes()
+    assert update_card(tmp_path, results=[FOUND], report="../report.html")
+    after = (tmp_path / FACTS).read_bytes(), (tmp_path / CARD).read_bytes()
+    (tmp_path / FACTS).write_bytes(facts)
+    assert update_card(tmp_path, results=[FOUND], report="../report.html")
+    assert after == ((tmp_path / FACTS).read_bytes(), (tmp_path / CARD).read_bytes())
     (tmp_path / CARD).write_text((tmp_path / CARD).read_text() + "\nMy own words.\n")
     assert not update_card(tmp_path, results=[])
     assert "My own words." in (tmp_path / CARD).read_text()

@@ -175,11 +175,11 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("inspect.truncation=cut", "inspect.truncation: "),
         ("inspect.behavior.name_or_path=/nowhere/m", "inspect.behavior.name_or_path: no such file"),
         # train: methods
-        ("train.objective=dop", "train.objective: expected one of repo, …did you mean dpo?"),
+        ("train.objective=dpu", "train.objective: expected one of repo, …did you mean dpo?"),
         ("train.objective=[]", "train.objective: "),
         ("train.objective=[dpo,dpo]", "train.objective: a method is named twice"),
         ("train.objective=3", "train.objective: "),
-        ("train.methods.dop.beta=1", "train.methods.dop: expected one of …did you mean dpo?"),
+        ("train.methods.dpu.beta=1", "train.methods.dpu: expected one of …did you mean dpo?"),
         ("train.methods.dpo.bta=1", "train.methods.dpo.bta: unknown for dpo; did you mean beta?"),
         ("train.methods.dpo.beta=0", "train.methods.dpo.beta: "),
         ("train.methods.ipo.beta=-1", "train.methods.ipo.beta: "),

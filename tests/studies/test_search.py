@@ -18,7 +18,8 @@ from regretless.cli import verbs
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.studies.samplers import JOURNAL, Journal
-from regretless.studies.search import Choice, Place, Trial, check_apart, search_settings, trials_of
+from regretless.studies.search import Choice, Place, Trial, search_settings, trials_of
+from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Cell, Study, load_study
 
 PROBLEMS = {"dataset": "{run}/world/prompts.jsonl", "answer_column": "answer", "limit": 12}

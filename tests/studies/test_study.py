@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -248,24 +249,35 @@ def test_data_when_they_fail_then_no_method_is_tried_and_each_says_why(tmp_path:
     assert (second / "report" / "report.html").is_file(), "a run with the same data makes the rest of them itself"
 
 
-def test_study_when_killed_then_its_processes_end_and_the_same_command_ends_as_undisturbed(tmp_path: Path) -> None:
+def test_study_when_killed_ten_times_at_random_then_the_same_command_ends_as_undisturbed(tmp_path: Path) -> None:
     cells = load(tmp_path).cells
+    out, draw = tmp_path / "out", random.Random(0)
     command = [sys.executable, "-m", "regretless", "study", str(tmp_path / "study.yaml"), "--processes", "2"]
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
-    expected = [contents(cell.recipe.run_dir) for cell in cells]
-    shutil.rmtree(tmp_path / "out")
-    for moment in ("sample", "train/repo", "evaluate/dpo/arithmetic"):
+
+    def finish() -> list[dict[str, Any]]:
+        assert subprocess.run(command, check=False, capture_output=True).returncode == 0
+        return [contents(cell.recipe.run_dir) for cell in cells]
+
+    expected = finish()
+    units = {path.parent: json.loads(path.read_bytes())["seconds"] for path in out.rglob(MANIFEST)}
+    kills = 0
+    while kills < 10:
+        left = [unit for unit in units if not (unit / MANIFEST).is_file()]
+        if not left:
+            assert list(map(differences, expected, finish())) == [[] for _ in cells]
+            shutil.rmtree(out)
+            left = list(units)
+        unit = draw.choice(left)
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while process.poll() is None and not any(tmp_path.glob(f"out/runs/*/{moment}/pending.json")):
+        while process.poll() is None and not ((unit / "pending.json").is_file() or (unit / MANIFEST).is_file()):
             time.sleep(0.001)
+        time.sleep(draw.random() * units[unit])
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, "the study ended before it could be killed"
+        kills += process.wait() == -signal.SIGKILL
         _, alive = psutil.wait_procs(below, timeout=30)
         assert not alive
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 0
-    for cell, before in zip(cells, expected, strict=True):
-        assert differences(before, contents(cell.recipe.run_dir)) == []
+    assert list(map(differences, expected, finish())) == [[] for _ in cells]
     page = (tmp_path / "out" / "comparison" / "comparison.html").read_text()
     assert "over 2 training seeds" in page
     assert all(f"../runs/{cell.name}/report/report.html" in page for cell in cells)

@@ -38,7 +38,8 @@ from regretless.studies.distances import Distance, measure_distances
 from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
-from regretless.studies.search import Choice, check_apart, search_settings, trials_of
+from regretless.studies.search import Choice, search_settings, trials_of
+from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Study, load_study
 
 quiet_libraries()

@@ -109,12 +109,12 @@ class Facts:
 def write_card(folder: Path, facts: Facts) -> bool:
     """Write the card and its facts into a model's folder; False if a card that was edited by hand stays."""
     card = folder / CARD
-    if card.is_file() and not _is_ours(card):
+    if card.is_file() and not _is_ours(card.read_text(encoding="utf-8", errors="replace")):
         return False
-    text = render(facts)
+    text = _signed(render(facts))
     if not card.is_file() or card.read_text(encoding="utf-8") != text:
         write_text(card, text)
-    values = json.loads(json.dumps({**dataclasses.asdict(facts), "card": _digest(text)}, default=str))
+    values = json.loads(json.dumps(dataclasses.asdict(facts), default=str))
     if not (folder / FACTS).is_file() or read_json(folder / FACTS) != values:
         write_json(folder / FACTS, values)
     return True
@@ -125,7 +125,7 @@ def read_facts(folder: Path) -> Facts | None:
     file = folder / FACTS
     if not file.is_file():
         return None
-    return Facts.from_json({name: value for name, value in read_json(file).items() if name != "card"})
+    return Facts.from_json(read_json(file))
 
 
 def update_card(folder: Path, **changes: Any) -> bool:
@@ -134,15 +134,18 @@ def update_card(folder: Path, **changes: Any) -> bool:
     return facts is not None and write_card(folder, dataclasses.replace(facts, **changes))
 
 
-def _is_ours(card: Path) -> bool:
+def _signed(text: str) -> str:
+    """A card with its digest in a comment at the end.
+
+    In the card and not in `card.json`: the two files are not written at once, and between them an interruption would
+    leave a card that looks edited.
+    """
+    return f"{text}\n<!-- written by regretless, sha256 {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def _is_ours(text: str) -> bool:
     """True for a card as this module wrote it, or peft's with its placeholders."""
-    text = card.read_text(encoding="utf-8", errors="replace")
-    facts = card.with_name(FACTS)
-    return PLACEHOLDER in text or (facts.is_file() and read_json(facts).get("card") == _digest(text))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return PLACEHOLDER in text or text == _signed(text.rpartition("\n<!-- written by")[0])
 
 
 def render(facts: Facts) -> str:

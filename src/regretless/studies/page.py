@@ -19,7 +19,8 @@ from regretless.studies.distances import Distance, show_distances
 from regretless.studies.figures import as_svg, check_formats, drawings, write_figures
 from regretless.studies.observations import Run
 from regretless.studies.runner import Failure
-from regretless.studies.search import Choice, search_section
+from regretless.studies.search import Choice
+from regretless.studies.search_section import search_section
 from regretless.studies.study import Study
 from regretless.studies.tables import as_csv, as_html, as_latex, as_markdown
 

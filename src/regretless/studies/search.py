@@ -7,23 +7,17 @@ by benchmarks that have no problem in common with those of the study.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import log
 from statistics import mean
 from typing import Any
 
-import pyarrow.parquet as pq
-from markupsafe import Markup
-
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint, read_json, write_json
-from regretless.core.intervals import over_seeds
-from regretless.core.run_folder import BASE, RUN, content, named_paths
+from regretless.core.run_folder import RUN, content, named_paths
 from regretless.core.terminal import console
 from regretless.core.versions import versions
-from regretless.data.records import Text, text_key
 from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
@@ -396,58 +390,9 @@ def _value(result: Mapping[str, Any]) -> float | None:
     return value
 
 
-def check_apart(study: Study, cells: Sequence[Cell]) -> None:
-    """Raise ConfigError if problems that settings were chosen on are among those of the study's benchmarks.
-
-    cells: runs of the study that are finished. A study in miniature has only one set of problems.
-    """
-    if study.smoke or study.config.search is None:
-        return
-    trials = trials_of(study)
-    chosen_on, tested = _by_world(trials.cells), _by_world(cells)
-    shared = {key for world, keys in tested.items() for key in keys & chosen_on.get(world, set())}
-    if shared:
-        searched = len(set().union(*chosen_on.values()))
-        raise ConfigError(
-            f"search: benchmarks: {len(shared)} of their {searched} problems are also in the study's benchmarks, "
-            "so its results are too good; take other problems for the search"
-        )
-
-
-def _by_world(cells: Sequence[Cell]) -> dict[int | None, set[str]]:
-    """Identities of the problems of runs, by data seed where a run generates its problems: each seed has its own."""
-    found: dict[int | None, set[str]] = {}
-    for cell in cells:
-        found.setdefault(cell.data_seed if cell.recipe.world is not None else None, set()).update(_problems(cell))
-    return found
-
-
-def _problems(cell: Cell) -> set[str]:
-    """Identities of the problems that the base model answered in a run; none if it is not finished."""
-    folder, evaluate = cell.recipe.run_dir / "evaluate", _evaluated(cell)
-    files = [folder / BASE / name / "responses.parquet" for name in evaluate.benchmarks]
-    for chat in evaluate.chat.values():
-        files += (folder / "samples" / BASE / chat.answers).glob("turn-1-*/responses.parquet")
-    prompts = [
-        prompt
-        for file in files
-        if file.is_file()
-        for prompt in pq.read_table(file, columns=["prompt"])["prompt"].to_pylist()
-    ]
-    return {text_key(_question(prompt)) for prompt in prompts}
-
-
-def _question(prompt: Text) -> str:
-    """A problem without what its template adds: the same one may be asked with two of them."""
-    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-
-
 def _evaluated(cell: Cell) -> EvaluateConfig:
     assert cell.recipe.evaluate is not None  # checked by `_judging`
     return cell.recipe.evaluate
-
-
-# --- showing ----------------------------------------------------------------------------------------------------------
 
 
 def _as_json(choice: Choice) -> dict[str, Any]:
@@ -463,58 +408,3 @@ def _as_json(choice: Choice) -> dict[str, Any]:
             for one in choice.trials
         ],
     }
-
-
-def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
-    """All trials as a section of the study's page: a table for each metric."""
-    edges = Markup("").join(
-        Markup("<li>{}: the best value of {} lies at the edge of those tried; a better one may lie beyond</li>").format(
-            choice.place, ", ".join(choice.edges)
-        )
-        for choice in choices
-        if choice.edges
-    )
-    kinds = {"data": search.data_seeds, "training": search.seeds}
-    how = "every combination" if search.trials is None else f"values chosen by the sampler {search.sampler} of Optuna"
-    return Markup(
-        "<p>Every method had {} trials, {}. A score is the mean ± standard deviation over {}; the best "
-        "is bold and used in the study.</p>{}{}"
-    ).format(
-        search.budget,
-        how,
-        " × ".join(f"{len(seeds)} {kind} seed(s)" for kind, seeds in kinds.items() if seeds),
-        Markup("<ul>{}</ul>").format(edges) if edges else "",
-        Markup("").join(_tables(choices, search)),
-    )
-
-
-def _tables(choices: Iterable[Choice], search: SearchConfig) -> Iterator[Markup]:
-    keys = list(dict.fromkeys(key for values in (search.values, *search.methods.values()) for key in values))
-    titles = Markup("").join(Markup("<th>{}</th>").format(key) for key in keys)
-    for metric, group in groupby(choices, lambda choice: choice.metric):
-        rows = Markup("").join(row for choice in group for row in _rows(choice, keys))
-        yield Markup(
-            '<div class="wide"><table><thead><tr><th>method</th>{}<th class="number">{}</th></tr></thead>'
-            "<tbody>{}</tbody></table></div>"
-        ).format(titles, metric, rows)
-
-
-def _rows(choice: Choice, keys: Sequence[str]) -> list[Markup]:
-    rows = []
-    for trial in choice.trials:
-        if trial.score is None:
-            text = Markup("{} of {} failed").format(trial.failed, trial.failed + len(trial.scores))
-        else:
-            found = over_seeds(trial.scores)
-            text = Markup(f"{found.mean:.2f}" + (f" ± {found.sd:.2f}" if found.n > 1 else ""))
-        if trial is choice.best:
-            text = Markup("<strong>{}</strong>").format(text)
-        shown = {key: _shown(value) for key, value in trial.values.items()}
-        cells = Markup("").join(Markup("<td>{}</td>").format(shown.get(key, "")) for key in keys)
-        row = Markup('<tr><th>{}</th>{}<td class="number">{}</td></tr>')
-        rows.append(row.format(choice.place, cells, text))
-    return rows
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
