@@ -164,7 +164,7 @@ def derivatives_by_row(loss: Tensor, scores: TokenScores, layouts: Sequence[Layo
     # A method may leave out the divergences, or weigh them with 0.
     found = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
     sizes = [len(layout.targets) for layout in layouts]
-    by_row = zip(*(derivative.split(sizes) for derivative in found), strict=True)
+    by_row = zip(*(torch.split(derivative, sizes) for derivative in found), strict=True)
     return [dict(zip(inputs, row, strict=True)) for row in by_row]
 
 
