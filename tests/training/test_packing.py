@@ -55,6 +55,7 @@ def test_query_when_larger_than_a_microbatch_then_it_is_cut_by_what_costs_less()
     masked = [(prompt, (5,) * 50), (prompt, (5,) * 40)]
     assert pack_rows([masked], 41) == [[0]] and len(cut_rows(masked, 41)) == 1
     # A masked pair, which often comes after all others, stays with its chosen response.
-    assert pack_rows([[masked[0]], [chosen[0]], masked], 41) == [[0, 2], [1]]
+    shorter = [(prompt, (5,) * 30), (prompt, (5,) * 20)]
+    assert pack_rows([[shorter[0]], [(prompt, (6,) * 30)], shorter], 41) == [[0, 2], [1]]
     # One of two that share nothing is too large by itself: there is nothing to gain from a first pass.
     assert pack_rows([[masked[0]], [chosen[0]]], 41) == [[0], [1]]
