@@ -54,6 +54,16 @@ def test_tokens_when_pairs_share_answers_then_each_counts_once_and_a_masked_one_
     assert times_fewer_tokens(pairs) == (4 * 2 + 3 + 1 + 3 + 2) / (2 + 3 + 1)
 
 
+def test_tokens_of_a_query_when_counted_by_hand_then_they_agree() -> None:
+    from responses_per_query import query_tokens
+
+    pairs = [{"prompt_ids": [1, 2], "chosen_ids": [c] * 3, "rejected_ids": [r] * 3} for c in (3, 4) for r in (5, 6)]
+    counts = {"pairwise": 40, "distinct": 10, "computed": 10, "recomputed": 0, "cut into pairs": 10}
+    assert query_tokens(pairs, 100) == counts
+    # Two responses a row, or a pair a micro-batch; a response's last token is not read.
+    assert query_tokens(pairs, 8) == counts | {"computed": 12, "recomputed": 6, "cut into pairs": 24}
+
+
 def test_cost_on_paper_when_printed_then_it_is_the_table_of_the_docs() -> None:
     done = subprocess.run([sys.executable, str(FOLDER / "paper_cost.py")], capture_output=True, text=True, check=True)
     table, assumed = done.stdout.strip().split("\n\n")

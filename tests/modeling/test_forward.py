@@ -123,22 +123,27 @@ def test_flex_when_compared_with_plain_calls_then_values_agree(model_type: str) 
         torch.testing.assert_close(found[place.start : place.start + place.length], wanted, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+class Wrapped(torch.nn.Linear):
+    """A layer that is not a plain linear one."""
+
+
+@pytest.mark.parametrize("kind", ["frozen", "trained", "other"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_logits(
-    frozen: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    kind: str, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    frozen = kind == "frozen"
     monkeypatch.setattr(token_logps, "CHUNK_TOKENS", 2)
     monkeypatch.setitem(token_logps.CHUNK_ELEMENTS, "cpu", 2 * 13)  # several chunks of two tokens
     torch.manual_seed(1)
-    linear = torch.nn.Linear(5, 13, bias=False).double().requires_grad_(not frozen)
+    linear = (Wrapped if kind == "other" else torch.nn.Linear)(5, 13).double().requires_grad_(not frozen)
     reference_linear = torch.nn.Linear(5, 13, bias=False).double().requires_grad_(False)
     hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     reference_hidden = torch.randn(7, 5, dtype=torch.float64)
     targets = torch.randint(13, (7,))
     weight_logp, weight_kl = torch.randn(2, 7, dtype=torch.float64)
     head, reference = Head(linear, softcap), ReferenceHead(reference_hidden, Head(reference_linear, softcap))
-    leaves = [hidden] if frozen else [hidden, linear.weight]
+    leaves = [hidden] if frozen else [hidden, linear.weight, linear.bias]
 
     def capped(logits: torch.Tensor) -> torch.Tensor:
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
@@ -147,7 +152,7 @@ def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_
     reference_full = capped(reference_linear(reference_hidden)).log_softmax(-1)
     logps = full.gather(-1, targets[:, None])[:, 0]
     kl = (reference_full.exp() * (reference_full - full)).sum(-1)
-    wanted = torch.autograd.grad((weight_logp * logps + weight_kl * kl).sum(), leaves)
+    wanted = torch.autograd.grad((weight_logp * logps + weight_kl * kl).sum(), leaves, retain_graph=True)
 
     found = token_scores(hidden, head, targets, reference, statistics=True)
     assert found.kl is not None and found.statistics is not None
@@ -160,6 +165,29 @@ def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_
     torch.testing.assert_close(found.kl, kl)
     for mine, expected in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, expected)
+    # Only log-probabilities, as most methods have it.
+    wanted = torch.autograd.grad((weight_logp * logps).sum(), leaves)
+    got = torch.autograd.grad((weight_logp * token_scores(hidden, head, targets).logps).sum(), leaves)
+    for mine, expected in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_trained_head_when_under_autocast_then_gradients_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(token_logps.CHUNK_ELEMENTS, "cpu", 1)  # chunks of 128 tokens
+    monkeypatch.setattr(token_logps, "ROWS_ADDED", 7)
+    torch.manual_seed(1)
+    linear, hidden = torch.nn.Linear(16, 24, bias=False), torch.randn(300, 16, requires_grad=True)
+    targets, weights = torch.randint(24, (300,)), torch.randn(300)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = linear(hidden).float().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+        found = token_scores(hidden, Head(linear), targets).logps
+    assert found.dtype == torch.float32 and torch.equal(found, plain)
+    wanted = torch.autograd.grad((weights * plain).sum(), [hidden, linear.weight])
+    got = torch.autograd.grad((weights * found).sum(), [hidden, linear.weight])
+    for mine, expected in zip(got, wanted, strict=True):
+        assert mine.dtype == torch.float32
+        # A sum over chunks, each rounded to bfloat16, against one rounded sum.
+        assert expected.norm() > 0 and (mine - expected).norm() <= 5e-3 * expected.norm()
 
 
 PEAK = """
@@ -183,6 +211,31 @@ def test_head_when_vocabulary_is_large_then_memory_is_some_chunks_and_never_all_
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     all_logits_mib = 2048 * 65_536 * 4 / 2**20
     assert float(done.stdout) < 0.4 * all_logits_mib
+
+
+PEAK_TRAINED = """
+import resource, sys, torch
+from regretless.modeling.token_logps import Head, token_scores
+torch.set_num_threads(1)
+tokens, vocabulary, width = 512, 65_536, 128
+unit = 2**20 if sys.platform == "darwin" else 2**10
+targets = torch.randint(vocabulary, (tokens,))
+for trained in (False, True):
+    linear = torch.nn.Linear(width, vocabulary, bias=False).requires_grad_(trained)
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    token_scores(hidden[:1], Head(linear), targets[:1])
+    token_scores(hidden, Head(linear), targets).logps.sum().backward()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
+    if not trained:
+        del linear
+"""
+
+
+def test_trained_head_when_vocabulary_is_large_then_it_needs_the_frozen_heads_memory_and_its_own_gradient() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAK_TRAINED], capture_output=True, text=True, check=True)
+    frozen, trained = map(float, done.stdout.split())
+    gradient_mib = 65_536 * 128 * 4 / 2**20
+    assert trained - frozen < 1.25 * gradient_mib
 
 
 def test_reference_head_when_model_is_its_own_reference_then_kl_is_zero() -> None:

@@ -75,11 +75,11 @@ def test_objective_when_context_lies_between_messages_then_value_and_gradient_ar
         pairs, objective, reference=lambda item: of_reference[item[1]].numpy(), ends_step=lambda token: token == 7
     )
     others = len(REJECTED) - 1 if "rejected" in objective.needs else 0
-    assert batch.layout.tokens == len(PROMPT) + len(CHOSEN) - 1 + others
-    assert (batch.layout.input_ids >= 0).all()
+    assert batch.layouts[0].tokens == len(PROMPT) + len(CHOSEN) - 1 + others
+    assert (batch.layouts[0].input_ids >= 0).all()
     assert batch.token_counts[0] == 2 * len(own_ids(CHOSEN)) == 18
     with grouped(policy):
-        loss = objective(batch.logps(response_scores(policy, batch.layout)), batch.pairs).loss
+        loss = objective(batch.logps(response_scores(policy, batch.layouts[0])), batch.pairs).loss
         loss.backward()
     found = {key: parameter.grad.clone() for key, parameter in policy.named_parameters() if parameter.grad is not None}
     policy.zero_grad()

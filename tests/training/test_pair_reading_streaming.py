@@ -192,6 +192,10 @@ def test_steps_when_groups_fill_them_in_some_order_then_none_is_cut_and_else_as_
     assert shared(sixes, np.arange(16), 24) == 0
     assert shared(sixes, np.arange(16), 16) == 4  # two of every three steps end inside one
     assert shared(Groups(np.repeat(np.arange(3, dtype=np.uint64), [40, 1, 1])), np.arange(3), 16) == 2
+    # Taken in order, 4 + 4 + 6 leaves room for two, and no group has two; 4 + 6 + 6 fills the step.
+    mixed = Groups(np.repeat(np.arange(6, dtype=np.uint64), [4, 4, 6, 6, 6, 6]))
+    assert shared(mixed, np.arange(6), 16) == 0
+    assert next(sorted(set(step.tolist())) for step in mixed.steps(np.arange(6), 16)) == [*range(4), *range(8, 20)]
     assert shared(Groups(np.arange(500, dtype=np.uint64)), np.arange(500), 200) == 0
     assert shared(Groups(np.repeat(np.arange(300, dtype=np.uint64), 3)), np.arange(300), 5) < 300
 

@@ -50,9 +50,9 @@ def test_training_step_when_rows_cannot_be_shared_then_loss_and_gradients_are_th
 
     wanted = plain_loss(model, reference, pairs, objective, {}, [item.mismatched for item in batch])
     wanted.backward()
-    microbatches = trainer._microbatches(batch)
+    microbatches, _ = trainer._weighted_microbatches(batch)
     assert len(microbatches) > 2
-    assert {each.layout.is_plain for each in microbatches} == {True}
+    assert {layout.is_plain for each, _ in microbatches for layout in each.layouts} == {True}
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     own = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     mine = torch.cat([grads[key].flatten() for key in own])
@@ -83,8 +83,8 @@ def test_training_when_a_hybrid_is_trained_then_reference_margins_and_note_are_r
     lines = [line for line in trainer.state.log_history if "loss" in line]
     assert lines[0]["loss"] == pytest.approx(0.6931, abs=1e-4)
     assert lines[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
-    assert lines[-1]["rewards/margins"] > 0.01
-    assert trainer.evaluate()["eval_rewards/margins"] > 0
+    # It was trained on the pairs that it is evaluated on.
+    assert trainer.evaluate()["eval_rewards/margins"] > 0.1
 
 
 def test_rows_when_set_by_name_then_training_is_the_same_and_grouped_refuses_what_cannot_be(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}
 """Logits of a chunk: on a CPU few enough (16 MiB in float32) to stay in cache and in memory it has already."""
 TINY = torch.finfo(torch.float32).tiny ** 0.5
 """About 1e-19: the product of two such numbers is subnormal. Far below the epsilon of every optimizer."""
+ROWS_ADDED = 1 << 13
+"""Rows of the head's gradient that are computed at a time where they have another type."""
 CHUNK_TOKENS = 128
 """Tokens of the smallest chunk, for each one reads the whole head; larger ones are a multiple, as matrix tiles are."""
 
@@ -50,10 +53,20 @@ class Head:
             return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         # A sharded head has been gathered by `within`, and its hooks must not run for every chunk.
         sharded = isinstance(self.module, FSDPModule)
-        logits = type(self.module).forward(self.module, hidden) if sharded else self.module(hidden)
+        return self.finished(type(self.module).forward(self.module, hidden) if sharded else self.module(hidden))
+
+    def finished(self, logits: Tensor) -> Tensor:
+        """The module's output in float32 or better, multiplied with the factor and soft-capped."""
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         logits = logits if self.scale == 1 else logits * self.scale
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    def slope(self, logits: Tensor) -> Tensor | None:
+        """Derivative of the `finished` logits, given them, by the module's output; None where it is 1."""
+        if self.softcap is None:
+            return None if self.scale == 1 else torch.tensor(self.scale, dtype=logits.dtype)
+        # d capped / d raw = 1 − (capped / cap)².
+        return (1 - (logits / self.softcap).square()) * self.scale
 
     def within(self, work: Callable[[Tensor], TokenScores], hidden: Tensor) -> TokenScores:
         """`work(hidden)` inside one call of the module: sharding gathers its weights around it, not chunk by chunk."""
@@ -100,7 +113,10 @@ def _scores(
     if head.is_frozen_linear and torch.is_grad_enabled() and hidden.requires_grad:
         logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference, found)  # type: ignore[no-untyped-call]
     elif head.is_frozen_linear or (head.is_linear and not torch.is_grad_enabled()):
-        logps, kl, _, _ = _frozen_forward(hidden.detach(), head, targets, reference, found, with_gradient=False)
+        logps, kl, _, _ = _linear_forward(hidden.detach(), head, targets, reference, found, with_gradient=False)
+    elif head.is_linear:
+        weight, bias = head.module.weight, head.module.bias
+        logps, kl = _TrainedHeadScores.apply(hidden, weight, bias, head, targets, reference, found)  # type: ignore[no-untyped-call]
     else:
         logps, kl = _recomputed(hidden, head, targets, reference, found)
     for scores in (logps, kl):
@@ -134,7 +150,7 @@ class _FrozenHeadScores(torch.autograd.Function):
         reference: ReferenceHead | None,
         statistics: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        logps, kl, logp_gradient, kl_gradient = _frozen_forward(
+        logps, kl, logp_gradient, kl_gradient = _linear_forward(
             hidden, head, targets, reference, statistics, with_gradient=True
         )
         ctx.save_for_backward(logp_gradient, kl_gradient)
@@ -150,7 +166,94 @@ class _FrozenHeadScores(torch.autograd.Function):
         return grad, None, None, None, None
 
 
-def _frozen_forward(
+class _TrainedHeadScores(torch.autograd.Function):
+    """With a linear head that learns, each chunk's logits are made again in the backward pass.
+
+    The head's gradient is one matrix that every chunk adds to. Left to autograd, each chunk would make one of its own:
+    where the vocabulary is large, these are larger than the chunk's logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        targets: Tensor,
+        reference: ReferenceHead | None,
+        statistics: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        device = hidden.device.type
+        ctx.head, ctx.reference = head, reference
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        ctx.save_for_backward(hidden, weight, bias, targets)
+        logps, kl, _, _ = _linear_forward(hidden, head, targets, reference, statistics, with_gradient=False)
+        return logps, kl
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        device, dtype, enabled = ctx.autocast
+        hidden, weight, bias, targets = ctx.saved_tensors
+        with torch.autocast(device, dtype, enabled):
+            found = _linear_backward(
+                hidden, weight, bias, targets, ctx.head, ctx.reference, grads, ctx.needs_input_grad
+            )
+        return *found, None, None, None, None
+
+
+def _linear_backward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    head: Head,
+    reference: ReferenceHead | None,
+    grads: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of hidden states, weight and bias, those that are wanted, given those of log-probabilities and KL."""
+    hidden_grad = torch.empty_like(hidden) if wanted[0] else None
+    weight_grad = torch.zeros_like(weight) if wanted[1] else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+    for rows in _chunks(hidden, weight.shape[0]):
+        part = hidden[rows]
+        logits = head.finished(functional.linear(part, weight, bias))
+        slope = head.slope(logits)
+        difference = logits.softmax(-1)
+        del logits
+        # ∂ log p[y] / ∂ logits = one-hot − p, and ∂ KL / ∂ logits = p − r: in place, for a chunk is large.
+        of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in grads)
+        if of_kl is None or reference is None:
+            assert of_logp is not None
+            difference.mul_(-of_logp)
+        else:
+            difference.mul_(of_kl if of_logp is None else of_kl - of_logp)
+            difference.sub_(reference.head.logits(reference.hidden[rows]).softmax(-1).mul_(of_kl))
+        if of_logp is not None:
+            difference.scatter_add_(-1, targets[rows].unsqueeze(-1), of_logp.to(difference.dtype))
+        if bias_grad is not None:
+            bias_grad += difference.sum(0) if slope is None else (difference * slope).sum(0)
+        by_output = _times(difference, slope).to(weight.dtype)
+        if hidden_grad is not None:
+            hidden_grad[rows] = by_output @ weight
+        if weight_grad is not None:
+            _add_product(weight_grad, by_output, part)
+    return hidden_grad, weight_grad, bias_grad
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ right to `total` (V, D), without memory for more than some rows of the product."""
+    if left.dtype == right.dtype == total.dtype and not torch.is_autocast_enabled(total.device.type):
+        total.addmm_(left.t(), right)
+        return
+    for start in range(0, len(total), ROWS_ADDED):
+        rows = slice(start, start + ROWS_ADDED)
+        total[rows] += left[:, rows].t() @ right
+
+
+def _linear_forward(
     hidden: Tensor,
     head: Head,
     targets: Tensor,
@@ -176,9 +279,7 @@ def _frozen_forward(
         chosen = targets[rows].unsqueeze(-1)
         all_logps = logits.log_softmax(-1)
         logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
-        # Soft-capping: d capped / d raw = 1 − (capped / cap)².
-        slope: Tensor | float = 1.0 if head.softcap is None else 1 - (logits / head.softcap).square()
-        slope = slope if head.scale == 1 else slope * head.scale
+        slope = head.slope(logits)
         if statistics is not None:
             _write_statistics(statistics[:, rows], logits, all_logps, targets[rows], entropy=not by_gradient)
         del logits
@@ -211,14 +312,14 @@ def _write_statistics(
         found[1] = -torch.exp(all_logps, out=logits).mul_(all_logps).sum(-1)
 
 
-def _times(values: Tensor, slope: Tensor | float) -> Tensor:
-    return values if isinstance(slope, float) and slope == 1 else values * slope
+def _times(values: Tensor, slope: Tensor | None) -> Tensor:
+    return values if slope is None else values * slope
 
 
 def _recomputed(
     hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """A head that learns: each chunk's logits are made again in the backward pass."""
+    """A head that is more than a linear layer: each chunk's logits are made again in the backward pass."""
 
     def scores(
         found: Tensor | None, part: Tensor, chosen: Tensor, reference_part: Tensor | None

@@ -1,7 +1,8 @@
-"""Pairs as tensors: one shared-prefix row, or plain rows, and its view as (responses, tokens) for objectives."""
+"""Pairs as tensors: shared-prefix rows, or plain ones, and their view as (responses, tokens), which objectives read."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
 from regretless.objectives.inputs import lacks, of_data, padded, step_numbers
 from regretless.training.data import TrainingPair
+from regretless.training.packing import cut_rows
 
 ReferenceLookup = Callable[[Item], NDArray[np.float32]]
 """(prompt, response) → reference log-probability of each token that the model wrote of the response, nats."""
@@ -30,9 +32,10 @@ class PairBatch:
     sum, weight, mean or length of an objective or a metric.
     """
 
-    layout: Layout
+    layouts: tuple[Layout, ...]
+    """Its rows, the largest first; more than one if they would be too large for one. Each response is in one."""
     gather: Tensor
-    """(R, T) index of each response token among the layout's M predicted ones; 0 after the end."""
+    """(R, T) index of each response token among the rows' M predicted ones together; 0 after the end."""
     mask: Tensor
     """(R, T) bool: real tokens."""
     pairs: Tensor
@@ -50,8 +53,18 @@ class PairBatch:
     sources: tuple[str, ...]
     """Origin of each pair, for messages."""
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model reads: those of all rows."""
+        return sum(layout.tokens for layout in self.layouts)
+
+    @property
+    def tokens_recomputed(self) -> int:
+        """Those of them that training computes twice (`training.passes`): all but the first row's."""
+        return self.tokens - self.layouts[0].tokens
+
     def logps(self, scores: TokenScores, z_ref: Tensor | None = None) -> Logps:
-        """Inputs of objectives, given the policy's scores of the layout's tokens and the step's zero point (nats)."""
+        """Inputs of objectives, given the policy's scores of all rows' tokens and the step's zero point (nats)."""
         return Logps(
             policy=scores.logps[self.gather],
             reference=self.reference,
@@ -71,7 +84,7 @@ class PairBatch:
 
         return replace(
             self,
-            layout=self.layout.to(device),
+            layouts=tuple(layout.to(device) for layout in self.layouts),
             gather=self.gather.to(device),
             mask=self.mask.to(device),
             pairs=self.pairs.to(device),
@@ -89,8 +102,9 @@ def build_batch(
     reference: ReferenceLookup | None = None,
     ends_step: Callable[[int], bool] | None = None,
     kind: RowKind = "grouped",
+    max_tokens: int = sys.maxsize,
 ) -> PairBatch:
-    """Micro-batch of pairs with the inputs of the objective, as rows of a kind.
+    """Micro-batch of pairs with the inputs of the objective, in rows of a kind, at most `max_tokens` tokens at a time.
 
     `ends_step`: true for a token id that ends a reasoning step. Raises DataError if the behavior policy's
     log-probabilities, or other numbers of the data, are required and a pair lacks them.
@@ -108,9 +122,16 @@ def build_batch(
         indices = [rows.setdefault(key, len(rows)) for key in keys]
         ends.append((indices[0], indices[-1]))
 
-    layout, places = lay_out_rows([(prompt, response) for prompt, response, _ in rows], kind)
+    layouts: list[Layout] = []
+    starts: dict[Item, int] = {}
+    predicted = 0
+    for items in cut_rows([(prompt, response) for prompt, response, _ in rows], max_tokens, kind):
+        layout, places = lay_out_rows(items, kind)
+        layouts.append(layout)
+        starts |= {item: predicted + place.start for item, place in zip(items, places, strict=True)}
+        predicted += len(layout.targets)
     responses = [response for _, response, _ in rows]
-    gather = padded([torch.arange(place.start, place.start + place.length) for place in places])
+    gather = padded([torch.arange(len(own_ids(response))) + starts[prompt, response] for prompt, response, _ in rows])
     numbers = {name: padded([torch.tensor(values[number]) for *_, values in rows]) for number, name in enumerate(names)}
     reference_logps = None
     if "reference" in needs:
@@ -123,7 +144,7 @@ def build_batch(
         steps = step_numbers(responses, ends_step)
     lengths = [len(own_ids(response)) for response in responses]
     return PairBatch(
-        layout=layout,
+        layouts=tuple(layouts),
         gather=gather,
         mask=padded([torch.ones(length, dtype=torch.bool) for length in lengths]),
         pairs=torch.tensor(ends),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,32 +130,49 @@ class Groups:
     def steps(self, order: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
         """Members of the groups that `order` lists, in steps of exactly `size` (the last one what is left).
 
-        A group that two steps share is computed in both. So a step starts with the group that has waited longest, adds
-        those that fit as a whole, skips up to `WINDOW` others, and only then splits one.
+        A group that two steps share is computed in both. So a step starts with the group that has waited longest and
+        adds those that fit as a whole, skipping up to `WINDOW` others. If that leaves room, it looks for groups among
+        all of these that fill the step exactly, and only if there are none splits one.
         """
         upcoming = map(self.__getitem__, order.tolist())
         waiting: deque[NDArray[np.int64]] = deque()
-        while True:
-            step: list[NDArray[np.int64]] = []
-            passed: list[NDArray[np.int64]] = []
-            room = size
-            while room and len(passed) < WINDOW:
+        while (first := waiting.popleft() if waiting else next(upcoming, None)) is not None:
+            if len(first) > size:
+                yield first[:size]
+                waiting.appendleft(first[size:])
+                continue
+            seen, taken, room = [first], [True], size - len(first)
+            while room and taken.count(False) < WINDOW:
                 group = waiting.popleft() if waiting else next(upcoming, None)
                 if group is None:
                     break
-                # The first one may be larger than a step.
-                taken = group[:room] if len(group) <= room or not step else group[:0]
-                step.append(taken)
-                room -= len(taken)
-                if len(taken) < len(group):
-                    passed.append(group[len(taken) :])
-            if not step:
-                return
+                seen.append(group)
+                taken.append(len(group) <= room)
+                room -= len(group) if taken[-1] else 0
+            if room and not all(taken):
+                others = _summing_up([len(group) for group in seen[1:]], size - len(first))
+                taken, room = (taken, room) if others is None else ([True, *others], 0)
+            step = [group for group, is_in in zip(seen, taken, strict=True) if is_in]
+            passed = [group for group, is_in in zip(seen, taken, strict=True) if not is_in]
             if room and passed:
                 step.append(passed[0][:room])
                 passed[0] = passed[0][room:]
             yield np.concatenate(step)
             waiting.extendleft(reversed(passed))
+
+
+def _summing_up(sizes: Sequence[int], total: int) -> list[bool] | None:
+    """Which of the sizes, earlier ones where there is a choice, sum up to exactly `total`; None if none do."""
+    sums = [1]  # bit n of the i-th number: some of the first i sizes sum up to n
+    for size in sizes:
+        sums.append((sums[-1] | sums[-1] << size) & ((2 << total) - 1))
+    if not sums[-1] >> total & 1:
+        return None
+    taken = []
+    for size, without in zip(reversed(sizes), reversed(sums[:-1]), strict=True):
+        taken.append(not without >> total & 1)
+        total -= size if taken[-1] else 0
+    return taken[::-1]
 
 
 class StepSampler(Sampler[list[int]]):

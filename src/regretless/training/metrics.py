@@ -148,3 +148,15 @@ def add_token_metrics(
         means.add_sum(f"logits/{name}", sums[0, pairs[:, side]].sum(), token_counts[side])
     means.add_sum("entropy", sums[1, pairs[:, :sides]].sum(), sum(token_counts[:sides]))
     means.add_sum("mean_token_accuracy", sums[2, pairs[:, 0]].sum(), token_counts[0])
+
+
+def add_step_tokens(means: RunningMeans, *, pairwise: int, computed: int, recomputed: int, first_process: bool) -> None:
+    """Add one process's tokens of an optimizer step: the means are of steps, over all processes together.
+
+    tokens/computed: tokens that the model read with gradient. tokens/saved: how many fewer these are than `pairwise`,
+    the tokens of all pairs, each prompt with each of its responses. tokens/recomputed: those of the computed ones that
+    were computed without gradient before, because their query is larger than a micro-batch.
+    """
+    values = {"computed": computed, "saved": pairwise - computed, "recomputed": recomputed}
+    for name, value in values.items():
+        means.add_sum(f"tokens/{name}", torch.tensor(value, dtype=torch.float64), int(first_process))

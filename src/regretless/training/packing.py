@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TypeVar
 
-from regretless.modeling.layout import Item, token_count
-from regretless.modeling.rows import RowKind, row_length
+from regretless.modeling.layout import Ids, Item, hosts, token_count
+from regretless.modeling.rows import RowKind, computed_tokens, row_length, sequences
 from regretless.modeling.scoring import fill_rows
+
+T = TypeVar("T")
+COST_WITH_GRADIENT = 2
+"""Forward passes that a token with gradient costs: its own, and the backward pass (two if all weights are trained)."""
 
 
 def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = "grouped") -> list[list[int]]:
-    """Split units (the responses of one pair each) into rows of at most `max_tokens` distinct tokens.
+    """Split units (the responses of one pair each) into micro-batches of at most `max_tokens` distinct tokens.
 
-    Neighboring units of one prompt stay together if they fit into a row. The longest are placed first, each in the
-    first row with enough space; a unit larger than a row gets a row of its own. Plain rows are computed together by
-    length, so that few are padded. Returns the units' indices by row.
+    Neighboring units of one prompt stay together if they fit. Else they become one micro-batch, whose responses
+    `cut_rows` spreads over rows, or several, each with some of the units and all of their responses: whichever costs
+    less. The longest are placed first, each in the first micro-batch with enough space. Plain rows are computed
+    together by length, so that few are padded. Returns the units' indices by micro-batch.
     """
     if kind == "plain":
         order = sorted(range(len(units)), key=lambda index: -max(map(row_length, units[index])))
@@ -24,15 +31,72 @@ def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = 
     pieces: list[tuple[int, list[int]]] = []
     for _, run in groupby(range(len(units)), key=lambda index: units[index][0][0]):
         together = list(run)
-        for row in fill_rows([units[index] for index in together], max_tokens):
-            piece = [together[place] for place in row]
-            pieces.append((token_count([item for index in piece for item in units[index]]), piece))
-    rows: list[tuple[int, list[int]]] = []
+        items = list(dict.fromkeys(item for index in together for item in units[index]))
+        size = token_count(items)
+        parts = [(size, together)]
+        if size > max_tokens:
+            # Pairs of one chosen response come together, masked ones too.
+            place = {item: number for number, item in enumerate(items)}
+            order = sorted(together, key=lambda index: place[units[index][0]])
+            rows = [[order[number] for number in row] for row in fill_rows([units[i] for i in order], max_tokens)]
+            apart = [(token_count([item for index in row for item in units[index]]), row) for row in rows]
+            cut = [token_count(row) for row in cut_rows(items, max_tokens)]
+            # All rows but the first are computed without gradient before (`training.passes`).
+            cost = COST_WITH_GRADIENT * sum(cut) + sum(cut[1:])
+            limit = max(max_tokens, cut[0])
+            fits = all(used <= limit for used, _ in apart)
+            if fits and COST_WITH_GRADIENT * sum(used for used, _ in apart) <= cost:
+                parts = apart
+        pieces += parts
+    return [row for _, row in _first_fit(pieces, max_tokens)]
+
+
+def cut_rows(items: Sequence[Item], max_tokens: int, kind: RowKind = "grouped") -> list[list[Item]]:
+    """Split responses into rows of at most `max_tokens` distinct tokens, the largest row first.
+
+    Each distinct response is in one row, together with those that are a beginning of it. The responses to a prompt
+    share a row if they fit; every row computes its prompts. A row is larger if one prompt with one response is. Plain
+    rows are split into groups of rows that together have so many tokens, by length.
+    """
+    distinct = list(dict.fromkeys(items))
+    if kind == "plain":
+        return _cut_plain_rows(distinct, max_tokens)
+    if token_count(distinct) <= max_tokens:
+        return [distinct]
+    by_prompt: dict[Ids, list[Ids]] = defaultdict(list)
+    for prompt, response in distinct:
+        by_prompt[prompt].append(response)
+    pieces: list[tuple[int, list[Item]]] = []
+    for prompt, responses in by_prompt.items():
+        host = hosts(responses)
+        whole: dict[Ids, list[Item]] = defaultdict(list)
+        for response in responses:
+            whole[host[response]].append((prompt, response))
+        parts = [(len(longest), group) for longest, group in whole.items()]
+        pieces += [(len(prompt) + used, row) for used, row in _first_fit(parts, max_tokens - len(prompt))]
+    rows = sorted(_first_fit(pieces, max_tokens), key=lambda row: -row[0])
+    return [row for _, row in rows]
+
+
+def _cut_plain_rows(distinct: list[Item], max_tokens: int) -> list[list[Item]]:
+    if computed_tokens(distinct, "plain") <= max_tokens:
+        return [distinct]
+    together: dict[Item, list[Item]] = defaultdict(list)
+    for item, host in sequences(distinct).items():
+        together[host].append(item)
+    units = [together[host] for host in sorted(together, key=row_length, reverse=True)]
+    cut = [[item for index in row for item in units[index]] for row in fill_rows(units, max_tokens, "plain")]
+    return sorted(cut, key=lambda row: -computed_tokens(row, "plain"))
+
+
+def _first_fit(pieces: Sequence[tuple[int, list[T]]], space: int) -> list[tuple[int, list[T]]]:
+    """Pieces (size, members) joined into rows of at most `space`: longest first, each in the first row it fits in."""
+    rows: list[tuple[int, list[T]]] = []
     for size, piece in sorted(pieces, key=lambda entry: -entry[0]):
-        fitting = next((number for number, (used, _) in enumerate(rows) if used + size <= max_tokens), None)
+        fitting = next((number for number, (used, _) in enumerate(rows) if used + size <= space), None)
         if fitting is None:
             rows.append((size, piece))
         else:
             used, row = rows[fitting]
             rows[fitting] = (used + size, row + piece)
-    return [row for _, row in rows]
+    return rows

@@ -270,8 +270,8 @@ def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
 def _adapter_settings(config: Any, model: nn.Module) -> dict[str, Any]:
     names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save")
     found = {name: getattr(config, name, None) for name in names}
-    if isinstance(found["target_modules"], set):
-        found["target_modules"] = _short_targets(found["target_modules"], model)
+    if isinstance(found["target_modules"], set | list):
+        found["target_modules"] = _short_targets(set(found["target_modules"]), model)
     return {
         name: sorted(value) if isinstance(value, set) else getattr(value, "value", value)
         for name, value in found.items()

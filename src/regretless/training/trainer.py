@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from regretless.core.files import read_json
 from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, in_rows, response_scores
-from regretless.modeling.layout import Item, token_count
+from regretless.modeling.layout import Item, Layout, token_count
 from regretless.modeling.row_choice import choose_rows, note_plain_rows
 from regretless.modeling.rows import RowKind, row_length, sequences
-from regretless.modeling.scoring import fill_rows, score_responses
+from regretless.modeling.scoring import score_responses
+from regretless.modeling.token_logps import TokenScores
 from regretless.modeling.training_folder import STATE, complete_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
@@ -51,15 +51,20 @@ from regretless.training.constructor import (
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
-from regretless.training.metrics import RunningMeans, Speed, TokenCount, add_token_metrics, pair_metrics
+from regretless.training.metrics import (
+    RunningMeans,
+    Speed,
+    TokenCount,
+    add_step_tokens,
+    add_token_metrics,
+    pair_metrics,
+)
 from regretless.training.packing import pack_rows
 from regretless.training.pair_reading import pair_table
+from regretless.training.passes import Idle, Passes, joined
 from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel
-
-Packing = Callable[[Sequence[Sequence[Item]], int, RowKind], list[list[int]]]
-"""Pairs' items, a budget of tokens and the kind of rows, to rows of pairs."""
 
 
 def _sort_sets(configs: Iterable[PeftConfig]) -> None:
@@ -387,40 +392,67 @@ class PreferenceTrainer(PublishingTrainer):
         model.train()
         self._speed.start()
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
-        work = self._weighted_microbatches(inputs)
-        self._speed.add(computed := sum(batch.layout.tokens for batch, weight in work if weight))
-        items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
+        work, idle = self._weighted_microbatches(inputs)
+        self._count_tokens(inputs, [batch for batch, weight in work if weight])
+
+        def score(layout: Layout, statistics: bool) -> TokenScores:
+            return self._scores(model, layout, statistics=statistics)
+
+        def loss(batch: PairBatch, scores: TokenScores | None, counts: bool) -> Tensor:
+            found: Tensor = self.compute_loss(model, batch, z_ref=z_ref, counts=counts, scores=scores)
+            if not torch.isfinite(found):
+                raise NonFiniteLossError(self._non_finite(f"loss is {float(found.detach())}", batch.sources))
+            return found
+
+        with in_rows(model, self._rows), self.reference.in_rows(self._rows):
+            return Passes(self.accelerator, model, score, loss).gradients(work, idle)
+
+    def _count_tokens(self, pairs: Sequence[TrainingPair], batches: Sequence[PairBatch]) -> None:
+        items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
+        pairwise = sum(len(prompt) + len(response) for prompt, response in items)
+        computed = sum(batch.tokens for batch in batches)
         if self._rows == "plain" and items:
             note_plain_rows(self.model, computed, items)
-        self._token_count.mine += sum(len(prompt) + len(response) for prompt, response in items)
-        loss_sum = torch.zeros((), device=self.args.device)
-        with in_rows(model, self._rows), self.reference.in_rows(self._rows):
-            for index, (batch, weight) in enumerate(work):
-                last = index == len(work) - 1
-                with nullcontext() if last else self.accelerator.no_sync(model):
-                    loss = self.compute_loss(model, batch, z_ref=z_ref, counts=weight > 0)
-                    if not torch.isfinite(loss):
-                        raise NonFiniteLossError(self._non_finite(f"loss is {float(loss.detach())}", batch.sources))
-                    self.accelerator.backward(loss * weight)
-                    loss_sum += loss.detach() * weight
-        return loss_sum
+        self._token_count.mine += pairwise
+        self._speed.add(computed)
+        add_step_tokens(
+            self._means["train"],
+            pairwise=pairwise,
+            computed=computed,
+            recomputed=sum(batch.tokens_recomputed for batch in batches),
+            first_process=self.accelerator.process_index == 0,
+        )
 
-    def _weighted_microbatches(self, pairs: Sequence[TrainingPair]) -> list[tuple[PairBatch, float]]:
-        """Micro-batches, and the weight of each one's mean loss.
+    def _weighted_microbatches(self, pairs: Sequence[TrainingPair]) -> tuple[list[tuple[PairBatch, float]], Idle]:
+        """Micro-batches, each with the weight of its mean loss, and passes to make besides them.
 
         Gradients are averaged over processes: the weights make that average the mean over all the step's pairs.
-        Collective operations must match, so a process without pairs (an epoch's last step), and under sharding one with
-        fewer micro-batches than another, repeats a computation with weight 0.
+        Collective operations must match. So a process without pairs (an epoch's last step) computes one with weight 0,
+        and under sharding one with fewer passes than another makes as many.
         """
         processes = self.accelerator.num_processes
-        batches = self._microbatches(pairs or [self.train_dataset[0]], pack_rows)
-        total, most = len(pairs), len(batches)
+        used = pairs or [self.train_dataset[0]]
+        items = [pair.items(rejected=self._needs_rejected) for pair in used]
+        rows = pack_rows(items, self._microbatch_tokens, self._rows)
+        batches = [self._batch([used[index] for index in row]) for row in rows]
+        total, trained = len(pairs), sum(len(batch.layouts) for batch in batches)
+        idle = Idle()
         if processes > 1:
-            counts = torch.tensor([[total, most]], device=self.args.device)
+            first = trained - len(batches)
+            counts = torch.tensor([[total, first, trained]], device=self.args.device)
             everyone = self.accelerator.gather(counts)
-            total, most = int(everyone[:, 0].sum()), int(everyone[:, 1].max())
-        work = [(batch, len(batch.pairs) * processes / total if pairs else 0.0) for batch in batches]
-        return work + [(batches[-1], 0.0)] * (most - len(work) if self.is_fsdp_enabled else 0)
+            total = int(everyone[:, 0].sum())
+            if self.is_fsdp_enabled:
+                most = everyone.max(dim=0).values.tolist()
+                idle = Idle(most[1] - first, most[2] - trained)
+        return [(batch, len(batch.pairs) * processes / total if pairs else 0.0) for batch in batches], idle
+
+    def _scores(self, model: nn.Module, layout: Layout, *, statistics: bool) -> TokenScores:
+        with self.accelerator.autocast():
+            reference = None
+            if self._needs_distributions:
+                reference = self.reference.distribution(self.accelerator.unwrap_model(model), layout)
+            return response_scores(model, layout, reference, statistics=statistics)
 
     def compute_loss(
         self,
@@ -429,14 +461,15 @@ class PreferenceTrainer(PublishingTrainer):
         return_outputs: bool = False,
         z_ref: Tensor | None = None,
         counts: bool = True,
+        scores: TokenScores | None = None,
         **_: Any,
     ) -> Any:
-        """Mean loss over a micro-batch's pairs; its metrics are logged if it `counts`."""
-        with self.accelerator.autocast():
-            reference = None
-            if self._needs_distributions:
-                reference = self.reference.distribution(self.accelerator.unwrap_model(model), inputs.layout)
-            scores = response_scores(model, inputs.layout, reference, statistics=counts)
+        """Mean loss over a micro-batch's pairs; its metrics are logged if it `counts`.
+
+        `scores`: of the tokens of all its rows, if they have been computed, with statistics if it counts.
+        """
+        if scores is None:
+            scores = joined([self._scores(model, layout, statistics=counts) for layout in inputs.layouts])
         logps = inputs.logps(scores, z_ref)
         output = self.objective(logps, inputs.pairs)
         if counts:
@@ -454,19 +487,18 @@ class PreferenceTrainer(PublishingTrainer):
             )
         return (output.loss, output) if return_outputs else output.loss
 
-    def _microbatches(self, pairs: Sequence[TrainingPair], pack: Packing = fill_rows) -> list[PairBatch]:
-        rows = pack([pair.items(rejected=self._needs_rejected) for pair in pairs], self._microbatch_tokens, self._rows)
+    def _batch(self, pairs: Sequence[TrainingPair]) -> PairBatch:
+        """One micro-batch of all these pairs, in rows of at most as many tokens as may be computed at a time."""
         lookup = None if self._reference_logps is None else self._reference_logps.__getitem__
-        return [
-            build_batch(
-                [pairs[index] for index in row],
-                self.objective,
-                reference=lookup,
-                ends_step=self._ends_step,
-                kind=self._rows,
-            ).to(self.args.device)
-            for row in rows
-        ]
+        batch = build_batch(
+            [*pairs],
+            self.objective,
+            reference=lookup,
+            ends_step=self._ends_step,
+            kind=self._rows,
+            max_tokens=self._microbatch_tokens,
+        )
+        return batch.to(self.args.device)
 
     def _zero_point(self, pairs: Sequence[TrainingPair], *, counts: bool) -> Tensor | None:
         """Mean log-ratio (nats, without gradient) over the responses that the objective's `zero_point` selects.
@@ -558,11 +590,13 @@ class PreferenceTrainer(PublishingTrainer):
         with torch.no_grad(), in_rows(model, self._rows), self.reference.in_rows(self._rows):
             for pairs in dataloader:
                 z_ref = self._zero_point(pairs or [data[0]], counts=bool(pairs))
-                for batch in self._microbatches(pairs) if pairs else []:
-                    loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
-                    loss_means.add({"loss": loss.repeat(len(batch.pairs))})
-                    if (found := output.pair_rewards(batch.pairs)) is not None:
-                        rewards.append(found.float().cpu())
+                if not pairs:
+                    continue
+                batch = self._batch(pairs)
+                loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
+                loss_means.add({"loss": loss.repeat(len(batch.pairs))})
+                if (found := output.pair_rewards(batch.pairs)) is not None:
+                    rewards.append(found.float().cpu())
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
         rewards = self._of_all(rewards)
         predictions = torch.cat(rewards).numpy() if rewards else None
