@@ -125,13 +125,13 @@ def _scores(
     return TokenScores(logps, kl, found)
 
 
-def _without_tiny(gradient: Tensor) -> Tensor:
-    """The gradient, with entries below TINY as 0.
+def _without_tiny(gradient: Tensor | None) -> Tensor | None:
+    """The gradient, with entries below TINY as 0; None where a loss reads other scores only.
 
     A pair whose loss is saturated has entries like exp(−95). What they are multiplied with next makes them subnormal,
     and CPUs are many times slower at arithmetic with subnormal numbers than with zeros.
     """
-    return gradient.masked_fill(gradient.abs() < TINY, 0.0)
+    return None if gradient is None else gradient.masked_fill(gradient.abs() < TINY, 0.0)
 
 
 class _FrozenHeadScores(torch.autograd.Function):
