@@ -31,7 +31,7 @@ test: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 20
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs
@@ -56,7 +56,8 @@ test-cluster: $(VENV)/.cluster
 		$(BIN)/pytest tests/core/test_cluster.py tests/training/test_ray_train.py
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
-	REGRETLESS_VLLM=$(ENGINES)/bin/python OMP_NUM_THREADS=1 $(BIN)/pytest tests/sampling/test_openai_engine_vllm.py
+	REGRETLESS_VLLM=$(abspath $(ENGINES))/bin/python OMP_NUM_THREADS=1 \
+		$(BIN)/pytest tests/sampling/test_openai_engine_vllm.py tests/test_served_tutorial.py
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
 	PYTHONPATH=src REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py -k cluster

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from limit import products
-from pairs import Pair, synthetic_pairs
+from pairs import Pair, conversation_pairs, synthetic_pairs
 from sides import LORA, PAIRS_PER_STEP, QWEN3_1_7B, SMALL_QWEN3, Case, measure
 from train_vs_trl import TRL_GRID, against_trl, markdown, share_of_limit
 
@@ -69,7 +69,7 @@ def check(
     model.to(dtype)
     with grouped(model):
         logps = response_scores(model, layout.to(torch.device(device))).logps
-        parts = [logps[place.start : place.start + place.length] for place in places]
+        parts = [logps[place] for place in places]
         sum((part * weight).sum() for part, weight in zip(parts, weights, strict=True)).backward()
     gap = gradient() - wanted_gradient
     differences = torch.cat([part.detach() - plain for part, plain in zip(parts, wanted, strict=True)])
@@ -98,6 +98,7 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, P≈{prompt}, R≈{response}\n")
 
     few = synthetic_pairs(2, 2, 2, prompt, response, vocabulary)
+    few += conversation_pairs(1, 2, 2, prompt, turns=4, part_at=3, turn=max(8, response // 4), vocabulary=vocabulary)
     found: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         found[str(dtype)] = check(shape, vocabulary, few, device, dtype)

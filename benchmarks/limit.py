@@ -15,7 +15,7 @@ import torch
 from pairs import Pair
 from torch import Tensor
 
-from regretless.modeling.layout import lay_out
+from regretless.modeling.layout import lay_out, tokens_before
 
 ROWS = 2048
 """Tokens of a measured product at most, as in a micro-batch; more tokens take proportionally longer."""
@@ -75,14 +75,13 @@ def products(shape: dict[str, Any], vocabulary: int, rank: int, pairs: Sequence[
         Product("head", predicted, hidden, vocabulary, 1),
         Product("head", predicted, vocabulary, hidden, 1),
     ]
-    # What a token sees: all before it in its prompt, and in its own response. Scores and values, and in the backward
-    # pass two products for the gradients of each. Measured on the longest prefix that a token of mean length sees.
+    # What a token sees: all before it in its sequences. Scores and values, and in the backward pass two products for
+    # the gradients of each. Measured on the longest prefix that a token of mean length sees.
     seen, causal = 0, 0
-    for segment in layout.segments:
-        seen += segment.prompt * (segment.prompt + 1) // 2
-        seen += sum(length * segment.prompt + length * (length + 1) // 2 for length in segment.responses)
-        causal += segment.prompt**2 + sum(length * (segment.prompt + length) for length in segment.responses)
-    sequences = sum(1 + len(segment.responses) for segment in layout.segments)
+    for segment, before in zip(layout.segments, tokens_before(layout.segments), strict=True):
+        seen += segment.length * before + segment.length * (segment.length + 1) // 2
+        causal += segment.length * (before + segment.length)
+    sequences = len(layout.segments)
     rows = max(1, round(tokens / sequences))
     columns = max(1, round(causal / tokens))
     times = layers * seen / (rows * columns)

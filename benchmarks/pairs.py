@@ -82,6 +82,24 @@ def synthetic_pairs(queries: int, right: int, wrong: int, prompt: int, response:
     return pairs
 
 
+def conversation_pairs(
+    queries: int, right: int, wrong: int, prompt: int, turns: int, part_at: int, turn: int, vocabulary: int
+) -> list[Pair]:
+    """Random tokens: conversations of so many turns, about `turn` tokens each, all alike before the turn `part_at`."""
+    numbers = random.Random(0)
+
+    def words(mean: int) -> list[int]:
+        return [numbers.randrange(10, vocabulary) for _ in range(max(2, round(numbers.gauss(mean, mean / 4))))]
+
+    pairs = []
+    for _ in range(queries):
+        ids, shared = words(prompt), words((part_at - 1) * turn)
+        own = (turns - part_at + 1) * turn
+        chosen, rejected = ([shared + words(own) for _ in range(count)] for count in (right, wrong))
+        pairs += [{"prompt_ids": ids, "chosen_ids": c, "rejected_ids": r} for c in chosen for r in rejected]
+    return pairs
+
+
 def times_fewer_tokens(pairs: list[Pair]) -> float:
     """Tokens that a trainer reads which takes both sides of every pair, over those that occur once (masked: free)."""
     from regretless.modeling.layout import token_count

@@ -70,6 +70,8 @@ class Case:
     device: str = "cpu"
     bf16: bool = False
     """Weights in bfloat16, and autocast."""
+    exact: bool = False
+    """Weights rounded to bfloat16, everything computed in float32: what `bf16` is an approximation of."""
     threads: int = 1
     once: bool = False
     """One repeat, and TRL at micro-batch 1 only: everything else would take hours."""
@@ -91,9 +93,11 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3", vocab_size=case.vocabulary, **case.model)
-    dtype = torch.bfloat16 if case.bf16 else torch.float32
+    dtype = torch.bfloat16 if case.bf16 or case.exact else torch.float32
     # Made in its own type: a float32 copy would count in the process's peak memory.
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(case.device)
+    if case.exact:
+        model = model.float()
     backend = Tokenizer(models.WordLevel({f"w{n}": n for n in range(16)}, unk_token="w1"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w2", unk_token="w1")
     before = _peak_mib(case.device, reset=True)
@@ -246,7 +250,8 @@ def _one_batch(trainer: Any) -> dict[str, Any]:
         model.train()
         trainer.current_gradient_accumulation_steps = 1
         batch = trainer._prepare_inputs(trainer.data_collator(pairs))
-        loss = trainer.compute_loss(model, batch)
+        with trainer.accelerator.autocast():  # `train` wraps the model in it, which has not run
+            loss = trainer.compute_loss(model, batch)
         loss.backward()
     gradient = torch.cat([p.grad.float().flatten() for _, p in sorted(model.named_parameters()) if p.requires_grad])
     return {"loss": float(loss.detach()), "gradient": gradient.cpu().numpy()}

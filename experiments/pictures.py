@@ -82,10 +82,16 @@ def draw_weights(path: Path) -> None:
     save_figure(figure, path)
 
 
-def pairs_of(chosen: int, rejected: int, *, masked: bool = False) -> list[tuple[Item, Item]]:
-    """All pairs of distinct right and wrong responses to a prompt; masked: each right one against its beginning too."""
+def pairs_of(chosen: int, rejected: int, *, masked: bool = False, alike: int = 0) -> list[tuple[Item, Item]]:
+    """All pairs of distinct right and wrong responses to a prompt; masked: each right one against its beginning too.
+
+    alike: tokens that all responses begin with.
+    """
     prompt = tuple(range(PROMPT))
-    texts = [tuple(1000 * name + token for token in range(RESPONSE)) for name in range(1, chosen + rejected + 1)]
+    texts = [
+        tuple(1000 * name * (token >= alike) + token for token in range(RESPONSE))
+        for name in range(1, chosen + rejected + 1)
+    ]
     right, wrong = ([(prompt, text) for text in part] for part in (texts[:chosen], texts[chosen:]))
     pairs = [(one, other) for one in right for other in wrong]
     return pairs + [(one, (prompt, one[1][:-CUT])) for one in right if masked]
@@ -123,16 +129,14 @@ def _blocks(chart: Axes, place: float, blocks: Sequence[tuple[int, str, str]]) -
 def sees(layout: Layout) -> np.ndarray:
     """(N, N) booleans: whether the token of a row sees that of a column, from the segments of a row."""
     allowed = np.zeros((layout.tokens, layout.tokens), dtype=bool)
-    start = 0
-    for segment in layout.segments:
-        prompt = slice(start, start + segment.prompt)
-        allowed[prompt, prompt] = np.tri(segment.prompt, dtype=bool)
-        start += segment.prompt
-        for length in segment.responses:
-            own = slice(start, start + length)
-            allowed[own, prompt] = True
-            allowed[own, own] = np.tri(length, dtype=bool)
-            start += length
+    stops = list(itertools.accumulate(segment.length for segment in layout.segments))
+    for stop, segment in zip(stops, layout.segments, strict=True):
+        own = slice(stop - segment.length, stop)
+        allowed[own, own] = np.tri(segment.length, dtype=bool)
+        parent = segment.parent
+        while parent is not None:
+            allowed[own, stops[parent] - layout.segments[parent].length : stops[parent]] = True
+            parent = layout.segments[parent].parent
     return allowed
 
 
@@ -179,6 +183,7 @@ def tables() -> dict[str, str]:
         "one right, two wrong": pairs_of(1, 2),
         "two right, two wrong": pairs_of(2, 2),
         "two right, two wrong, and masked pairs": pairs_of(2, 2, masked=True),
+        "two right, two wrong, alike for 60 tokens": pairs_of(2, 2, alike=60),
     }
     grouping = []
     for label, pairs in kinds.items():

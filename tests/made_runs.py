@@ -103,6 +103,21 @@ def add_chat(
     finish(turn, {"sampling": dump(SamplingParams(n=1, temperature=0.0)), "prompts": asked, "model": {}})
 
 
+def add_harness(
+    folder: Path, label: str, scores: Mapping[str, Mapping[str, float]], settings: Mapping[str, Any] | None = None
+) -> None:
+    """Finished tasks of lm-evaluation-harness in a run folder, and in its recipe."""
+    tasks = sorted({key.partition("|")[0] for key in scores})
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    write_text(folder / "recipe.yaml", yaml.safe_dump(merge(recipe, {"evaluate": {"harness": tasks}})))
+    place = folder / "evaluate" / label / "harness"
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(place / "scores.json", scores)
+    finish(
+        place, {"model": {"adapter": label}, "tasks": tasks, "num_fewshot": None, "device": None, **(settings or {})}
+    )
+
+
 CHAT = {"questions": "q.jsonl", "limit": None, "template": "user", "max_new_tokens": 8, "seed": 0, "judge": "judge-1"}
 
 

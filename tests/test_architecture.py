@@ -172,6 +172,7 @@ OF_NO_MODULE = {
     "test_python_page.py": "docs/python.md",
     "test_real_data.py": "the path of docs/real_data.md",
     "test_recipes.py": "the files in recipes/",
+    "test_served_tutorial.py": "the path of docs/tutorials/served_model.md",
     "test_site.py": "the documentation's site",
     "test_studies.py": "the files in studies/",
     "test_tutorials.py": "docs/tutorials",

@@ -1,4 +1,4 @@
-"""The benchmark scripts: their data, their count of operations, and two of them in miniature on a CPU."""
+"""The benchmark scripts: their data, their count of operations, and three of them run on a CPU."""
 
 from __future__ import annotations
 
@@ -54,6 +54,25 @@ def test_tokens_when_pairs_share_answers_then_each_counts_once_and_a_masked_one_
     assert times_fewer_tokens(pairs) == (4 * 2 + 3 + 1 + 3 + 2) / (2 + 3 + 1)
 
 
+def test_conversations_when_they_part_late_then_the_turns_before_count_once() -> None:
+    from pairs import conversation_pairs, times_fewer_tokens
+
+    pairs = conversation_pairs(2, 2, 2, prompt=10, turns=4, part_at=3, turn=20, vocabulary=5000)
+    assert len(pairs) == 8
+    read = distinct = 0
+    for query in (pairs[:4], pairs[4:]):
+        responses = [pair[side] for pair in query for side in ("chosen_ids", "rejected_ids")]
+        first, second = query[0]["chosen_ids"], query[0]["rejected_ids"]
+        shared = next(place for place, both in enumerate(zip(first, second, strict=False)) if both[0] != both[1])
+        assert 20 < shared < 70
+        assert all(ids[:shared] == first[:shared] for ids in responses)
+        assert len({ids[shared] for ids in responses}) == 4
+        prompt = len(query[0]["prompt_ids"])
+        read += sum(prompt + len(ids) for ids in responses)
+        distinct += prompt + shared + sum(len(ids) - shared for ids in {tuple(ids) for ids in responses})
+    assert times_fewer_tokens(pairs) == read / distinct
+
+
 def test_tokens_of_a_query_when_counted_by_hand_then_they_agree() -> None:
     from responses_per_query import query_tokens
 
@@ -87,6 +106,11 @@ def test_attention_of_the_limit_when_counted_by_hand_then_it_is_what_tokens_see(
     # Prompts: 1 + 2 each. Responses in the row have 2, 0, 1 and 1 tokens: 3 + 4, and 3 for each single one.
     seen = 3 + (3 + 4) + 3 + 3 + 3
     assert attention == pytest.approx(12 * 2 * seen)
+    # 2 tokens of a prompt, 17 that both begin with and 2 and 1 of their own: what comes before is seen by all.
+    begin = list(range(30, 47))
+    pair = {"prompt_ids": [1, 2], "chosen_ids": [*begin, 3, 4, 5], "rejected_ids": [*begin, 6, 7]}
+    attention = sum(product.flops for product in products(SHAPE, 7, 1, [pair]) if product.part == "attention")
+    assert attention == pytest.approx(12 * 2 * (sum(range(1, 20)) + 20 + 21 + 20))
 
 
 def test_products_of_the_limit_when_a_step_is_counted_by_torch_then_they_are_its_products() -> None:
@@ -158,3 +182,13 @@ def test_sampling_script_when_run_in_miniature_then_stage_and_bare_loops_draw_th
     assert tokens["stage, transformers"] == tokens["bare, transformers"] == tokens["bare with logps, transformers"]
     assert len({tuple(ids) for ids in tokens["stage, transformers"]}) > 24, "32 responses, each drawn by itself"
     assert all(speed > 0 for speeds in found["tokens_per_second"].values() for speed in speeds)
+
+
+@pytest.mark.slow
+def test_startup_script_when_run_then_each_row_has_its_seconds() -> None:
+    command = [sys.executable, FOLDER / "startup.py", "--repeats", "1"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    cells = [line.split("|")[1:3] for line in done.stdout.splitlines()[2:]]
+    shown = {name.strip(" `"): float(value.split()[0]) for name, value in cells}
+    assert len(shown) == 5 and min(shown.values()) > 0
+    assert shown["regretless --help"] < 0.5 * shown["training on 100 pairs: imports and model"]

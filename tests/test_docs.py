@@ -1,4 +1,4 @@
-"""What the documentation says, held against the code: links, commands, tables and the README's Python example."""
+"""What the documentation says, held against the code: links, commands, tables and the Python example of training."""
 
 from __future__ import annotations
 
@@ -38,13 +38,8 @@ def name(path: Path) -> str:
     return path.relative_to(PROJECT).as_posix()
 
 
-def between(text: str, marker: str) -> str:
-    """What stands between `<!-- marker -->` and `<!-- /marker -->`."""
-    return text.split(f"<!-- {marker} -->\n")[1].split(f"<!-- /{marker} -->", maxsplit=1)[0]
-
-
-def readme() -> str:
-    return (PROJECT / "README.md").read_text(encoding="utf-8")
+def page(name: str) -> str:
+    return (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
@@ -197,34 +192,30 @@ def test_released_settings_when_listed_then_they_are_those_in_which_the_recipes_
         assert listed == differ - {"name"}
 
 
-def test_table_of_objectives_when_read_then_it_is_that_of_the_code() -> None:
-    rows = ["| name | method |", "|---|---|"]
-    for objective in OBJECTIVES:
-        page = f"docs/methods/{objective}.md"
-        title = (PROJECT / page).read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-        rows.append(f"| [`{objective}`]({page}) | {title} |")
-    expected = "\n".join(rows) + "\n"
-    assert between(readme(), "objectives") == expected, f"README.md: the table should be\n{expected}"
+def test_table_of_methods_when_read_then_it_has_a_page_for_every_objective_in_the_order_of_the_code() -> None:
+    section = page("README").split("\n## Methods\n")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| \[[^\]]+\]\(methods/(\w+)\.md\) \|", section, re.MULTILINE)
+    assert listed == list(OBJECTIVES), f"docs/README.md, Methods: expected rows for {', '.join(OBJECTIVES)}"
 
 
 def test_table_of_verbs_when_read_then_it_is_that_of_the_command_line() -> None:
-    section = readme().split("## Command line")[1].split("\n## ")[0]
+    section = page("command_line").split("\n## ")[0]
     mentioned = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     mentioned |= set(re.findall(r"`regretless (\w+)`", section))
     shown = [command.callback for command in app.registered_commands if not command.hidden]
     assert mentioned == {callback.__name__ for callback in shown if callback}
     for stage in STAGES.values():
         row = f"| `{stage.name}` | {stage.reads} | {stage.makes} |"
-        assert not stage.about or row in section, f"README.md: the table should have\n{row}"
+        assert not stage.about or row in section, f"docs/command_line.md: the table should have\n{row}"
 
 
 def test_exit_codes_when_read_then_they_are_those_of_the_code() -> None:
-    section = readme().split("### Exit codes")[1].split("\n## ")[0]
+    section = page("command_line").split("## Exit codes")[1].split("\n## ")[0]
     listed = [int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)]
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RegretlessError)]
     assert len(kinds) >= 7
     codes = {0, interrupt.EXIT_CODE} | {kind.exit_code for kind in kinds}
-    assert listed == sorted(codes), f"README.md, Exit codes: expected rows for {sorted(codes)}, got {listed}"
+    assert listed == sorted(codes), f"docs/command_line.md, Exit codes: expected rows for {sorted(codes)}, got {listed}"
 
 
 def test_layout_when_read_then_every_part_of_the_package_is_in_it() -> None:
@@ -276,10 +267,10 @@ def test_wide_lines_when_measured_then_only_prose_counts() -> None:
 # --- the Python example ----------------------------------------------------------------------------------------------
 
 
-def test_python_example_of_the_readme_when_run_then_it_leaves_a_trained_model(
+def test_python_example_of_training_when_run_then_it_leaves_a_trained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (example,) = EXAMPLE.findall(readme())
+    (example,) = EXAMPLE.findall(page("training"))
     # Local folders with the names of the example: it runs as it is printed, and nothing is downloaded.
     monkeypatch.chdir(tmp_path)
     (model,) = re.findall(r'PreferenceTrainer\("([^"]+)"', example)
@@ -295,7 +286,7 @@ def test_python_example_of_the_readme_when_run_then_it_leaves_a_trained_model(
         for count in range(1, 9)
     ]
     (Path(data) / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "training.md", "exec"), {})
     trained = AutoModelForCausalLM.from_pretrained("trained")
     moved = [
         weight

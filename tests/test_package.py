@@ -22,6 +22,7 @@ CONSTRAINTS = PROJECT / "constraints" / "cpu.txt"
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 ON_GITHUB = "https://github.com/regretless/regretless/blob/main/"
+FILES_ON_GITHUB = "https://raw.githubusercontent.com/regretless/regretless/main/"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,9 @@ def test_wheel_and_sdist_when_built_then_they_hold_every_file_and_their_metadata
         assert set(fields.get_all("Provides-Extra", [])) == PYPROJECT["project"]["optional-dependencies"].keys()
     page = str(metadata(built[0]).get_payload())
     links = LINK.findall(page)
-    assert sum(link.startswith(ON_GITHUB) for link in links) > 20
+    assert sum(link.startswith(ON_GITHUB) for link in links) > 10
+    (picture,) = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", page)
+    assert picture.startswith(FILES_ON_GITHUB) and (PROJECT / picture.removeprefix(FILES_ON_GITHUB)).is_file()
     for link in links:
         assert link.startswith(("https://", "#")), f"{link}: leads nowhere on PyPI"
         if link.startswith(ON_GITHUB):
@@ -89,7 +92,7 @@ def test_wheel_and_sdist_when_built_then_they_hold_every_file_and_their_metadata
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_wheel_when_installed_with_its_dependencies_then_it_works_in_an_empty_folder(
-    built: tuple[Path, Path], tmp_path: Path
+    built: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venv, work = tmp_path / "venv", tmp_path / "work"
     work.mkdir()
@@ -125,7 +128,28 @@ def test_wheel_when_installed_with_its_dependencies_then_it_works_in_an_empty_fo
     assert (work / "recipes" / "base" / "ultrafeedback.yaml").is_file()
     regretless("quickstart", "--smoke", "train.objective=repo")
     assert (work / "runs" / "quickstart-smoke" / "report" / "report.html").stat().st_size > 10_000
+    (work / ".venv").symlink_to(venv)
+    run_tutorial(work, {**environment, "OMP_NUM_THREADS": "1"}, monkeypatch)
     shutil.rmtree(venv)  # a gigabyte, which pytest would keep
+
+
+def run_tutorial(work: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the commands of docs/tutorials/served_model.md but those that install, which has been done, and serve."""
+    monkeypatch.syspath_prepend(str(PROJECT / "experiments"))
+    import tutorial_minutes as page
+
+    said = {
+        heading: "".join(page.run_block(block, work, environment) for block in blocks)
+        for heading, blocks in page.sections().items()
+        if heading not in (page.INSTALL, page.SERVE)
+    }
+    assert [heading[:2] for heading in said] == ["2.", "3.", "4.", "5.", "6."]
+    results = {row["label"]: row for row in json.loads((work / "evaluated" / "results.json").read_text())["rows"]}
+    assert results["dpo"]["gain_low"] > 0, results
+    assert "Pass@1" in said["4. Evaluate"] and "merge: wrote merged" in said["5. Merge"]
+    assert (work / "merged" / "model.safetensors").is_file()
+    listed = said["6. Card and upload list"]
+    assert "adapter_model.safetensors" in listed and "mine.jsonl" not in listed.partition("my-name/my-model")[2]
 
 
 def test_table_of_extras_when_read_then_it_is_that_of_the_package() -> None:

@@ -122,7 +122,9 @@ def test_recipe_with_judges_when_run_small_then_each_is_asked_once_and_a_repeat_
         row = metrics[name, metric]
         assert (row["failed"], row["n"]) == (0, 8)
         assert row["low"] <= row["value"] <= row["high"] and row["standard_error"] >= 0
-    assert metrics["mt_bench", "score"]["value"] != metrics["mt_bench_gpt5", "score"]["value"]
+    # Grades are random: the means of one model's may be equal by chance.
+    scores = {(row["benchmark"], row["label"]): row["value"] for row in rows if row["metric"] == "score"}
+    assert any(scores["mt_bench", label] != scores["mt_bench_gpt5", label] for label in ("base", "repo", "dpo"))
     page = (tmp_path / "run" / "report" / "report.html").read_text(encoding="utf-8")
     assert "numbers mean nothing" in page and "judged by gpt-5.1-2025-11-13 in 48 requests" in page
 

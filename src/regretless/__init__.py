@@ -7,7 +7,6 @@ first used, because torch and transformers take seconds.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,9 +98,11 @@ if not TYPE_CHECKING:  # a type checker that sees this function takes any name f
 
 def _version() -> str:
     """The installed version, which comes from the repository's tags (pyproject.toml)."""
+    from importlib import metadata  # it loads the standard library's mail and archives, which `--help` can do without
+
     try:
-        return importlib.metadata.version("regretless")
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version("regretless")
+    except metadata.PackageNotFoundError:
         return "0+unknown"  # a checkout on sys.path that is not installed
 
 

@@ -178,6 +178,10 @@ def test_behavior_when_stored_then_its_gap_to_reference_and_to_its_author_is_a_q
     assert entry["mean"] == pytest.approx(-0.25, abs=1e-4)
     assert entry["max_distance"] == pytest.approx(0.25, abs=1e-4)
     assert entry["share_far"] == 1.0
+    far = (
+        f"{policy.label}: 100 % of the stored log-probabilities are more than 0.1 nats from those that this model gives"
+    )
+    assert sum(note.startswith(far) for note in found["notes"]) == 1
 
 
 def test_rescore_when_authors_are_several_or_unknown_then_one_model_is_not_taken_for_all(
@@ -205,7 +209,7 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
         "no pair has behavior log-probabilities (the data has none): repo cannot use them, repo_det and others can"
     )
     assert found["notes"][1] == "5 pairs have equal scores on both sides: they express no preference"
-    shown = capsys.readouterr().err
+    shown = capsys.readouterr().out
     assert "margin at the start" in shown and "behavior − reference" not in shown
 
 

@@ -20,11 +20,13 @@ from safetensors.torch import load_file
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.cli.app import app, main
 from regretless.cli.info import settings_of_stage
+from regretless.cli.output import only_results
 from regretless.cli.request import OF_PAIRS
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
 from regretless.objectives import OBJECTIVES
 
+HEAVY = ("torch", "transformers", "pyarrow", "datasets", "peft", "numpy", "sympy")
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
 VERBS = ("run", "quickstart", "recipes", *STAGES, "watch", "compare", "objectives", "doctor")
 PROMPT = "Tom has 7 apples. Tom buys 2. How many?\n"
@@ -206,6 +208,10 @@ def test_objective_when_it_is_the_command_then_it_is_trained(
     assert "train: unchanged, skipped" in capsys.readouterr().err
     assert regretless("ipo", *given, "objective=dpo") == 2
     assert "objective=dpo: `regretless ipo` trains ipo; use `regretless train`" in capsys.readouterr().err
+    assert regretless("ipo", *given[:2]) == 2
+    assert "regretless ipo" in capsys.readouterr().err
+    assert regretless("ipo", "--help") == 0
+    assert "\n  objective  " not in (page := capsys.readouterr().out) and "\n  beta  " in page
     assert regretless("dop") == 2 and "No such command 'dop'" in capsys.readouterr().err
 
 
@@ -258,20 +264,6 @@ def test_single_stage_of_a_recipe_when_run_by_its_verb_then_it_works_in_the_run_
     recipe.write_text(json.dumps({"name": "x", "output_dir": str(tmp_path / "run"), "world": world}))
     assert regretless("world", "--config", recipe, "prompts=4") == 0
     assert len(rows_of(tmp_path / "run" / "world" / "prompts.jsonl")) == 4
-
-
-def test_help_when_asked_for_then_it_loads_nothing_heavy() -> None:
-    """What takes its time is imports: without these it answers at once."""
-    code = (
-        "import sys, regretless.cli.app\n"
-        "try: regretless.cli.app.main(['--help'])\n"
-        "finally: print('loaded:', *set(sys.argv[1:]) & set(sys.modules))"
-    )
-    heavy = ("torch", "transformers", "pyarrow", "datasets", "peft", "numpy", "sympy")
-    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "loaded:"
-    assert all(verb in done.stdout for verb in VERBS)
 
 
 def test_recipes_when_listed_and_copied_then_names_stand_in_no_repository(
@@ -368,6 +360,96 @@ def test_benchmark_with_other_columns_when_evaluated_then_the_setting_that_is_su
     suggested = re.search(r"set the right names in (\S+) and", said := capsys.readouterr().err)
     assert suggested is not None, said
     assert regretless("sample", *given, "max_new_tokens=2", "n=1", f"{suggested[1]}=question") == 0
+
+
+LIGHT = {
+    "--help": (["--help"], 0),
+    "no command": ([], 0),
+    "--version": (["--version"], 0),
+    "recipes": (["recipes"], 0),
+    "unknown command": (["dop"], 2),
+    "unknown option": (["run", "--smoek"], 2),
+    "missing argument": (["plan"], 2),
+}
+
+
+@pytest.mark.parametrize("case", LIGHT)
+def test_command_that_computes_nothing_when_run_then_it_loads_nothing_heavy(case: str) -> None:
+    """What takes its time is imports: without these it answers at once."""
+    words, code = LIGHT[case]
+    script = (
+        "import sys, regretless.__main__\n"
+        "sys.argv[1:], heavy = {!r}, {!r}\n"
+        "try: regretless.__main__.main()\n"
+        "finally: print('loaded:', *(name for name in heavy if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script.format(words, HEAVY)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded:"
+    if words in ([], ["--help"]):
+        assert all(verb in done.stdout for verb in VERBS)
+
+
+def test_completion_when_asked_for_then_it_knows_commands_objectives_and_packaged_recipes() -> None:
+    def completed(*words: str) -> list[str]:
+        """What bash is offered behind these words, the last of them unfinished."""
+        given = {
+            "_REGRETLESS_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(["regretless", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        command = [sys.executable, "-c", COMPLETES]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **given}, check=False)
+        *lines, loaded = done.stdout.splitlines()
+        assert loaded == "loaded:", done.stdout + done.stderr
+        return lines
+
+    assert completed("tr") == ["train"]
+    assert "repo_det" in completed("rep") and "report" in completed("rep") and "base" not in completed("b")
+    assert completed("run", "math/qwen3-1") == ["math/qwen3-1.7b"]
+    assert completed("run", "quickstart", "--until", "ver") == ["verify"]
+
+
+COMPLETES = (
+    "import sys\n"
+    "sys.argv = ['regretless']\n"
+    "import regretless.__main__\n"
+    "try: regretless.__main__.main()\n"
+    "finally: print('loaded:', *({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+)
+
+
+def test_results_when_asked_for_as_json_then_standard_output_is_one_document(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [response("\\boxed{9}", verdict="correct"), response("\\boxed{8}", verdict="wrong")]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    pair = ("pair", "--responses", tmp_path / "in.jsonl", "--output", tmp_path / "pairs.jsonl")
+    assert regretless(*pair, "--json") == 0
+    said = json.loads(capfd.readouterr().out)
+    assert said["output"] == str(tmp_path / "pairs.jsonl")
+    assert said["stages"]["pair"]["ran"] is True and said["stages"]["pair"]["summary"]["pairs"] == 1
+    inspect = ("inspect", "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "inspected")
+    assert regretless(*inspect, "sample=1", "--json") == 0
+    assert list(json.loads(capfd.readouterr().out)["stages"]) == ["inspected"]
+    write_jsonl(tmp_path / "test.jsonl", [{"prompt": PROMPT, "answer": "9"}])
+    tested = ("--benchmark", f"easy={tmp_path / 'test.jsonl'}", "--output", tmp_path / "eval", "max_new_tokens=2")
+    assert regretless("evaluate", "--model", model, *tested, "--json") == 0
+    assert [row["n"] for row in json.loads(capfd.readouterr().out)["results"]["rows"]] == [1]
+
+
+def test_prints_during_work_when_they_come_from_anywhere_then_none_is_on_standard_output(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with only_results():
+        print("of Python")
+        subprocess.run(["echo", "of another program"], check=True)
+    print("result")
+    said = capfd.readouterr()
+    assert said.out == "result\n"
+    assert "of Python" in said.err and "of another program" in said.err
 
 
 def test_pairs_with_columns_of_their_own_when_a_stage_reads_them_then_settings_name_the_columns(

@@ -121,6 +121,10 @@ def test_look_when_a_recipe_names_several_trainings_then_those_to_come_are_known
     found = look(tmp_path)
     assert (found.current, found.to_come, found.is_over) == ("train/repo", ["train/repo", "train/sft"], False)
     assert "to come: train/sft" in frame(tmp_path)
+    event(tmp_path / "train" / "sft", {**START, "objective": "sft", "steps": 70, "time": 125.0})
+    text = frame(tmp_path)
+    assert "step 0 of 60" in text and "step 0 of 70" in text, "both at work are shown"
+    assert "to come" not in text
 
 
 def test_time_left_when_steps_were_resumed_then_it_comes_from_the_timed_lines() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,34 @@ def test_unit_when_it_was_interrupted_under_other_settings_or_inputs_then_it_fin
             with pytest.raises(InterruptedError):
                 run.do("unit", settings, work, {"input": source})
     assert found == [[], ["rows.parts"], [], []]
+
+
+def test_run_folder_when_a_process_of_a_killed_run_is_still_at_work_then_the_next_run_waits_for_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RunFolder(tmp_path).locked():
+        pass
+    script = Path(__file__).with_name("work_of_children.py")
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path), "1"]):
+        while not (tmp_path / "held").exists():
+            time.sleep(0.01)
+        with RunFolder(tmp_path).locked():
+            assert (tmp_path / "left").exists()
+    assert "processes of an earlier run are about to end" in " ".join(capsys.readouterr().err.split())
+
+
+def test_folders_when_moved_aside_and_back_then_each_move_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    aside = tmp_path / "unused" / "train" / "dpo"
+    (tmp_path / "train" / "dpo").mkdir(parents=True)
+    (tmp_path / "train" / "ipo").mkdir()
+    folder.select("train", ["ipo"])
+    assert aside.is_dir()
+    assert capsys.readouterr().err == f"moved {tmp_path / 'train' / 'dpo'} to {aside}: not part of this recipe\n"
+    folder.select("train", ["ipo", "dpo"])
+    assert capsys.readouterr().err == f"moved {aside} to {tmp_path / 'train' / 'dpo'}: asked for again\n"
+    aside.mkdir(parents=True)
+    folder.select("train", ["ipo"])
+    assert "in the place of an earlier one" in capsys.readouterr().err

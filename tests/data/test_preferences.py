@@ -41,6 +41,8 @@ def only(row: dict[str, Any], **options: Any) -> Pair:
         (GOOD, ("2+2?", " 4", " 5")),
         # The prompt of two texts ends before the space of the word in which they part.
         ({"chosen": "2+2? It is 4", "rejected": "2+2? It is 5"}, ("2+2? It is", " 4", " 5")),
+        ({"query": "2+2?", "chosen": "2+2? It is 4", "rejected": "2+2? It is 5"}, ("2+2? It is", " 4", " 5")),
+        ({"source": "web", "chosen": "2+2? It is 4", "rejected": "2+2? It is 5"}, ("2+2? It is", " 4", " 5")),
         (
             {"chosen": [*QUESTION, *assistant("4")], "rejected": [*QUESTION, *assistant("5")]},
             (QUESTION, assistant("4"), assistant("5")),
@@ -137,6 +139,16 @@ BAD_ROWS = [
         "rejected: truncated (no end-of-sequence token); only the rejected side of a masked pair may be",
     ),
     ({"chosen": "yes", "rejected": "no"}, "no prompt column, and chosen and rejected have no common beginning"),
+    (
+        {"prompt": "q", "chosen": None, "rejected": "b"},
+        "missing column(s) chosen; found chosen (null), prompt, rejected",
+    ),
+    # Without the check, the prompt would be "1".
+    (
+        {"query": "3 times 6 is", "chosen": "18", "rejected": "19"},
+        "no prompt column, and query is not in the common beginning of chosen and rejected, '1'; name the prompt "
+        "(prompt_key=query), or remove query if it is none",
+    ),
     ({"chosen": "q: a", "rejected": "q: a b"}, "chosen: empty completion: it is the beginning of the other side"),
     (
         {"prompt": "q", "chosen": {"text": "a"}, "rejected": "b"},
@@ -244,9 +256,40 @@ def test_saved_data_set_folder_when_read_then_its_split_is_taken(tmp_path: Path)
     assert [(pair.prompt, pair.chosen.text) for pair in pairs] == [("q", "a")]
 
 
+def test_file_when_packed_or_of_another_format_or_empty_then_the_error_says_what_to_do(tmp_path: Path) -> None:
+    for name, said in (
+        ("a.jsonl.gz", r"expected \.parquet, \.jsonl or \.json, got \.gz; unpack it first$"),
+        ("a.csv", r"got \.csv; convert it, for example with pandas$"),
+    ):
+        (tmp_path / name).write_bytes(b"prompt")
+        with pytest.raises(DataError, match=said):
+            read_pairs(tmp_path / name)
+    with pytest.raises(DataError, match=r"a\.jsonl: expected rows, found none: the file or data set is empty$"):
+        check_some_left([], [], "a.jsonl")
+
+
+def test_folder_when_its_files_are_of_two_formats_then_none_is_left_out_in_silence(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [GOOD])
+    assert len(read_pairs(tmp_path)[0]) == 1
+    write_lines(tmp_path / "b.json", [GOOD])
+    write_records(tmp_path / "c.parquet", [only(GOOD)])
+    with pytest.raises(
+        DataError, match=r"expected files of one format, found JSON \(a\.jsonl\), parquet \(c\.parquet\)"
+    ):
+        read_pairs(tmp_path)
+
+
+def test_folder_when_a_line_is_broken_then_the_error_gives_the_cause_and_a_way_to_find_it(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", [GOOD, "{broken"])
+    with pytest.raises(DataError, match=r"(?s)the folder could not be loaded: .*JSON parse error.*one at a time"):
+        read_pairs(tmp_path)
+
+
 def test_source_when_nothing_is_there_then_the_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no\.jsonl: no such file"):
         read_pairs(tmp_path / "no.jsonl")
+    with pytest.raises(DataError, match=r"\*\.jsonl: patterns are not read; give the folder"):
+        read_pairs(tmp_path / "*.jsonl")
     with pytest.raises(DataError, match="nothing: no such file or folder"):
         read_pairs(tmp_path / "nothing")
 

@@ -78,6 +78,22 @@ def test_collect_when_there_are_models_and_seeds_then_gains_are_paired_and_sprea
     assert "repo, 2 seeds" in text
 
 
+def test_table_when_the_terminal_has_80_columns_then_it_fits_and_no_name_is_cut() -> None:
+    row = {"benchmark": "arithmetic", "n": 1000, "value": 0.921, "low": 0.903, "high": 0.936, "unknown": 0}
+    base = {**row, "label": "base", "gain": None, "gain_low": None, "gain_high": None}
+    trained = {**row, "label": "repo_det", "gain": 0.4, "gain_low": 0.367, "gain_high": 0.432}
+    long = {**trained, "label": "repo_det-" + "with-a-very-long-name-" * 4}
+    for rows, folds in (([base, trained], False), ([base, long], True)):
+        console = Console(file=io.StringIO(), width=80)
+        console.print(results_table({"rows": rows, "seeds": []}))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "…" not in text and "no verdict" not in text and "metric" not in text
+        assert all(len(line) <= 80 for line in text.splitlines())
+        assert "Pass@1 (%)" in text and ("+40.0 [+36.7, +43.2]" in text) != folds
+        names = "".join(line.split("│")[2].strip() for line in text.splitlines() if line.startswith("│"))
+        assert names == "base" + rows[1]["label"]
+
+
 def test_collect_when_problems_differ_then_error_names_the_models(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no result\.json"):
         collect(tmp_path)

@@ -24,8 +24,9 @@ def numbers(count: int, seed: int) -> tuple[int, ...]:
 
 
 FIRST, SECOND = numbers(14, 1), numbers(3, 2)
-# Prompts and responses that are longer than the windows (12), and shorter ones.
+# Prompts and responses that are longer than the windows (12), and shorter ones; the last is a masked response.
 ITEMS = [(FIRST, numbers(16, 3)), (FIRST, numbers(4, 4)), (SECOND, numbers(18, 5)), (SECOND, numbers(5, 6))]
+ITEMS += [(FIRST, ITEMS[0][1][:13])]
 
 
 def plain_logps(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -53,7 +54,7 @@ def assert_right(model: PreTrainedModel, rows: RowKind, tolerance: float = 1e-5)
     layout, places = lay_out_rows(ITEMS, rows)
     with in_rows(model, rows):
         row = response_scores(model, layout).logps
-        found = [row[place.start : place.start + place.length] for place in places]
+        found = [row[place] for place in places]
         got = gradients(model, found)
     for values, expected in zip(found, plain, strict=True):
         torch.testing.assert_close(values.double(), expected.double(), rtol=1e-6, atol=tolerance)

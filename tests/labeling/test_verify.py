@@ -19,6 +19,7 @@ from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling import verify as stage
+from regretless.labeling import worker_pool
 from regretless.labeling.base import Check, Verifier
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.verify import VerifyConfig, run
@@ -190,6 +191,47 @@ def test_pool_when_the_function_cannot_be_imported_then_error_says_why() -> None
 
     homeless.__module__, homeless.__qualname__ = "no_such_module", "homeless"
     with Pool(homeless, workers=1, seconds=1) as pool, pytest.raises(RegretlessError, match="no_such_module"):
+        list(pool.run([("1", "1")]))
+
+
+def test_pool_when_a_worker_does_not_start_in_time_then_the_others_check_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_stuck.py").write_text(
+        "import pathlib, time\n"
+        "from regretless.labeling.base import Check\n"
+        "try:\n"
+        f"    pathlib.Path({str(tmp_path / 'first')!r}).touch(exist_ok=False)\n"
+        "except FileExistsError:\n"
+        "    time.sleep(600)\n"
+        "def compare(response, answer):\n"
+        "    return Check('correct' if response == answer else 'wrong', 'compared')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def compare(response: str, answer: str) -> Check:
+        raise AssertionError("called in a worker only")
+
+    compare.__module__, compare.__qualname__ = "half_stuck", "compare"
+    with Pool(compare, workers=2, seconds=5) as pool:
+        checks = pool.run([(str(row % 3), "1") for row in range(70)])
+        found = [next(checks)]
+        (stuck,) = [worker for worker in pool.workers if not worker.is_ready]
+        stuck.deadline = 0.0
+        found += checks
+        assert (pool.limit, len(pool.workers)) == (1, 1)
+    assert stuck.process.returncode == -signal.SIGKILL
+    assert {row: check.verdict for row, check in found} == {
+        row: Verdict.CORRECT if row % 3 == 1 else Verdict.WRONG for row in range(70)
+    }
+
+
+def test_pool_when_no_worker_starts_in_time_then_error_says_how_long_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "START_SECONDS", 0.0)
+    with (
+        Pool(fragile, workers=1, seconds=1) as pool,
+        pytest.raises(RegretlessError, match=r"no process was ready within 0 s .*fewer `workers`"),
+    ):
         list(pool.run([("1", "1")]))
 
 

@@ -13,7 +13,7 @@ from regretless.core.errors import ConfigError
 from regretless.modeling import token_logps
 from regretless.modeling.cpu_attention import grouped_attention
 from regretless.modeling.forward import grouped, reference_head, response_scores
-from regretless.modeling.layout import Placement, Segment, lay_out, token_count
+from regretless.modeling.layout import Segment, lay_out, token_count
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.token_logps import Head, ReferenceHead, token_scores
@@ -67,9 +67,9 @@ def test_layout_when_responses_repeat_or_are_prefixes_then_each_distinct_token_s
     # Prompts 6 + 2; responses without their last tokens: 5 + 3 + 1 + 0.
     assert layout.tokens == 6 + 2 + 5 + 3 + 1
     assert layout.position_ids[0].tolist() == [*range(6), *range(6, 11), *range(6, 9), 0, 1, 2]
-    assert places[1] == Placement(places[0].start, 3)
-    assert places[5] == places[2]
-    assert layout.targets[places[2].start : places[2].start + 4].tolist() == [20, 30, 31, 2]
+    assert places[1].tolist() == places[0][:3].tolist()
+    assert places[5].tolist() == places[2].tolist()
+    assert layout.targets[places[2]].tolist() == [20, 30, 31, 2]
     assert token_count(ITEMS) == 6 + 2 + 6 + 4 + 2 + 1
 
 
@@ -98,7 +98,7 @@ def test_grouped_pass_when_compared_with_plain_calls_then_values_and_gradients_a
     layout, places = lay_out(ITEMS)
     with grouped(model):
         scores = response_scores(model, layout)
-        parts = [scores.logps[place.start : place.start + place.length] for place in places]
+        parts = [scores.logps[place] for place in places]
         sum((w * p).sum() for w, p in zip(weights, parts, strict=True)).backward()
 
     for part, expected in zip(parts, plain, strict=True):
@@ -120,7 +120,7 @@ def test_flex_when_compared_with_plain_calls_then_values_agree(model_type: str) 
         found = response_scores(model, layout).logps
     for (prompt, response), place in zip(ITEMS, places, strict=True):
         wanted = plain_logps(model, prompt, response)
-        torch.testing.assert_close(found[place.start : place.start + place.length], wanted, rtol=0, atol=2e-5)
+        torch.testing.assert_close(found[place], wanted, rtol=0, atol=2e-5)
 
 
 class Wrapped(torch.nn.Linear):
@@ -272,7 +272,7 @@ def test_attention_when_positions_pass_a_thousand_then_it_is_that_of_every_pair_
     prompt, responses = 1000, (40, 30)  # masks grow at 1024 positions: within the first response
     rows = prompt + sum(responses)
     query, key, value = (torch.randn(1, 2, rows, 4, dtype=torch.double, generator=numbers) for _ in range(3))
-    segments = (Segment(prompt, responses),)
+    segments = (Segment(prompt), *(Segment(length, 0) for length in responses))
     module = torch.nn.Module()
 
     def attend(query: torch.Tensor) -> torch.Tensor:

@@ -14,37 +14,39 @@ from regretless.modeling import gpu_attention
 from regretless.modeling.gpu_attention import BLOCK, RowMask, compiled, flex_grouped_attention, padded_length
 from regretless.modeling.layout import Segment
 
-SEGMENTS = st.lists(
-    st.builds(Segment, st.integers(1, 300), st.lists(st.integers(1, 300), max_size=3).map(tuple)),
-    min_size=1,
-    max_size=3,
-)
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Segment]:
+    """Segments in depth-first order: each is a prompt, or continues one of those that end in the one before it."""
+    path: list[int] = []
+    found: list[Segment] = []
+    for number in range(draw(st.integers(1, 9))):
+        path = path[: draw(st.integers(0, len(path)))]
+        found.append(Segment(draw(st.integers(1, 300)), path[-1] if path else None))
+        path.append(number)
+    return found
 
 
 def visible(segments: list[Segment], length: int, window: int | None) -> torch.Tensor:
-    """(N, N) which position sees which, from the definition: a prompt causally, a response its prompt and itself."""
+    """(N, N) which position sees which, from the definition: its own sequence up to itself."""
     sees = torch.eye(length, dtype=torch.bool)
     start = 0
+    sequences: list[list[int]] = []
     for segment in segments:
-        places = [(start + offset, offset) for offset in range(segment.prompt)]
-        begin = start + segment.prompt
-        sequences = [places]
-        for response in segment.responses:
-            sequences.append(places + [(begin + offset, segment.prompt + offset) for offset in range(response)])
-            begin += response
-        start = begin
-        for sequence in sequences:
-            index = torch.tensor([place for place, _ in sequence])
-            at = torch.tensor([position for _, position in sequence])
-            distance = at[:, None] - at[None, :]
-            sees[index[:, None], index[None, :]] = (distance >= 0) & (distance < (window or length))
+        before = [] if segment.parent is None else sequences[segment.parent]
+        sequences.append([*before, *range(start, start + segment.length)])
+        start += segment.length
+        index = torch.tensor(sequences[-1])
+        at = torch.arange(len(index))
+        distance = at[:, None] - at[None, :]
+        sees[index[:, None], index[None, :]] = (distance >= 0) & (distance < (window or length))
     return sees
 
 
 @settings(max_examples=40, deadline=None)
-@given(SEGMENTS, st.sampled_from([None, 1, 50, 128, 400]))
+@given(trees(), st.sampled_from([None, 1, 50, 128, 400]))
 def test_block_mask_when_rows_are_random_then_it_is_the_rule(segments: list[Segment], window: int | None) -> None:
-    used = sum(segment.prompt + sum(segment.responses) for segment in segments)
+    used = sum(segment.length for segment in segments)
     length = used + -used % BLOCK
     wanted = visible(segments, length, window)
     mask = RowMask(segments, length, torch.device("cpu")).blocks(window)
@@ -72,7 +74,7 @@ def test_flex_when_it_would_be_silently_wrong_then_it_refuses() -> None:
     states = torch.zeros(1, 1, BLOCK, 16)
     with pytest.raises(ValueError, match="without `row_mask`"):
         flex_grouped_attention(torch.nn.Identity(), states, states, states, None)
-    mask = RowMask([Segment(BLOCK, ())], BLOCK, torch.device("cpu"))
+    mask = RowMask([Segment(BLOCK)], BLOCK, torch.device("cpu"))
     with pytest.raises(ValueError, match="attention_dropout"):
         flex_grouped_attention(torch.nn.Identity(), states, states, states, None, dropout=0.1, row_mask=mask)
 
@@ -85,7 +87,7 @@ def test_flex_when_rows_have_ever_new_lengths_then_each_rule_is_compiled_once_an
     numbers = random.Random(0)
 
     def attend(row: list[Segment], window: int | None) -> None:
-        length = padded_length(sum(segment.prompt + sum(segment.responses) for segment in row))
+        length = padded_length(sum(segment.length for segment in row))
         states = torch.randn(1, 2, length, 8)
         mask = RowMask(row, length, torch.device("cpu"))
         flex_grouped_attention(
@@ -97,12 +99,14 @@ def test_flex_when_rows_have_ever_new_lengths_then_each_rule_is_compiled_once_an
         monkeypatch.setattr(gpu_attention, "_flex", lambda device: function)
         counts = []
         for _ in range(60):
-            row = [
-                Segment(numbers.randint(1, 90), tuple(numbers.choices(range(1, 90), k=numbers.randint(0, 4))))
-                for _ in range(numbers.randint(1, 3))
-            ]
+            row: list[Segment] = []
+            path: list[int] = []
+            for number in range(numbers.randint(1, 9)):
+                path = path[: numbers.randint(0, len(path))]
+                row.append(Segment(numbers.randint(1, 90), path[-1] if path else None))
+                path.append(number)
             # The first row is short enough for one block.
-            row = row if counts else [Segment(5, (3,))]
+            row = row if counts else [Segment(5), Segment(3, 0)]
             for window in (None, 30, 40):
                 attend(row, window)
             counts.append(counter.frame_count)

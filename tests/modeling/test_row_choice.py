@@ -17,9 +17,11 @@ ITEMS = [((5, 6, 7, 8), (9, 10, 2)), ((5, 6, 7, 8), (11, 12, 13, 2))]
 def test_rows_when_chosen_by_name_then_they_are_taken_or_refused_with_the_reason() -> None:
     assert choose_rows(tiny_of_kind("qwen3"), 40) == "grouped"
     assert choose_rows(tiny_of_kind("qwen3"), 40, "plain") == "plain"
-    model = tiny_of_kind("lfm2")
+    model = tiny_of_kind("jamba")
     assert choose_rows(model, 40) == "plain"
-    with pytest.raises(ConfigError, match=r"model.layers.0.conv \(Lfm2ShortConv\) mixes tokens, and not through"):
+    with pytest.raises(
+        ConfigError, match=r"model.layers.0.mamba \(JambaMambaMixer\) does not continue from the states"
+    ):
         choose_rows(model, 40, "grouped")
     shared, alone = (score_responses(tiny_of_kind("qwen3"), ITEMS, rows=rows) for rows in ("grouped", "plain"))
     assert [len(values) for values in shared] == [3, 4]
@@ -36,7 +38,7 @@ def test_rows_when_a_model_is_not_causal_then_both_reasons_are_named() -> None:
 def test_rows_when_they_cannot_be_shared_then_reason_and_cost_are_printed_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tiny_of_kind("lfm2")
+    model = tiny_of_kind("jamba")
     checks: list[int] = []
     check = row_choice.check_grouped
     monkeypatch.setattr(row_choice, "check_grouped", lambda *args: (checks.append(1), check(*args)))
@@ -44,8 +46,8 @@ def test_rows_when_they_cannot_be_shared_then_reason_and_cost_are_printed_once(
         score_responses(model, ITEMS)
     printed = capsys.readouterr().err
     assert len(checks) == 1
-    assert printed.count("note: Lfm2ForCausalLM") == 1
-    assert "model.layers.0.conv (Lfm2ShortConv) mixes tokens" in printed
+    assert printed.count("note: JambaForCausalLM") == 1
+    assert "model.layers.0.mamba (JambaMambaMixer) does not continue from the states" in printed
     # Two rows of 7 tokens, of which one pads; shared, the prompt of 4 and responses of 3 and 4.
     assert "14 tokens are computed instead of 11 (1.3 times as many)" in printed
     score_responses(tiny_of_kind("qwen3"), ITEMS)

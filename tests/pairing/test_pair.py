@@ -232,6 +232,9 @@ def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(
 
 def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -> None:
     write_records(tmp_path / "r.jsonl", [CORRECT[0], replace(WRONG[0], finish_reason="length")])
+    write_records(tmp_path / "raw.jsonl", [replace(row, verdict=None) for row in (CORRECT[0], WRONG[0])])
+    with pytest.raises(DataError, match=r"no response has a verdict or a score: run verify or judge first$"):
+        run(PairConfig(), tmp_path / "raw.jsonl", tmp_path)
     with pytest.raises(DataError, match=r"no pairs from 2 responses: only_correct 1, rejected rows 1$"):
         run(PairConfig(), tmp_path / "r.jsonl", tmp_path)
     assert (tmp_path / "refused.jsonl").read_text().count("\n") == 1

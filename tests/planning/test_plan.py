@@ -18,9 +18,9 @@ from regretless.core.errors import BudgetError
 from regretless.core.files import read_json
 from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.modeling.load import ModelConfig, load_model
-from regretless.planning.counts import Assumed
-from regretless.planning.dry_run import State
-from regretless.planning.plan import Plan, make_plan
+from regretless.planning.counts import Assumed, Estimate
+from regretless.planning.dry_run import PlannedUnit, State
+from regretless.planning.plan import Plan, Row, make_plan
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.sampling.transformers_engine import TransformersEngine
@@ -360,3 +360,17 @@ def test_requests_to_judges_when_planned_before_anything_has_run_then_they_are_t
         for path in (recipe.run_dir / "evaluate" / "samples").rglob(MANIFEST)
     }
     assert set(states(planned(recipe)).values()) == {State.DONE}
+
+
+def test_time_of_a_stage_when_its_models_run_side_by_side_then_it_ends_with_the_last_of_them() -> None:
+    seconds = {"base/sums": 1.0, "samples/base/sums/greedy": 4.0, "dpo/sums": 3.0, "repo/sums": 2.0, "ipo/sums": 3.0}
+    estimates = [
+        Estimate(PlannedUnit(f"evaluate/{name}", State.RUN, Path(name)), seconds=taken)
+        for name, taken in seconds.items()
+    ]
+    assert (Row("evaluate", estimates).elapsed, Row("evaluate", estimates).seconds) == (13.0, 13.0)
+    # base until 5; dpo until 3, then repo until 5; then ipo until 8.
+    assert (Row("evaluate", estimates, 2).elapsed, Row("evaluate", estimates, 2).seconds) == (8.0, 13.0)
+    estimates[0].unit.state = State.DONE
+    estimates[2].seconds = None
+    assert (Row("evaluate", estimates, 5).elapsed, Row("evaluate", estimates, 5).seconds) == (4.0, None)

@@ -132,8 +132,8 @@ def drawn_logps(model: Any, found: list[Completion], params: SamplingParams) -> 
     return rows
 
 
-def near(values: list[float]) -> Any:
-    return pytest.approx(values, abs=TOLERANCE, rel=0)
+def near(values: list[float], within: float = TOLERANCE) -> Any:
+    return pytest.approx(values, abs=within, rel=0)
 
 
 @needs_vllm
@@ -248,7 +248,8 @@ def test_engine_when_an_adapter_is_merged_then_it_loads_the_folder_and_scores_as
     params = PLAIN.model_copy(update={"vllm": VllmOptions(**OPTIONS)})
     found = generated(VllmEngine(ModelConfig(name_or_path=str(tmp_path / "merged")), params), params, range(2))
     for item, own in zip(found, raw_logps(with_adapter, found), strict=True):
-        assert item.logps == near(own)
+        # Merged weights are rounded to float32, which the adapter's sum is not.
+        assert item.logps == near(own, within=1e-4)
 
 
 @needs_vllm

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from made_runs import BENCHMARK, made_run, prefer, rate
+from made_runs import BENCHMARK, add_harness, made_run, prefer, rate
 from regretless.core.errors import ConfigError
+from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import Cell, Comparison, Decoding, Over, Row, Table, compare, records
-from regretless.studies.observations import Run
 
 N = 40
 
@@ -261,3 +261,19 @@ def test_chat_metrics_when_compared_then_questions_are_paired_and_unknown_values
     controlled = cell(table, "dpo", metric="length_controlled_win_rate")
     assert (controlled.value, controlled.low, controlled.rank, controlled.difference) == (None, None, None, None)
     assert cell(table, "dpo", metric="win_rate").value == pytest.approx(70)
+
+
+def test_tasks_of_the_harness_when_compared_then_they_are_columns_paired_by_problem(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}})
+    answers = {"base": [0.0] * 9 + [1.0], "dpo": [1.0] * 8 + [0.0, 1.0]}
+    for label, given in answers.items():
+        scores = {f"{number}-hash": value for number, value in enumerate(given)}
+        add_harness(run, label, {"ifeval|strict|none": scores, "ifeval|bleu|none": dict.fromkeys(scores, 0.5)})
+    found = compare([Run(run)])
+    strict = cell(only(found), "dpo", metric="strict")
+    assert (strict.value, strict.n, strict.rank) == (90.0, 10, 1)
+    versus = strict.difference
+    assert versus is not None and (versus.value, versus.n, versus.test) == (80.0, 10, "exact McNemar")
+    assert versus.p == pytest.approx(stats.binomtest(8, 8).pvalue)
+    assert "ifeval: not in the tables: bleu|none, which is no share of problems." in found.notes
+    assert len(only(found).columns) == 2

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from made_runs import BENCHMARK, made_run, rate
+from made_runs import BENCHMARK, add_harness, made_run, rate
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.mirror import RECIPE
 from regretless.core.stage_folder import MANIFEST
-from regretless.studies.observations import Run, observe
+from regretless.studies.compared_runs import Run
+from regretless.studies.observations import observe
 
 VERDICTS = {"base": {BENCHMARK: [1, 0, 0, 1]}, "dpo": {BENCHMARK: [1, 1, 0, 1]}}
 
@@ -138,6 +140,24 @@ def test_prompts_of_a_judge_when_they_differ_then_worlds_are_no_excuse(tmp_path:
             rate(runs[-1], label, [3.0, 4.0], f"asked {seed}", **files)
     said = refusal(*runs)
     assert "1 problem(s)" in said and "evaluate.chat.mt.judge_prompt is" in said
+
+
+def test_tasks_of_the_harness_when_asked_or_answered_differently_then_they_are_refused(tmp_path: Path) -> None:
+    """Each task by itself: another task that only one run has is no obstacle."""
+    asked: list[dict[str, Any]] = [{}, {"num_fewshot": 5}, {}, {}]
+    runs = []
+    for seed, settings in enumerate(asked):
+        runs.append(made_run(tmp_path / str(seed), VERDICTS, train={"seed": seed}))
+        for label in VERDICTS:
+            scores = {"ifeval|strict|none": {f"{number}-hash": 1.0 for number in range(3 if seed == 2 else 2)}}
+            more = {"mmlu|acc|none": {"0-hash": 1.0}} if seed == 3 else {}
+            add_harness(runs[-1], label, {**scores, **more}, settings)
+    assert "ifeval: answered or graded differently: evaluate.harness_settings.num_fewshot is None" in refusal(*runs[:2])
+    assert "0 only in the first, 1 only in the second" in refusal(runs[0], runs[2])
+    both = observe([Run(runs[0]), Run(runs[3])])
+    assert [one.benchmark for one in both.observations].count("mmlu") == 2
+    (runs[0] / "evaluate" / "dpo" / "harness" / MANIFEST).unlink()
+    assert f"not finished, evaluate/dpo/harness/{MANIFEST} missing" in refusal(runs[0])
 
 
 def test_decoding_seeds_that_differ_when_compared_then_it_is_said(tmp_path: Path) -> None:

@@ -206,6 +206,13 @@ def test_choice_when_the_best_lies_at_the_edge_then_it_says_so_and_a_mean_with_a
     edge = choice(trial(1e-4, 0.4, 0.3), trial(1e-3, 0.9, failed=1), trial(1e-2, 0.2, 0.2))
     assert (edge.best.values, edge.edges) == ({"train.learning_rate": 1e-4}, ["train.learning_rate"])
     assert edge.overrides == ["train.methods.dpo.learning_rate=0.0001"]
+    assert middle.remarks == []
+    assert edge.remarks == [
+        "the best value of train.learning_rate lies at the edge of those tried; a better one may lie beyond"
+    ]
+    tied = choice(trial(1e-4, 0.1), trial(1e-3, 0.5), trial(1e-2, 0.5))
+    assert tied.best.values == {"train.learning_rate": 1e-3}
+    assert tied.remarks == ["1 other trial(s) have the same score; the first was taken"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def main() -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         let_cpus_shard()
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **task["model"]))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{"model_type": "qwen3", **task["model"]}))
     torch.manual_seed(1)
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if task["lora"] else None
     trainer = PreferenceTrainer(

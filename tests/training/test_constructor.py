@@ -184,6 +184,15 @@ def test_quantization_when_it_is_asked_for_then_the_model_is_loaded_with_it_and_
         AUTO_QUANTIZATION_CONFIG_MAPPING.pop("nothing")
 
 
+def test_processes_when_they_are_to_share_a_sequence_then_it_is_refused(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with pytest.raises(ConfigError, match="cp_size: context parallelism is not supported"):
+        build()
+
+
 def test_dropout_when_it_is_disabled_then_every_step_computes_the_same(
     build: Any, make_model: Callable[..., PreTrainedModel]
 ) -> None:

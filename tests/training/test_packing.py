@@ -59,3 +59,34 @@ def test_query_when_larger_than_a_microbatch_then_it_is_cut_by_what_costs_less()
     assert pack_rows([[shorter[0]], [(prompt, (6,) * 30)], shorter], 41) == [[0, 2], [1]]
     # One of two that share nothing is too large by itself: there is nothing to gain from a first pass.
     assert pack_rows([[masked[0]], [chosen[0]]], 41) == [[0], [1]]
+
+
+def test_responses_when_they_share_beginnings_then_rows_keep_them_together_and_count_them_once() -> None:
+    numbers = random.Random(1)
+
+    def words(count: int) -> tuple[int, ...]:
+        return tuple(numbers.randrange(5, 99) for _ in range(count))
+
+    items: list[Item] = []
+    prompt = words(4)
+    for _ in range(3):
+        first = words(20)
+        for second in (words(10), words(10)):
+            items += [(prompt, (*first, *second, *words(8))) for _ in range(2)]
+    items = [items[n] for n in numbers.sample(range(12), 12)]
+
+    def begins(row: list[Item], length: int) -> int:
+        return len({response[:length] for _, response in row})
+
+    # Four responses with their beginning: 4 + 20 + 2 · 10 + 4 · 8 = 76; two: 4 + 20 + 10 + 2 · 8 = 50; one: 42.
+    for budget, rows, shared in [(300, 1, 3), (76, 3, 1), (75, 6, 1), (50, 6, 1), (49, 12, 1), (148, 2, 2)]:
+        cut = cut_rows(items, budget)
+        assert sorted(item for row in cut for item in row) == sorted(items)
+        assert len(cut) == rows
+        assert max(begins(row, 20) for row in cut) == shared
+        if rows == 6:
+            assert all(begins(row, 30) == 1 for row in cut)
+        assert all(token_count(row) <= budget for row in cut)
+    # Pairs of all of them: a micro-batch for each beginning would compute none of them twice.
+    units = [[one, other] for one in items[:6] for other in items[6:]]
+    assert pack_rows(units, 76) == [[*range(36)]]

@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
+from regretless.modeling import prefix_tree
 from regretless.modeling.forward import grouped
+from regretless.modeling.layout import Ids, as_context, own_ids
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import OBJECTIVES, build
 from regretless.training import passes
@@ -88,6 +90,64 @@ def test_step_when_queries_are_larger_than_a_microbatch_then_loss_gradients_and_
         if not key.startswith("tokens/"):
             assert small_metrics[key] == pytest.approx(value, rel=1e-6), key  # statistics are float32
     assert "rewards/accuracies" in metrics or name == "sft"
+
+
+def conversations() -> list[TokenizedPair]:
+    """Two queries of four conversations that part at the second or the third message, each with a masked pair."""
+    numbers = torch.Generator().manual_seed(4)
+
+    def words(count: int) -> Ids:
+        return tuple(torch.randint(4, 40, (count,), generator=numbers).tolist())
+
+    def side(ids: Ids) -> TokenizedSide:
+        return TokenizedSide(ids, tuple((-4 * torch.rand(len(own_ids(ids)), generator=numbers)).tolist()))
+
+    found: list[TokenizedPair] = []
+    for query in range(2):
+        prompt, first = words(5), (*words(11), 2, *as_context(words(6)))
+        second = [(*first, *words(4), 2, *as_context(words(3))) for _ in range(2)]
+        right, wrong = ([side((*begin, *words(5 + query), 2)) for begin in second] for _ in range(2))
+        pairs = [(one, other, "original") for one in right for other in wrong]
+        cut = right[0].ids[:-4]
+        pairs.append((right[0], TokenizedSide(cut, right[0].logps[: len(own_ids(cut))]), "masked"))
+        found += [
+            TokenizedPair(f"{query}-{number}", prompt, *sides, f"rows:{number}", kind)
+            for number, (*sides, kind) in enumerate(pairs)
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters"), [("repo", {}), ("repo", {"granularity": "step"}), ("tdpo", {}), ("orpo", {})]
+)
+def test_step_when_conversations_share_beginnings_then_loss_gradients_and_metrics_stay_and_fewer_tokens_are_computed(
+    name: str, hyperparameters: dict[str, Any], make_double: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    data = conversations()
+    # A query's tokens without its prompt and last ones: conversations of 18 + 8 + 6 (or 7) tokens, each by itself, or
+    # once what four share, twice what two share, and four ends.
+    for shared, budget, tokens in [
+        (10**9, 1000, [5 + 4 * (18 + 8 + 5), 5 + 4 * (18 + 8 + 6)]),
+        (16, 1000, [5 + 18 + 2 * 8 + 4 * 5, 5 + 18 + 2 * 8 + 4 * 6]),
+        # Of 45 tokens in a row, those that part at the third message are together.
+        (16, 45, [2 * (5 + 18 + 8 + 2 * 5), 2 * (5 + 18 + 8 + 2 * 6)]),
+    ]:
+        monkeypatch.setattr(prefix_tree, "SHARED_AT_LEAST", shared)
+        trainer = make_double(objective=name, objective_kwargs=hyperparameters, data=data)
+        loss, gradients, metrics = step(trainer, budget)
+        assert metrics["tokens/computed"] == sum(tokens)
+        assert metrics["tokens/computed"] + metrics["tokens/saved"] == sum(
+            len(pair.prompt_ids) + len(side.ids) for pair in data for side in pair.sides
+        )
+        found[shared, budget] = loss, gradients, metrics
+    (loss, gradients, metrics), *others = found.values()
+    for other_loss, other_gradients, other_metrics in others:
+        assert other_loss == pytest.approx(loss, rel=1e-12)
+        assert_same_gradient(other_gradients, gradients)
+        for key, value in metrics.items():
+            if not key.startswith("tokens/"):
+                assert other_metrics[key] == pytest.approx(value, rel=1e-6), key  # statistics are float32
 
 
 def test_all_weights_when_trained_on_a_query_larger_than_a_microbatch_then_gradients_stay(make_double: Make) -> None:

@@ -131,6 +131,25 @@ def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are
 
 
 @pytest.mark.slow
+def test_two_processes_when_experts_are_balanced_then_each_counts_by_its_share_of_the_tokens(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
+) -> None:
+    # One process has two micro-batches, a query in each; two processes have one of them each.
+    prompts = list(dict.fromkeys(pair.prompt_ids for pair in pairs))
+    data = [pair for pair in pairs if pair.prompt_ids in (prompts[1], prompts[7])]
+    mixture = {"model_type": "qwen3_moe", "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+    task = {"pairs": data, "tokenizer": tokenizer, "lora": False, "model": MODEL | mixture}
+    arguments = ARGUMENTS | {"objective": "dpo", "router_aux_loss_coef": 0.5, "logging_steps": 1, "learning_rate": 0.1}
+    assert len(data) == 8
+    one, one_log = train(tmp_path / "one", ALONE, **task, arguments={**arguments, "per_device_train_batch_size": 8})
+    two, two_log = train(tmp_path / "two", TORCHRUN, **task, arguments={**arguments, "per_device_train_batch_size": 4})
+    assert_equal(two, one)
+    for key in ("loss", "aux_loss", "tokens/computed"):
+        assert two_log[0][key] == pytest.approx(one_log[0][key], rel=1e-5), key
+    assert one_log[0]["loss"] == pytest.approx(0.6931 + 0.5 * one_log[0]["aux_loss"], abs=1e-4)
+
+
+@pytest.mark.slow
 def test_two_processes_when_few_steps_are_asked_for_then_both_have_the_references_that_these_read(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from regretless.analysis.behavior_audit import gap, labeled, rescored
+from regretless.analysis.behavior_audit import FAR, gap, labeled, rescored
 from regretless.analysis.first_step import at_start, spread
 from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
@@ -221,6 +221,13 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         "correctly ranked pairs contribute no gradient, wrongly ranked ones the maximum; lower β"
         for label, entry in results.get("objectives", {}).items()
         if (entry["saturated"] or 0) > 0.1
+    ]
+    notes += [
+        f"{name}: {100 * entry['share_far']:.0f} % of the stored log-probabilities are more than {FAR:g} nats from "
+        "those that this model gives: check that it wrote the responses, to these prompts (chat template), and that "
+        "logps_kind is right; the setting rescore of pair replaces them"
+        for name, entry in results.get("stored_minus_rescored", {}).items()
+        if entry.get("share_far", 0) > 0.1
     ]
     if "objectives" not in results:
         notes.append("no model was loaded (inspect.sample is 0): no margins and no gap to the reference")

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from regretless.core.terminal import console
+from regretless.core.terminal import FoldingTable, terminal
 
 
 def show_table(title: str, rows: Mapping[str, Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Print one row per entry with its values in `columns`; nothing if no row has any of them."""
+    """Print one row per entry with its values in `columns`; nothing if no row has any of them.
+
+    They are the result of `inspect` and `analyze`, and so go to standard output.
+    """
     cells = {name: [values.get(column) for column in columns] for name, values in rows.items()}
     if all(cell is None for row in cells.values() for cell in row):
         return
-    table = Table(title=title, title_justify="left")
-    table.add_column()
+    table = FoldingTable(title=title, title_justify="left")
+    table.add_column("")
     for column in columns:
         table.add_column(column.replace("_", " "), justify="right")
     for name, row in cells.items():
         table.add_row(
             name, *("–" if cell is None else cell if isinstance(cell, str) else f"{cell:.4g}" for cell in row)
         )
-    console.print(table)
+    terminal().print(table)
 
 
 def with_error(estimate: Mapping[str, Any] | None) -> str | None:

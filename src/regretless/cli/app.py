@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -19,6 +19,9 @@ from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
 
+NO_OBJECTIVES = ("__init__", "base", "inputs", "modifiers", "weights")
+"""Other files beside the objectives."""
+
 
 class Commands(TyperGroup):
     """All commands, and for each objective a short form: `regretless dpo …` is `regretless train objective=dpo …`."""
@@ -26,11 +29,53 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or the short form of the objective of that name."""
         found = super().get_command(ctx, cmd_name)
-        if found is not None:
+        if found is not None or not may_be_objective(cmd_name):
             return found
         from regretless.objectives import OBJECTIVES  # takes seconds
 
         return _short_form(cmd_name) if cmd_name in OBJECTIVES else None
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Completion of commands and of the objectives' short forms."""
+        from regretless.core.plugins import offered
+
+        found = super().shell_complete(ctx, incomplete)
+        kind = type(super().shell_complete(ctx, "")[0])  # the class is click's, which typer may bring as its own
+        names = [*(name for name in _files_of_objectives() if name not in NO_OBJECTIVES), *offered("objectives")]
+        return found + [kind(name) for name in names if name.startswith(incomplete)]
+
+
+def may_be_objective(name: str) -> bool:
+    """Whether an objective may have this name: the package has a file for it (base.py is one, too), or a plug-in does.
+
+    Answers without torch, so that a mistyped command is refused at once.
+    """
+    from regretless.core.plugins import offered
+
+    return name in _files_of_objectives() or name in offered("objectives")
+
+
+def _files_of_objectives() -> list[str]:
+    return sorted(file.stem for file in (Path(__file__).resolve().parents[1] / "objectives").glob("*.py"))
+
+
+def packaged(kind: str) -> Callable[[str], list[str]]:
+    """Completion of the names of recipes or studies; where none fits, the shell completes files."""
+
+    def names(incomplete: str) -> list[str]:
+        from regretless.core.bundled import bundled
+
+        return [one.name for one in bundled(kind) if one.name.startswith(incomplete)]
+
+    return names
+
+
+def sections(incomplete: str) -> list[str]:
+    """Completion of the names of stages."""
+    return [name for name in STAGES if name.startswith(incomplete)]
+
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document, for programs.")]
 
 
 app = typer.Typer(
@@ -43,10 +88,14 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, for example seed=1 or train.objective=ipo."),
+    typer.Argument(metavar="KEY=VALUE", help="Settings, for example seed=1 or train.objective=ipo."),
 ]
 RecipeArgument = Annotated[
-    Path, typer.Argument(help="YAML file, or a name that `regretless recipes` lists, such as math/qwen3-1.7b.")
+    Path,
+    typer.Argument(
+        help="YAML file, or a name that `regretless recipes` lists, such as math/qwen3-1.7b.",
+        autocompletion=packaged("recipes"),
+    ),
 ]
 SmokeFlag = Annotated[
     bool,
@@ -60,7 +109,7 @@ RunFolderFlag = Annotated[
     str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
 ]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of this stage, for example seed=1.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of this stage, for example seed=1.")
 ]
 Config = Annotated[
     Path | None,
@@ -115,7 +164,9 @@ class StageCommand(TyperCommand):
         super().format_help(ctx, formatter)
         from regretless.cli.info import show_settings
 
-        show_settings(str(self.name) if self.name in STAGES else "train")
+        is_stage = self.name in STAGES
+        # The short form of an objective sets it.
+        show_settings(str(self.name) if is_stage else "train", without=() if is_stage else ("train.objective",))
 
 
 @app.callback(invoke_without_command=True)
@@ -143,20 +194,40 @@ def run(
         typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
     ] = None,
     first: Annotated[
-        str | None, typer.Option("--from", metavar="STAGE", help="First stage to run; earlier ones do not run.")
+        str | None,
+        typer.Option(
+            "--from", metavar="STAGE", help="First stage to run; earlier ones do not run.", autocompletion=sections
+        ),
     ] = None,
-    last: Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Last stage to run.")] = None,
+    last: Annotated[
+        str | None, typer.Option("--until", metavar="STAGE", help="Last stage to run.", autocompletion=sections)
+    ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Run all stages of a recipe. Finished, unchanged stages are skipped; an interrupted run resumes."""
     from regretless.cli import verbs
 
-    verbs.run(recipe, overrides or [], smoke=smoke, output_dir=output_dir, cluster=cluster, first=first, last=last)
+    verbs.run(
+        recipe,
+        overrides or [],
+        smoke=smoke,
+        output_dir=output_dir,
+        cluster=cluster,
+        first=first,
+        last=last,
+        as_json=as_json,
+    )
 
 
 @app.command()
-def quickstart(overrides: Overrides = None, smoke: SmokeFlag = False, output_dir: RunFolderFlag = None) -> None:
+def quickstart(
+    overrides: Overrides = None,
+    smoke: SmokeFlag = False,
+    output_dir: RunFolderFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Train and compare small models in minutes, on a CPU and without downloads: `run quickstart`."""
-    run(Path("quickstart"), overrides, smoke=smoke, output_dir=output_dir)
+    run(Path("quickstart"), overrides, smoke=smoke, output_dir=output_dir, as_json=as_json)
 
 
 @app.command()
@@ -166,7 +237,7 @@ def recipes(
         typer.Option(metavar="NAME", help="Copy this one, with the files that it builds on; repeat for several."),
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder to copy to.")] = Path(),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON, for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """List the recipes, studies and examples that come with the package, or copy some of them to change them."""
     from regretless.cli.catalog import copy_recipes, show_recipes
@@ -195,7 +266,7 @@ def plan(
             "response), reply_tokens (of a judge); repeat for several.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: JsonFlag = False,
     output_dir: Annotated[str | None, typer.Option(help="Run folder, or its URL; overrides the recipe's.")] = None,
 ) -> None:
     """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
@@ -215,7 +286,12 @@ def plan(
 @app.command()
 def study(
     file: Annotated[
-        Path, typer.Argument(metavar="STUDY", help="YAML file, or a packaged study's name, such as table1-chat.")
+        Path,
+        typer.Argument(
+            metavar="STUDY",
+            help="YAML file, or a packaged study's name, such as table1-chat.",
+            autocompletion=packaged("studies"),
+        ),
     ],
     overrides: Overrides = None,
     processes: Annotated[
@@ -230,6 +306,7 @@ def study(
         typer.Option(metavar="ADDRESS", help="Ray cluster that does the work: auto, local, ray://host:port."),
     ] = None,
     figure_format: FigureFormats = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Run a recipe over models, methods, seeds and settings, and compare. The same command resumes and extends it."""
     from regretless.cli import verbs
@@ -242,6 +319,7 @@ def study(
         output_dir=output_dir,
         cluster=cluster,
         figures=figure_format or [],
+        as_json=as_json,
     )
 
 
@@ -253,6 +331,7 @@ def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> N
 
     def command(**named: Any) -> None:
         config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings") or []
+        as_json = named.pop("as_json")
         from regretless.core.object_store import url_of
 
         if objective is not None:
@@ -268,18 +347,20 @@ def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> N
         from regretless.cli import verbs
         from regretless.cli.request import Request
 
-        verbs.stage(Request(stage.name, config, output, settings, named))
+        verbs.stage(Request(stage.name, config, output, settings, named, as_json, objective or ""))
 
     options = {name: FLAGS[name] for name in stage.flags}
     options |= {"config": Config, "output": OutputFlag if stage.result else FolderFlag, "settings": Settings}
+    options["as_json"] = JsonFlag
     parameters = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()
+        Parameter(name, Parameter.KEYWORD_ONLY, default=False if kind is JsonFlag else None, annotation=kind)
+        for name, kind in options.items()
     ]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = options
     command.__name__ = name = objective or stage.name
     about = stage.about if objective is None else f"Short for `regretless train objective={objective}`."
-    to.command(name=name, help=about, cls=StageCommand)(command)
+    to.command(name=name, help=about.replace("[", r"\["), cls=StageCommand)(command)  # no markup of rich
 
 
 def _short_form(objective: str) -> Any:
@@ -319,7 +400,7 @@ def compare(
     ] = None,
     figure_format: FigureFormats = None,
     form: Annotated[TableFormat, typer.Option("--format", help="How to print the tables.")] = TableFormat.TERMINAL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON, for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Compare runs: methods × benchmarks, means over seeds, paired differences with Holm's correction."""
     from regretless.cli import verbs
@@ -340,7 +421,7 @@ def push(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch; by default the repository's main one.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON, for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Upload a model or adapter with tokenizer and card to the Hugging Face hub. Training data never goes along."""
     from regretless.cli import publish
@@ -367,19 +448,21 @@ def merge(
     dtype: Annotated[
         str, typer.Option(help="Type of the merged weights: auto (the base's own), float32, bfloat16 or float16.")
     ] = "auto",
+    as_json: JsonFlag = False,
 ) -> None:
     """Merge an adapter into its base model's weights, and compare the log-probabilities before and after."""
     from regretless.cli import publish
 
-    publish.merge(adapter, out, base=base, dtype=dtype)
+    publish.merge(adapter, out, base=base, dtype=dtype, as_json=as_json)
 
 
 @app.command()
 def settings(
     stage: Annotated[
-        str | None, typer.Argument(metavar="[STAGE]", help="One section of a recipe; default: all.")
+        str | None,
+        typer.Argument(metavar="[STAGE]", help="One section of a recipe; default: all.", autocompletion=sections),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Print every setting of a stage, or of all stages, with type, default and meaning."""
     from regretless.cli.info import show_settings
@@ -388,18 +471,18 @@ def settings(
 
 
 @app.command()
-def objectives() -> None:
+def objectives(as_json: JsonFlag = False) -> None:
     """Print a table of the objectives and their hyperparameters."""
     from regretless.cli.info import show_objectives
 
-    show_objectives()
+    show_objectives(as_json=as_json)
 
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Print versions, hardware and what will be used: device, dtype, attention, engines. Belongs into bug reports."""
+    """Print versions, hardware and what will be used: device, dtype, attention, engines. For bug reports."""
     from regretless.cli.doctor import show_diagnosis
 
     show_diagnosis(as_json=as_json)

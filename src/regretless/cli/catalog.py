@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from regretless.core.bundled import KINDS, bundled, copy_files
-from regretless.core.terminal import console, terminal
+from regretless.core.terminal import console, print_json, terminal
 
 COMMANDS = {
     "recipes": "regretless run NAME",
@@ -30,7 +29,7 @@ def show_recipes(*, as_json: bool = False) -> None:
             for kind, found in listed.items()
             for one in found
         ]
-        output.print(json.dumps(rows, indent=2, ensure_ascii=False), soft_wrap=True)
+        print_json(rows)
         return
     for kind, found in listed.items():
         output.print(Text.assemble((f"{kind.capitalize()} ", "bold underline"), f"({COMMANDS[kind]})"))

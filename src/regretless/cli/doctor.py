@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Column, Table
-from rich.text import Text
+from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
 from transformers.utils import is_torch_bf16_gpu_available
 
 from regretless.core.errors import ConfigError
 from regretless.core.plugins import Registry
-from regretless.core.terminal import terminal
+from regretless.core.terminal import FoldingTable, print_json, terminal
 from regretless.core.versions import versions
 from regretless.core.workers import cpus
 from regretless.data.prompts import TEMPLATES
@@ -36,6 +35,7 @@ OPTIONAL = ("vllm", "ray", "matplotlib", "s3fs", "gcsfs", "triton", "liger-kerne
 GIB = 1 << 30
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Limit of a container's memory, where there is one."""
+MEMORY_STATE = Path("/proc/meminfo")
 
 
 def diagnosis() -> dict[str, dict[str, Any]]:
@@ -51,20 +51,21 @@ def diagnosis() -> dict[str, dict[str, Any]]:
 
 
 def show_diagnosis(*, as_json: bool = False) -> None:
-    """Print the diagnosis: a table, or JSON for programs."""
+    """Print the diagnosis: a table for each section, or JSON for programs."""
     found = diagnosis()
-    output = terminal()
     if as_json:
-        values = {**found, "problems": list(found["problems"].values())}
-        output.print(json.dumps(values, indent=2, ensure_ascii=False), soft_wrap=True)
+        print_json({**found, "problems": list(found["problems"].values())})
         return
-    table = Table("section", "name", Column("value", overflow="fold"), show_header=False)
+    output = terminal()
     for section, values in found.items():
-        for row, (name, value) in enumerate(values.items()):
-            shown = "none" if value is None else str(value)
-            table.add_row(Text(section if row == 0 else "", style="bold"), str(name), shown)
-        table.add_section()
-    output.print(table)
+        if not values:
+            continue
+        table = FoldingTable(title=section, title_justify="left", show_header=False)
+        table.add_column("name", min_width=min(24, max(map(len, values))))
+        table.add_column("value")
+        for name, value in values.items():
+            table.add_row(str(name), "none" if value is None else str(value))
+        output.print(table)
 
 
 def _optional() -> dict[str, str | None]:
@@ -85,6 +86,9 @@ def _machine() -> dict[str, Any]:
         "cores": cpus(),
         "threads of torch": torch.get_num_threads(),
         "memory (GiB)": round(_memory() / GIB, 1),
+        "memory free (GiB)": None if (free := _free_memory()) is None else round(free / GIB, 1),
+        "disk free here (GiB)": round(shutil.disk_usage(Path.cwd()).free / GIB, 1),
+        "driver and CUDA": _cuda(),
     }
     if not torch.accelerator.is_available():
         return {**found, "accelerator": None}
@@ -100,6 +104,23 @@ def _memory() -> int:
         return min(machine, int(MEMORY_LIMIT.read_text(encoding="ascii")))
     except (OSError, ValueError):  # no container, or "max"
         return machine
+
+
+def _free_memory() -> int | None:
+    """Bytes that a new process can use without swapping; None where the system does not say (macOS)."""
+    try:
+        lines = MEMORY_STATE.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(1024 * kilobytes[0], _memory()) if kilobytes else None
+
+
+def _cuda() -> str | None:
+    """The CUDA that torch was built with, and whether a GPU is visible to it; None for a build without CUDA."""
+    if torch.version.cuda is None:
+        return None
+    return f"torch is built with CUDA {torch.version.cuda}" + ("" if torch.cuda.is_available() else "; no GPU is found")
 
 
 def _accelerator(number: int) -> str:
@@ -123,6 +144,9 @@ def _used(device: torch.device) -> dict[str, str]:
         "attention in sampling": "the model's own, which is SDPA by default; vLLM chooses its own",
         "Liger kernels": liger,
         "FlashAttention": "not in training: it has no masks, which responses that share their prompt need",
+        "processes of a recipe's training": f"{devices}, one for each GPU" if devices else "1",
+        "hub": "offline (HF_HUB_OFFLINE): models and data come from the cache" if HF_HUB_OFFLINE else "online",
+        "cache of models and data": HF_HOME,
     }
 
 

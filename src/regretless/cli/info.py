@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
+from collections.abc import Collection
 
-import typer
 from pydantic import TypeAdapter
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from regretless.core.errors import lookup
 from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped, settings_of, type_text
-from regretless.core.terminal import terminal
+from regretless.core.terminal import print_json, terminal
 from regretless.objectives import OBJECTIVES, Objective
 from regretless.runs.recipe import Recipe
 from regretless.training.arguments import PreferenceConfig
@@ -34,7 +32,7 @@ def settings_of_stage(name: str) -> list[Setting]:
     if name not in ("train", "pretrain"):
         default = REQUIRED if field.is_required() else field.default
         kind = type_text(TypeAdapter(annotation).json_schema())
-        return rows or [Setting(name, kind, default, str(field.description))]
+        return rows or [Setting(name, kind, default, " ".join(str(field.description).split()))]
     prefix = name if name == "train" else f"{name}.NAME"
     hints = typing.get_type_hints(PreferenceConfig)
     arguments = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
@@ -57,12 +55,15 @@ def notes_on(name: str, settings: list[Setting]) -> list[str]:
     return notes + [TRAINING_NOTE] * (name in ("train", "pretrain"))
 
 
-def show_settings(name: str | None, *, as_json: bool = False) -> None:
-    """Print the settings of a section, or of all sections, in groups or as JSON."""
-    sections = {one: settings_of_stage(one) for one in ([name] if name else Recipe.model_fields)}
+def show_settings(name: str | None, *, as_json: bool = False, without: Collection[str] = ()) -> None:
+    """Print the settings of a section, or of all sections, in groups or as JSON; `without` some, by their keys."""
+    sections = {
+        one: [setting for setting in settings_of_stage(one) if setting.key not in without]
+        for one in ([name] if name else Recipe.model_fields)
+    }
     if as_json:
         rows = [setting._asdict() for entries in sections.values() for setting in entries]
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False, default=str))
+        print_json(rows)
         return
     output = terminal()
     for section, entries in sections.items():
@@ -88,17 +89,21 @@ def _show_group(group: Group, section: str) -> None:
         output.print(Padding(setting.meaning, (0, 0, 0, 8)))
 
 
-def show_objectives() -> None:
+def show_objectives(*, as_json: bool = False) -> None:
     """Print every objective with its hyperparameters, then those that all of them have."""
-    table = Table("objective", "hyperparameter", "type", "default", "meaning")
     objectives, problems = OBJECTIVES.usable()
     listed = {name: kind.hyperparameters() for name, kind in objectives.items()} | {"(all)": Objective.modifiers()}
-    for name, hyperparameters in listed.items():
-        for row, (key, parameter) in enumerate(hyperparameters.items()):
-            shown = name if row == 0 else ""
-            table.add_row(shown, key, parameter.type, parameter.default_text, parameter.meaning)
-        table.add_section()
     output = terminal()
-    output.print(table)
+    if as_json:
+        rows = {name: [one._asdict() for one in parameters.values()] for name, parameters in listed.items()}
+        print_json({"objectives": rows, "problems": problems})
+        return
+    for name, hyperparameters in listed.items():
+        output.print(Text(name, style="bold underline"))
+        for key, parameter in hyperparameters.items():
+            head = Text.assemble((key, "bold"), f"  {parameter.type}; default: {parameter.default_text}")
+            output.print(Padding(head, (0, 0, 0, 2)))
+            output.print(Padding(parameter.meaning, (0, 0, 0, 8)))
+        output.print()
     for problem in problems:
         output.print(problem, style="yellow", markup=False, soft_wrap=True)

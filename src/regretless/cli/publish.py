@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from pathlib import Path
 
-from rich.table import Table
-
+from regretless.cli.output import only_results
 from regretless.core.errors import ConfigError
-from regretless.core.terminal import console, terminal
+from regretless.core.terminal import FoldingTable, console, print_json, terminal
 from regretless.publishing.upload import listing, upload, uploads
 
 
@@ -27,15 +26,12 @@ def push(
     report = report_of(folder) if with_report else None
     found, notes = uploads(folder, repository, report=report, license=license)
     sizes = listing(found)
-    screen = terminal()
-    if as_json:
-        screen.print(json.dumps({"repository": repository, "files": sizes}, indent=2), soft_wrap=True)
-    else:
-        table = Table("file", title=f"{folder} → {repository}")
+    if not as_json:
+        table = FoldingTable("file", title=f"{folder} → {repository}")
         table.add_column("bytes", justify="right")
         for place, size in sizes.items():
             table.add_row(place, f"{size:,}")
-        screen.print(table)
+        terminal().print(table)
     stays = sorted(path.name for path in folder.iterdir() if path.name not in sizes)
     if stays:
         console.print(f"stays here: {', '.join(stays)}", markup=False, soft_wrap=True)
@@ -45,9 +41,14 @@ def push(
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     if dry_run:
         console.print("nothing was uploaded (--dry-run)", markup=False)
-        return
-    address = upload(found, repository, private=private, revision=revision)
-    console.print(f"push: {address}", markup=False, soft_wrap=True)
+        address = None
+    else:
+        with only_results():
+            address = upload(found, repository, private=private, revision=revision)
+    if as_json:
+        print_json({"repository": repository, "files": sizes, "stays": stays, "notes": notes, "address": address})
+    elif address is not None:
+        terminal().print(f"push: {address}", soft_wrap=True)
 
 
 def report_of(folder: Path) -> Path:
@@ -60,12 +61,16 @@ def report_of(folder: Path) -> Path:
     raise ConfigError(f"--with-report: no report/report.html in the run of {folder}; `regretless report` writes it")
 
 
-def merge(adapter: Path, out: Path, *, base: str | None, dtype: str) -> None:
+def merge(adapter: Path, out: Path, *, base: str | None, dtype: str, as_json: bool) -> None:
     """Merge an adapter and print how the merged model compares. Raises what `merge_adapter` raises."""
     # Imported here, because `push` needs no model and so no torch.
     from regretless.modeling.load import quiet_libraries
     from regretless.publishing.merge import merge_adapter
 
     quiet_libraries()
-    result = merge_adapter(adapter, out, base=base, dtype=dtype)
-    console.print(f"merge: wrote {out}: {result}", markup=False, soft_wrap=True)
+    with only_results():
+        result = merge_adapter(adapter, out, base=base, dtype=dtype)
+    if as_json:
+        print_json({"output": str(out), **dataclasses.asdict(result)})
+    else:
+        terminal().print(f"merge: wrote {out}: {result}", soft_wrap=True)

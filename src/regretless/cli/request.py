@@ -42,6 +42,10 @@ class Request:
     overrides: Sequence[str]
     given: Mapping[str, Any]
     """Values of the flags; None where a flag was left out."""
+    as_json: bool = False
+    """Whether the result is printed as JSON, for programs."""
+    command: str = ""
+    """The command as it was typed, if that is not the verb: an objective's short form."""
 
     def recipe(self) -> Recipe:
         """A recipe of the stage's section alone, for the files that the flags name; its run folder is at the output.
@@ -50,7 +54,7 @@ class Request:
         """
         missing = self._missing()
         hint = " (or use --config RECIPE alone, to work in the recipe's run folder)" if missing else ""
-        where = f"regretless {self.verb}{hint}"
+        where = f"regretless {self.command or self.verb}{hint}"
         required = [f"--{name.replace('_', '-')}: required" for name in missing]
         problems: list[str] = []
         try:

@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from regretless.cli.output import only_results, show_outcomes, stages_json
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
@@ -19,7 +21,7 @@ from regretless.core.object_store import ObjectStore, is_url, url_of
 from regretless.core.run_folder import RunFolder, is_first_process, lock_beside, processes
 from regretless.core.stage_folder import CACHE
 from regretless.core.stages import STAGES
-from regretless.core.terminal import console, terminal
+from regretless.core.terminal import console, print_json, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
@@ -35,9 +37,9 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import comparison, tables
+from regretless.studies.compared_runs import Run
 from regretless.studies.distances import Distance, measure_distances
 from regretless.studies.figures import check_formats
-from regretless.studies.observations import Run
 from regretless.studies.page import PAGE, write_page, write_study_page
 from regretless.studies.runner import Failure, finished, run_study
 from regretless.studies.search import Choice, search_settings, trials_of
@@ -56,6 +58,7 @@ def run(
     cluster: str | None = None,
     first: str | None = None,
     last: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
     _refuse_urls({"RECIPE": path})
@@ -67,12 +70,26 @@ def run(
         recipe = smoke_recipe(recipe)
         if output_dir is not None:
             recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
-    with surroundings(recipe) if smoke else contextlib.nullcontext():
+    with only_results(), surroundings(recipe) if smoke else contextlib.nullcontext():
         only = pipeline.between(recipe, first, last) if first or last else ()
         done = pipeline.run_recipe(recipe, only)
-    pipeline.show(done)
+    if as_json:
+        print_json(_run_json(done))
+    else:
+        pipeline.show(done)
     if smoke:
         console.print(NOTE)
+
+
+def _run_json(folder: RunFolder) -> dict[str, Any]:
+    """What a run did and found, for programs."""
+    results, report = (folder.path / name for name in ("evaluate/results.json", "report/report.html"))
+    return {
+        "run_dir": folder.shown(folder.path),
+        "stages": stages_json(folder.outcomes),
+        "results": read_json(results) if results.is_file() else None,
+        "report": folder.shown(report) if report.is_file() else None,
+    }
 
 
 def _problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
@@ -104,6 +121,7 @@ def study(
     output_dir: str | None,
     cluster: str | None,
     figures: Sequence[str] = (),
+    as_json: bool = False,
 ) -> None:
     """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
     _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
@@ -120,17 +138,20 @@ def study(
         problems = {cell.name: recipe_problems(cell.recipe) for cell in [*found.cells, *trials.values()]}
         reject(str(path), [f"{name}: {text}" for name, texts in problems.items() for text in texts])
     choices: list[Choice] = []
-    if found.config.search is not None:
-        found, choices = search_settings(found, processes)
-        for choice in choices:
-            console.print(f"search: {choice.place}: {', '.join(choice.overrides)}", markup=False, soft_wrap=True)
-    failures = run_study(found, processes=processes)
-    check_apart(found, finished(found, failures))
-    distances: list[Distance] = []
-    if found.config.distance_to:
-        distances, lost = measure_distances(found, failures, processes=processes)
-        failures += lost
-    _show_study(found, failures, choices, distances)
+    with only_results():
+        if found.config.search is not None:
+            found, choices = search_settings(found, processes)
+            for choice in choices:
+                score = f"{choice.metric} {choice.best.score:.2f}, best of {len(choice.trials)}"
+                said = "; ".join([f"{', '.join(choice.overrides)} ({score})", *choice.remarks])
+                console.print(f"search: {choice.place}: {said}", markup=False, soft_wrap=True)
+        failures = run_study(found, processes=processes)
+        check_apart(found, finished(found, failures))
+        distances: list[Distance] = []
+        if found.config.distance_to:
+            distances, lost = measure_distances(found, failures, processes=processes)
+            failures += lost
+    _show_study(found, failures, choices, distances, as_json=as_json)
     if smoke:
         console.print(NOTE)
     if failures:
@@ -141,7 +162,12 @@ def study(
 
 
 def _show_study(
-    study: Study, failures: Sequence[Failure], choices: Sequence[Choice], distances: Sequence[Distance]
+    study: Study,
+    failures: Sequence[Failure],
+    choices: Sequence[Choice],
+    distances: Sequence[Distance],
+    *,
+    as_json: bool,
 ) -> None:
     """Print the tables of the runs that are finished, and write the study's page."""
     runs = [cell.run for cell in finished(study, failures) if cell.recipe.evaluate is not None]
@@ -155,8 +181,11 @@ def _show_study(
         console.print(f"no table: {error}", style="yellow", markup=False, soft_wrap=True)  # the failures come next
         return
     page = write_study_page(study, found, failures, choices, distances)
-    screen = terminal()
-    screen.print(tables.for_terminal(found, screen.width))
+    if as_json:
+        print_json({**found.as_json(), "page": str(page)})
+    else:
+        screen = terminal()
+        screen.print(tables.for_terminal(found, screen.width))
     console.print(f"study: {page}", markup=False, soft_wrap=True)
 
 
@@ -180,11 +209,12 @@ def plan(
     messages = terminal(stderr=True)
     if is_url(recipe.output_dir):
         messages.print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
-    made = make_plan(
-        recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
-    )
+    with only_results():
+        made = make_plan(
+            recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
+        )
     if as_json:
-        terminal().print(json.dumps(made.as_json(), indent=2, ensure_ascii=False), soft_wrap=True)
+        print_json(made.as_json())
     else:
         show_plan(made, terminal())
 
@@ -202,7 +232,7 @@ def compare(
             write_page(found, output, figures)
         screen = terminal()
         if as_json:
-            screen.print(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False), soft_wrap=True)
+            print_json(found.as_json())
         elif form in tables.FORMATS:
             screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
         else:
@@ -220,7 +250,9 @@ def stage(request: Request) -> None:
             raise ConfigError(f"{request.config}: not a recipe with a section {name}; name the input files by flags")
         overrides = [f"{name}.{text}" for text in request.overrides]
         recipe = load_recipe(request.config, overrides, partial(_problems, names=[name]))
-        pipeline.run_recipe(recipe, only=[name])
+        with _results_of(request):
+            done = pipeline.run_recipe(recipe, only=[name])
+        show_outcomes(done, done.shown(done.path), as_json=request.as_json)
     elif name == "report":
         _report(request)
     elif name == "evaluate":
@@ -238,13 +270,19 @@ def _on_files(request: Request) -> None:
     made = STAGES[request.verb].result
     if made and output.suffix in OUTPUT_SUFFIXES:
         check_writable(output)
-        _to_file(request.verb, recipe, made, output)
+        with _results_of(request):
+            folder = _to_file(request.verb, recipe, made, output)
     else:
         folder = RunFolder(output.resolve().parent)
-        with _locked(output.resolve()):
+        with _results_of(request), _locked(output.resolve()):
             do_stage(request.verb, Job(recipe, folder, on_files=True, output=output.resolve()))
-    if is_first_process():
-        console.print(f"{request.verb}: wrote {output}", markup=False, soft_wrap=True)
+    show_outcomes(folder, output, as_json=request.as_json)
+
+
+def _results_of(request: Request) -> contextlib.AbstractContextManager[None]:
+    """A block of a stage's work: nothing in it prints to standard output but the tables of a stage of numbers."""
+    has_tables = request.verb in ("inspect", "analyze") and not request.as_json
+    return contextlib.nullcontext() if has_tables else only_results()
 
 
 def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
@@ -260,14 +298,16 @@ def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
             "recipe (its section `pairs` takes the same settings)"
         )
     folder = RunFolder(output.resolve().with_name(output.name + CACHE))
-    with _locked(output.resolve()):
+    with only_results(), _locked(output.resolve()):
         do_stage("pairs", Job(recipe, folder))
     read = {"dataset": str(folder.path / "pair" / "pairs.parquet")}
     return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
 
-def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
+def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> RunFolder:
     """Run a stage in a work folder beside the output file, then copy the file `made` and rejected rows to the output.
+
+    Returns the work folder, which exists no more, for its outcomes.
 
     An interruption leaves the work folder, so that the same command resumes; otherwise the folder is deleted.
     """
@@ -284,15 +324,20 @@ def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> None:
             raise
         _publish_refused(refused, output)
         shutil.rmtree(folder.path)
+    return folder
 
 
 def _evaluate(request: Request) -> None:
     recipe = request.recipe()
     folder = RunFolder(recipe.run_dir)
-    with folder.locked():
+    with only_results(), folder.locked():
         do_stage("evaluate", Job(recipe, folder, on_files=True))
-    terminal().print(results_table(read_json(folder.path / "results.json")))
-    console.print(f"evaluate: wrote {request.output}", markup=False, soft_wrap=True)
+    results = read_json(folder.path / "results.json")
+    if request.as_json:
+        print_json({"output": str(request.output), "results": results})
+    else:
+        terminal().print(results_table(results))
+        console.print(f"evaluate: wrote {request.output}", markup=False, soft_wrap=True)
 
 
 def _report(request: Request) -> None:
@@ -314,8 +359,12 @@ def _report(request: Request) -> None:
         # The run's own report stage also writes here. Without this mark, that stage could refuse the folder, or treat
         # this page as its own result, although it has other settings and the run may not be finished.
         RunFolder(run_dir).mark_unfinished("report")
-    report.run(config, run_dir, output)
-    console.print(f"report: {output / 'report.html'}", markup=False, soft_wrap=True)
+    with only_results():
+        report.run(config, run_dir, output)
+    if request.as_json:
+        print_json({"report": str(output / "report.html")})
+    else:
+        terminal().print(f"report: {output / 'report.html'}", soft_wrap=True)
 
 
 def _publish(source: Path, target: Path) -> None:

@@ -21,7 +21,7 @@ from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.mirror import LOCK, working_copy
 from regretless.core.object_store import url_of
 from regretless.core.stage_folder import MANIFEST
-from regretless.core.terminal import terminal
+from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.training.log import FILE, TrainingLog, is_alive, read
 from regretless.training.methods import DEFAULT_METHOD, methods_of
@@ -66,6 +66,12 @@ class Trainings:
         """The running training, else the one that started last."""
         order = sorted(self.logs, key=lambda name: (self.logs[name].state == "running", self.logs[name].start["time"]))
         return order[-1] if order else None
+
+    @property
+    def shown(self) -> list[str]:
+        """The running trainings, of which a recipe may have several at the same time; else the current one."""
+        running = [name for name, log in self.logs.items() if log.state == "running"]
+        return running or [name for name in [self.current] if name is not None]
 
     @property
     def is_over(self) -> bool:
@@ -149,16 +155,17 @@ def _check(folder: Path, trainings: Trainings) -> None:
 
 
 def frame(folder: Path, trainings: Trainings) -> RenderableType:
-    """One picture of the trainings: progress and measures of the current one, and the ones to come."""
-    name = trainings.current
-    waiting = Text(f"to come: {', '.join(item for item in trainings.to_come if item != name)}", style="dim")
-    if name is None:
-        return Group(Text(str(folder), style="bold"), waiting)
-    log = trainings.logs[name]
-    title = Text.assemble(((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {log.state}")
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
-    return Group(title, bar, _measures(log), *([waiting] if any(item != name for item in trainings.to_come) else []))
+    """One picture of the trainings: progress and measures of those at work, and the ones to come."""
+    shown = trainings.shown
+    waiting = [name for name in trainings.to_come if name not in shown]
+    parts: list[RenderableType] = [] if shown else [Text(str(folder), style="bold")]
+    for name in shown:
+        log = trainings.logs[name]
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
+        title = ((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {log.state}"
+        parts += [Text.assemble(*title), bar, _measures(log)]
+    return Group(*parts, *([Text(f"to come: {', '.join(waiting)}", style="dim")] if waiting or not shown else []))
 
 
 def _clock(log: TrainingLog) -> Text:
@@ -170,7 +177,7 @@ def _clock(log: TrainingLog) -> Text:
 
 
 def _measures(log: TrainingLog) -> Table:
-    table = Table("measure", "first", "last", "course", box=None, pad_edge=False)
+    table = FoldingTable("measure", "first", "last", "course", box=None, pad_edge=False)
     for column in table.columns[1:3]:
         column.justify = "right"
     for key, name, form in MEASURES:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from regretless.core import workers
+from regretless.core.children import portable
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import write_text
 from regretless.core.settings import Section
@@ -290,7 +291,7 @@ class _Actor:
                 self.worker = self._made()
             self.worker(unit, counts.append)
         except Exception as error:
-            return "failed", _portable(error), traceback.format_exc(), where
+            return "failed", portable(error), traceback.format_exc(), where
         return "done", sum(counts)
 
     def _made(self) -> Worker[Any]:
@@ -334,15 +335,6 @@ def _on_this_node(ray: Any, kind: type) -> Any:
 def _shown(unit: Any) -> str:
     first = unit[0] if isinstance(unit, list) and unit else unit
     return str(first[-1] if isinstance(first, tuple) else first)[:200]
-
-
-def _portable(error: Exception) -> Exception:
-    """The error, or one with its text if it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _threads() -> int:

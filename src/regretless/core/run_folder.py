@@ -121,24 +121,39 @@ def _table_content(path: Path) -> str:
     return str(digest.hexdigest())
 
 
+OF_THE_RUN, OF_ITS_PROCESSES = (1, 0), (1, 1)
+"""Length and start of the parts of a lock file: what the run holds, and what processes that it has started share."""
+
+
 @contextlib.contextmanager
 def lock(file: Path, what: Path) -> Iterator[int]:
     """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`."""
     with _open_lock(file) as handle:
         try:
             # The lock belongs to the process, not to an open file: workers that outlive a killed run must not hold it.
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_THE_RUN)
         except (BlockingIOError, PermissionError) as error:
             handle.seek(0)
             owner = handle.read().strip() or "unknown process"
             raise ConfigError(
                 f"{what}: another run uses it ({owner}); wait for it, or choose another output folder"
             ) from error
+        _await_processes(handle, what)
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
         with interrupt.saying(f"interrupted: finished work stays in {what}; the same command resumes from there"):
             yield handle.fileno()
+
+
+def _await_processes(handle: TextIO, what: Path) -> None:
+    """Wait until the processes of a run that was killed have noticed it, and ended."""
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_ITS_PROCESSES)
+    except (BlockingIOError, PermissionError):
+        console.print(f"{what}: processes of an earlier run are about to end; waiting for them", markup=False)
+        fcntl.lockf(handle, fcntl.LOCK_EX, *OF_ITS_PROCESSES)
+    fcntl.lockf(handle, fcntl.LOCK_UN, *OF_ITS_PROCESSES)
 
 
 @contextlib.contextmanager
@@ -228,6 +243,13 @@ class RunFolder:
             with contextlib.nullcontext() if self.mirror is None else self.mirror.connected():
                 yield
 
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """For the block, work in the folder as a process of the run that has locked it: the next run waits for it."""
+        with (self.path / LOCK).open("rb") as handle:
+            fcntl.lockf(handle, fcntl.LOCK_SH, *OF_ITS_PROCESSES)
+            yield
+
     def shown(self, path: Path) -> str:
         """A path in the folder as users know it: in an object store, its URL."""
         if self.mirror is None:
@@ -263,6 +285,8 @@ class RunFolder:
             self._do_all(todo, folders, work)
         for unit in units:
             if unit.name not in todo:
+                if (known := self.outcomes.get(unit.name)) is not None and known.ran:
+                    continue  # another process of this run has done it, and said so
                 self.outcomes[unit.name] = _known_outcome(folders[unit.name])
             _say(unit, self.outcomes[unit.name])
         return [self.outcomes[unit.name] for unit in units]
@@ -364,14 +388,22 @@ class RunFolder:
             if (aside / name).is_dir() and not (home / name).exists():
                 home.mkdir(parents=True, exist_ok=True)
                 (aside / name).rename(home / name)
+                self._say_moved(aside / name, home / name, "asked for again")
         folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
         found = [path for path in folders if path.suffix != CACHE]
         for path in found:
             if path.name not in wanted and (among is None or path.name in among):
                 aside.mkdir(parents=True, exist_ok=True)
+                reason = "not part of this recipe"
                 if (aside / path.name).exists():
                     shutil.rmtree(aside / path.name)
+                    reason += ", and in the place of an earlier one"
                 path.rename(aside / path.name)
+                self._say_moved(path, aside / path.name, reason)
+
+    def _say_moved(self, source: Path, target: Path, reason: str) -> None:
+        shown = (self.shown(path) for path in (source, target))
+        console.print(f"moved {' to '.join(shown)}: {reason}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _known_outcome(folder: StageFolder) -> Outcome:

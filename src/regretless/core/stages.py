@@ -1,4 +1,4 @@
-"""The table of stages: recipes, the command line, reports and the README's table read it. Light to import."""
+"""The table of stages: recipes, the command line, reports and docs/command_line.md read it. Light to import."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ STAGES: Mapping[str, Stage] = {
             "report",
             "One HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files.",
             reads="a run folder",
-            makes="one HTML page, the [regret explorer](docs/report.md) in it; figures as PNG and PDF",
+            makes="one HTML page, the [regret explorer](report.md) in it; figures as PNG and PDF",
             flags=("run_dir",),
         ),
     )

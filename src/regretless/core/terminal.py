@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.segment import Segment
-from rich.text import Text
+from rich.table import Table
 
 from regretless.core.text_cleaning import printable
 
@@ -53,6 +44,11 @@ console = terminal(stderr=True)
 """For messages."""
 
 
+def print_json(value: Any) -> None:
+    """Print a value as one JSON document, in ASCII, which no filter of `terminal` changes. NaN is a ValueError."""
+    terminal().print(json.dumps(value, indent=2, allow_nan=False, default=str), soft_wrap=True)
+
+
 def never_fail_to_print() -> None:
     """Print characters that the encoding of standard output or error lacks as escapes (\\u2265 for ≥), without errors.
 
@@ -63,15 +59,17 @@ def never_fail_to_print() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-class _Note(ProgressColumn):
-    """A text that changes while the bar runs."""
+class FoldingTable(Table):
+    """A table in which a text that does not fit is continued on the next line; rich would cut it."""
 
-    def __init__(self, note: Callable[[], str]) -> None:
-        super().__init__()
-        self.note = note
+    def __init__(self, *headers: str, **options: Any) -> None:
+        super().__init__(**options)
+        for header in headers:
+            self.add_column(header)
 
-    def render(self, task: Task) -> Text:
-        return Text(self.note(), no_wrap=True, overflow="ellipsis")
+    def add_column(self, *args: Any, **options: Any) -> None:
+        """Add a column, which folds unless its options say something else."""
+        super().add_column(*args, **{"overflow": "fold", **options})
 
 
 @contextlib.contextmanager
@@ -82,17 +80,8 @@ def bar(
 
     note: returns the text behind the bar, called at every refresh.
     """
-    columns = (
-        TextColumn("{task.description:<28}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        *([_Note(note)] if note is not None else []),
-    )
-    # While a bar is shown, rich prints what others write above it. A notebook's kernel flushes standard error before it
-    # displays a bar: rich would print again, without end. There, texts have a place of their own anyway.
-    redirect = not console.is_jupyter
-    with Progress(*columns, console=console, redirect_stdout=redirect, redirect_stderr=redirect) as progress:
-        task = progress.add_task(description, total=total, completed=done)
-        yield lambda amount: progress.advance(task, amount)
+    # Imported here: no bar is shown by `--help`, and its parts are many.
+    from regretless.core.progress import moving_bar
+
+    with moving_bar(description, total, done, note) as advance:
+        yield advance

@@ -25,6 +25,8 @@ from regretless.data.schema import (
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question")
 """Default columns of the prompt; `instruction` is joined with a non-empty `input`."""
+LIKELY_PROMPTS = ("query", "problem", "input", "inputs", "user", "context")
+"""Columns that hold the prompt in some data sets. They are not read unless `prompt_key` names them."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
 """Default columns of the text to imitate, if rejected responses are not required."""
 MARKS = ("label", "kto_tag")
@@ -95,8 +97,11 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     missing = [name for name, text in ((keys.chosen, chosen), (keys.rejected, rejected)) if text is None]
     if chosen is None or (keys.need_rejected and rejected is None):
         hint = "; chosen_key, rejected_key and prompt_key name other columns" if len(missing) == 2 else ""
-        raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row)) or 'none'}{hint}")
+        raise Unusable(f"missing column(s) {', '.join(missing)}; found {_present(row)}{hint}")
+    implicit = prompt is None
     prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, keys)
+    if implicit and isinstance(prompt, str):
+        _check_implicit(prompt, row, keys)
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if text is None or (name == "rejected" and not keys.need_rejected):
             continue
@@ -105,6 +110,22 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
         if isinstance(text, list) and text[0]["role"] not in ("assistant", "tool"):
             raise Unusable(f"{name}: expected it to start with an assistant message, got {text[0]['role']}")
     return prompt, chosen, rejected if keys.need_rejected else None
+
+
+def _present(row: Mapping[str, Any]) -> str:
+    """The columns of a row, those without a value marked."""
+    return ", ".join(name if row[name] is not None else f"{name} (null)" for name in sorted(row)) or "none"
+
+
+def _check_implicit(prompt: str, row: Mapping[str, Any], keys: Keys) -> None:
+    """Raise Unusable if a column that is not read looks like the prompt, which both sides then only seem to repeat."""
+    for name in LIKELY_PROMPTS:
+        text = row.get(name)
+        if name not in (keys.chosen, keys.rejected) and isinstance(text, str) and text.strip() not in prompt:
+            raise Unusable(
+                f"no prompt column, and {name} is not in the common beginning of chosen and rejected, {prompt!r:.40}; "
+                f"name the prompt (prompt_key={name}), or remove {name} if it is none"
+            )
 
 
 def _check_worth_imitating(row: Mapping[str, Any]) -> None:
@@ -129,7 +150,7 @@ def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:
     if key is not None and "," not in key:
         prompt = _text(row, key)
         if prompt is None:
-            raise Unusable(f"missing column(s) {key}; found {', '.join(sorted(row)) or 'none'}")
+            raise Unusable(f"missing column(s) {key}; found {_present(row)}")
         return prompt
     if key is None:
         key = next((name for name in PROMPT_COLUMNS if row.get(name) is not None), "prompt")
@@ -192,7 +213,10 @@ def _split_prompt(
     if isinstance(chosen, str) and chosen[:length].endswith(" "):
         length -= 1  # a word and the space before it are one token in most vocabularies
     if length == 0:
-        raise Unusable("no prompt column, and chosen and rejected have no common beginning that could be the prompt")
+        raise Unusable(
+            "no prompt column, and chosen and rejected have no common beginning that could be the prompt; prompt_key "
+            "names another column"
+        )
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if length >= len(text):
             raise Unusable(f"{name}: empty completion: it is the beginning of the other side")

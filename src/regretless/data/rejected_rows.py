@@ -19,7 +19,9 @@ T = TypeVar("T")
 REPORTED = 20
 """Refused rows that the terminal shows."""
 IN_ERROR = 3
-"""Refused rows that an error quotes."""
+"""Reasons that an error quotes."""
+LINES = 5
+"""Lines that are named for one reason."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,30 @@ class Refusal:
         return cls(source, int(line), reason, row)
 
 
+def together(refusals: Sequence[Refusal]) -> list[tuple[list[int], str]]:
+    """A text for all rows of a file that have the same reason, with their lines; in the order of the first ones."""
+    lines: dict[tuple[str, str], list[int]] = {}
+    for refusal in refusals:
+        lines.setdefault((refusal.source, refusal.reason), []).append(refusal.line)
+    found = []
+    for (source, reason), rows in lines.items():
+        named = ", ".join(map(str, rows[:LINES])) + (f" and {len(rows) - LINES} more" if len(rows) > LINES else "")
+        found.append((rows, one_line(f"{source}:{named}: {reason}")))
+    return found
+
+
 def check_some_left(
     kept: Sequence[object], refused: Sequence[Refusal], source: str | Path, count: int | None = None
 ) -> None:
     """Raise DataError with the first reasons if no row of `source` is left; `count`: number of all rejected rows."""
     if not kept:
         count = len(refused) if count is None else count
-        shown = "".join(f"\n  - {refusal}" for refusal in refused[:IN_ERROR])
-        more = f"\n  - and {count - IN_ERROR} more" if count > IN_ERROR else ""
+        if count == 0:
+            raise DataError(f"{source}: expected rows, found none: the file or data set is empty")
+        said = together(refused)
+        rest = count - sum(len(lines) for lines, _ in said[:IN_ERROR])
+        shown = "".join(f"\n  - {text}" for _, text in said[:IN_ERROR])
+        more = f"\n  - and {rest} more" if rest else ""
         raise DataError(f"{source}: no usable row is left ({count} rejected){shown}{more}")
 
 
@@ -61,8 +79,8 @@ def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
 
 def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
     """Print the first rejected rows, and where the rest of `count` is written."""
-    for refusal in first:
-        console.print(f"rejected {refusal}", style="yellow", markup=False, soft_wrap=True)
+    for _, text in together(first):
+        console.print(f"rejected {text}", style="yellow", markup=False, soft_wrap=True)
     if count > len(first):
         console.print(f"rejected {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
 

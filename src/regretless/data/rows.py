@@ -34,6 +34,8 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 }
 """Columns that are not text; those of a side have its name as prefix, as in `chosen_logps`."""
 TEXT_COLUMNS = ("prompt", *SIDES)
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
+"""Suffixes of compressed files and archives."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a character in JSON."""
 
@@ -129,7 +131,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
         return _jsonl_rows(path)
     if path.suffix == ".json":
         return _json_rows(path)
-    raise DataError(f"{path}: expected .parquet, .jsonl or .json, got {path.suffix or 'no suffix'}")
+    remedy = "; unpack it first" if path.suffix in PACKED else "; convert it, for example with pandas"
+    raise DataError(f"{path}: expected .parquet, .jsonl or .json, got {path.suffix or 'no suffix'}{remedy}")
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:

@@ -12,6 +12,11 @@ FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 """Files that `rows.read_rows` reads."""
 SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files by which `datasets` recognizes a folder that `save_to_disk` wrote: of one data set, of several splits."""
+FORMATS = {".parquet": "parquet", ".jsonl": "JSON", ".ndjson": "JSON", ".json": "JSON", ".csv": "CSV", ".tsv": "TSV"}
+"""Formats of the files in a folder, by suffix (before `.gz`); `datasets` reads only the most common one of a folder."""
+ONE_BY_ONE = (
+    "\n  a folder is loaded as a whole; give its .jsonl or .parquet files one at a time to see which rows are broken"
+)
 
 
 def open_source(source: str | Path, split: str = "train", subset: str | None = None) -> Path | Any:
@@ -20,6 +25,8 @@ def open_source(source: str | Path, split: str = "train", subset: str | None = N
     Raises DataError if there is neither.
     """
     path = Path(source)
+    if not path.exists() and set("*?") & set(path.name):
+        raise DataError(f"{source}: patterns are not read; give the folder, whose files are read as one data set")
     if path.is_file() or path.suffix in FILE_SUFFIXES:
         return path
     if not path.is_dir() and str(source).startswith(("/", ".", "~")):
@@ -37,15 +44,44 @@ def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> An
         if (path / SAVED_DATASET).is_file() or (path / SAVED_SPLITS).is_file():
             saved = datasets.load_from_disk(source)
             if isinstance(saved, datasets.DatasetDict) and split not in saved:
-                raise DataError(f"{place}: no such split; found {', '.join(map(str, saved))}")
+                found = ", ".join(map(str, saved))
+                raise DataError(f"{place}: no such split; found {found}; `split` names another")
             return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
+        _check_one_format(path)
         with one_attempt(path) as offline:
             return datasets.load_dataset(source, subset, split=split)
     except DataError:
         raise
     except Exception as error:  # hub, network and format may raise anything: the user needs one line
+        if path.is_dir():
+            cause, remedy = error, ""
+            if isinstance(error.__cause__, Exception):  # a file of the folder is broken
+                cause, remedy = error.__cause__, ONE_BY_ONE
+            raise DataError(
+                f"{place}: the folder could not be loaded: {type(cause).__name__}: {why(cause, None)}{remedy}"
+            ) from error
         raise DataError(
             f"{place}: expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; it could not be "
             f"loaded: {type(error).__name__}: {why(error, offline)}\n"
             "  without a network, download it elsewhere and give the path"
         ) from error
+
+
+def _check_one_format(path: Path) -> None:
+    """Raise DataError for a folder with files of several formats, of which all but one would be left out in silence.
+
+    A folder with a data card (README.md) says itself which files belong to it.
+    """
+    if not path.is_dir() or (path / "README.md").exists():
+        return
+    files: dict[str, str] = {}
+    for file in sorted(path.iterdir()):
+        kind = FORMATS.get(Path(file.name.removesuffix(".gz")).suffix)
+        if kind is not None and not file.name.startswith((".", "_", "dataset_info")):
+            files.setdefault(kind, file.name)
+    if len(files) > 1:
+        found = ", ".join(f"{kind} ({name})" for kind, name in files.items())
+        raise DataError(
+            f"{path}: expected files of one format, found {found}; only those of one would be read: put the "
+            "others into a folder of their own"
+        )

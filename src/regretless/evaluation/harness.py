@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -86,7 +86,7 @@ def run(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig, out
     if not scores:
         raise DataError(f"{raw}: lm_eval wrote no scores of single problems for {', '.join(tasks)}")
     write_json(output / SCORES, scores)
-    return {"tasks": len({one.partition("|")[0] for one in scores}), "scores": sum(map(len, scores.values()))}
+    return {"tasks": len({task_of(one) for one in scores}), "scores": sum(map(len, scores.values()))}
 
 
 def command(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig, output: Path) -> list[str]:
@@ -94,6 +94,7 @@ def command(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig,
     if model.architecture is not None:
         raise ConfigError("harness: a model with random weights has no files that lm_eval could load")
     origin = weights_of(model)
+    origin.refuse_quantization(model, "lm_eval")
     values: dict[str, Any] = {
         "pretrained": origin.base,
         "revision": origin.revision,
@@ -144,6 +145,11 @@ def read_scores(raw: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def task_of(key: str) -> str:
+    """The task of a key `task|metric|filter`."""
+    return key.partition("|")[0]
+
+
 def rows_of(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, Any]]:
     """A result for each task, metric and model, from the scores of each model by its label.
 
@@ -178,7 +184,7 @@ def _gain(task: str, label: str, base: Mapping[str, float], values: Mapping[str,
     if base.keys() != values.keys():
         raise DataError(f"{task}: {label} and {BASE} answered different problems; evaluate both again")
     first, second = ([one[problem] for problem in sorted(base)] for one in (base, values))
-    if _are_shares([*first, *second]):
+    if are_shares([*first, *second]):
         difference = paired_difference([bool(one) for one in first], [bool(one) for one in second])
     else:
         difference = difference_over_seeds(first, second)
@@ -187,11 +193,12 @@ def _gain(task: str, label: str, base: Mapping[str, float], values: Mapping[str,
 
 
 def _interval(values: Sequence[float]) -> Interval:
-    if _are_shares(values):
+    if are_shares(values):
         return wilson(int(sum(values)), len(values))
     sd = stdev(values) if len(values) > 1 else float("nan")
     return t_interval(mean(values), sd, len(values))
 
 
-def _are_shares(values: Sequence[float]) -> bool:
+def are_shares(values: Iterable[float]) -> bool:
+    """Whether scores are 0 or 1, as those of single answers that are right or wrong."""
     return set(values) <= {0.0, 1.0}

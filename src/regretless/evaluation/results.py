@@ -19,6 +19,7 @@ from regretless.core.files import read_json
 from regretless.core.intervals import known, over_seeds, paired_difference, wilson
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section
+from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
 from regretless.data.records import Verdict
@@ -267,39 +268,51 @@ def _in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["benchmark"], row["label"] != BASE, row["label"]))
 
 
+RIGHT = ("n", "value", "gain over base", "no verdict")
+"""Columns of numbers on the terminal."""
+
+
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Table for the terminal: each number with its 95 % interval, and paired gains over the base model."""
-    table = Table(title="Results (95 % interval)")
-    for column in ("benchmark", "model", "metric"):
-        table.add_column(column)
-    for column in ("n", "value", "gain over base", "no verdict"):
-        table.add_column(column, justify="right")
+    """Table for the terminal: each number with its 95 % interval, and paired gains over the base model.
+
+    A metric that all rows have stands in the title, and columns that would be empty or zero are left out, so that the
+    usual table fits into 80 characters.
+    """
+    rows: list[dict[str, str]] = []
     for row in results["rows"]:
-        table.add_row(
-            row["benchmark"],
-            row["label"],
-            PASS_AT_1,
-            str(row["n"]),
-            _percent(row["value"], row["low"], row["high"]),
-            _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+"),
-            str(row["unknown"]),
-        )
+        value = _percent(row["value"], row["low"], row["high"])
+        gain = _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+")
+        rows.append(_cells(row["benchmark"], row["label"], PASS_AT_1, str(row["n"]), value, gain, str(row["unknown"])))
     for row in results["seeds"]:
         text = _percent(row["mean"], row["low"], row["high"])
-        table.add_row(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", text, "", "")
+        rows.append(_cells(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", text))
     for row in results.get("harness", ()):
-        table.add_row(
-            row["benchmark"],
-            row["label"],
-            row["metric"],
-            str(row["n"]),
-            _percent(row["value"], row["low"], row["high"]),
-            _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+"),
-            "",
-        )
-    for cells in chat_results.table_rows(results.get("chat", [])):
-        table.add_row(*cells)
+        value = _percent(row["value"], row["low"], row["high"])
+        gain = _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+")
+        rows.append(_cells(row["benchmark"], row["label"], row["metric"], str(row["n"]), value, gain))
+    rows += [_cells(*cells) for cells in chat_results.table_rows(results.get("chat", []))]
+    metrics = {row["metric"] for row in rows}
+    (metric,) = metrics if len(metrics) == 1 else ("Results",)
+    shown = [name for name in CELLS if any(row[name] not in ("", "0") for row in rows)]
+    shown = [name for name in shown if name != "metric" or len(metrics) > 1]
+    table = FoldingTable(title=f"{metric} [95 % interval]")
+    for name in shown:
+        if name in RIGHT:
+            longest = max(len(word) for row in rows for word in row[name].split() or [""])
+            table.add_column(name, justify="right", min_width=longest)
+        else:
+            table.add_column(name)
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
     return table
+
+
+CELLS = ("benchmark", "model", "metric", *RIGHT)
+
+
+def _cells(*values: str) -> dict[str, str]:
+    """A row of the table by column; what is left out is empty."""
+    return {name: values[place] if place < len(values) else "" for place, name in enumerate(CELLS)}
 
 
 def _percent(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:

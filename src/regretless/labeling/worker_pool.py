@@ -110,8 +110,9 @@ class Pool:
     def run(self, rows: Sequence[tuple[str, str]]) -> Iterator[tuple[int, Check]]:
         """Check rows (response, answer); yields their indices and outcomes as they complete, each index once.
 
-        A row that exceeds its time limit, or whose process dies, is unknown, and its process is replaced.
-        Raises RegretlessError if a worker cannot start.
+        A row that exceeds its time limit, or whose process dies, is unknown, and its process is replaced. A worker that
+        does not start in time is given up while others work. Raises RegretlessError if a worker dies before it is
+        ready, or if none is ready in time.
         """
         waiting = deque(range(len(rows)))
         done = 0
@@ -130,9 +131,23 @@ class Pool:
                 elif line is not None:
                     worker.is_ready = True
                 else:
-                    raise RegretlessError(
-                        f"verifier {self.check.__module__} cannot start: {worker.last_words() or 'no message'}"
-                    )
+                    self._give_up(worker)
+
+    def _give_up(self, worker: Worker) -> None:
+        """End a worker that did not become ready, and do with one less; raises RegretlessError if that cannot help."""
+        is_late, words = time.monotonic() >= worker.deadline, worker.last_words()
+        if is_late and any(other.is_ready for other in self.workers):
+            self.workers.remove(worker)
+            worker.end()
+            self.limit -= 1
+            return
+        reason = words or "no message"
+        if is_late:
+            reason = (
+                f"no process was ready within {START_SECONDS:g} s (last line: {reason}); is the machine busy? Run it "
+                "again, or with fewer `workers`"
+            )
+        raise RegretlessError(f"verifier {self.check.__module__} cannot start: {reason}")
 
     def _outcome(self, worker: Worker, line: bytes | None) -> Check:
         if line is not None:

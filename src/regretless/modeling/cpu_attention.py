@@ -1,4 +1,4 @@
-"""Attention over a shared-prefix row on CPUs and others: prompts causally, each response over its prompt and itself."""
+"""Attention over a shared-prefix row on CPUs and others: each segment over those that it continues and itself."""
 
 from __future__ import annotations
 
@@ -52,22 +52,21 @@ def grouped_attention(
         query, key, value, sink = _with_sink(query, key, value, s_aux, scaling)
 
     # One split for the whole row: slicing part by part would make the backward pass fill a full-size zero tensor each.
-    lengths = [length for segment in segments for length in (segment.prompt, *segment.responses)]
+    lengths = [segment.length for segment in segments]
     queries, keys, values = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
     outputs: list[Tensor] = []
     how = (scaling, dropout, sliding_window, softcap, sink is not None)
-    part = 0
-    for segment in segments:
-        prompt_key, prompt_value = keys[part], values[part]
-        if sink is not None:
-            prompt_key = torch.cat((sink[0], prompt_key), dim=2)
-            prompt_value = torch.cat((sink[1], prompt_value), dim=2)
-        outputs.append(_attend(queries[part], prompt_key, prompt_value, *how))
-        for index in range(part + 1, part + 1 + len(segment.responses)):
-            reach_key = torch.cat((prompt_key, keys[index]), dim=2)
-            reach_value = torch.cat((prompt_value, values[index]), dim=2)
-            outputs.append(_attend(queries[index], reach_key, reach_value, *how))
-        part += 1 + len(segment.responses)
+    # The segments that the present one continues: their numbers, and keys and values from the prompt's first on.
+    path: list[tuple[int, tuple[Tensor, Tensor]]] = []
+    for number, segment in enumerate(segments):
+        while path and path[-1][0] != segment.parent:
+            path.pop()
+        before = sink if segment.parent is None else path[-1][1]
+        reach = keys[number], values[number]
+        if before is not None:
+            reach = torch.cat((before[0], reach[0]), dim=2), torch.cat((before[1], reach[1]), dim=2)
+        outputs.append(_attend(queries[number], reach[0], reach[1], *how))
+        path.append((number, reach))
     return torch.cat(outputs, dim=2)[..., :size].transpose(1, 2).contiguous(), None
 
 

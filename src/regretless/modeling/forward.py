@@ -17,6 +17,8 @@ from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.layout import Layout
 from regretless.modeling.norms import fused_norms
 from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
+from regretless.modeling.recurrent import forked_states
+from regretless.modeling.router_loss import asked, with_routers
 from regretless.modeling.rows import RowKind
 from regretless.modeling.token_logps import ReferenceHead, TokenScores, token_scores
 
@@ -64,18 +66,21 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
         if padded:
             padding = (0, gpu_attention.padded_length(layout.tokens) - layout.tokens)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
-            extra = {"row_mask": gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)}
+            extra["row_mask"] = gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)
+        extra |= asked(layout, hidden_only=hidden_only)
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden: Tensor = output.last_hidden_state[0, layout.predict]
         if hidden_only:
             return hidden
-        return token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+        scores = token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+        return with_routers(scores, inner, output, layout)
 
     with (
         replaced_forward(inner, forward),
         attention_by(inner, gpu_attention.NAME if padded else cpu_attention.NAME),
         fused_adapters(inner),
         fused_norms(inner),
+        forked_states(inner),
     ):
         yield
 
@@ -100,11 +105,12 @@ def plain(model: nn.Module) -> Iterator[None]:
     ) -> TokenScores | Tensor:
         if not layout.is_plain:
             raise ValueError("a row that sequences share was given to `plain`, which would compute it as one sequence")
-        output = decoder(input_ids=input_ids, use_cache=False)
+        output = decoder(input_ids=input_ids, use_cache=False, **asked(layout, hidden_only=hidden_only))
         hidden: Tensor = output.last_hidden_state.flatten(0, 1)[layout.predict]
         if hidden_only:
             return hidden
-        return token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+        scores = token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+        return with_routers(scores, inner, output, layout)
 
     with replaced_forward(inner, forward):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface
 
-from regretless.modeling.layout import Segment
+from regretless.modeling.layout import Segment, tokens_before
 
 NAME = "regretless_flex"
 VARIANTS = 64
@@ -30,24 +31,23 @@ def padded_length(tokens: int) -> int:
 
 
 class RowMask:
-    """Visibility of positions in a padded row: one rule for shared prompts, packing and padding.
+    """Visibility of positions in a padded row: one rule for shared prompts and beginnings, packing and padding.
 
-    A prompt's tokens reach to the end of their segment, a response's to its own end, and padding only itself.
+    A token reaches to the end of all segments that continue its own, which lie directly behind it, and padding only
+    itself.
     """
 
     def __init__(self, segments: Sequence[Segment], length: int, device: torch.device) -> None:
         """Rule of a row of `length` positions, a multiple of `BLOCK`, that starts with `segments`."""
         ends, positions = torch.arange(1, length + 1), torch.zeros(length, dtype=torch.long)
-        start = 0
-        for segment in segments:
-            stop = start + segment.prompt
-            ends[start:stop] = stop + sum(segment.responses)
-            positions[start:stop] = torch.arange(segment.prompt)
-            for response in segment.responses:
-                start, stop = stop, stop + response
-                ends[start:stop] = stop
-                positions[start:stop] = torch.arange(segment.prompt, segment.prompt + response)
-            start = stop
+        stops = list(accumulate(segment.length for segment in segments))
+        reach = stops.copy()
+        for number, segment in reversed([*enumerate(segments)]):
+            if segment.parent is not None:
+                reach[segment.parent] = max(reach[segment.parent], reach[number])
+        for segment, before, stop, end in zip(segments, tokens_before(segments), stops, reach, strict=True):
+            ends[stop - segment.length : stop] = end
+            positions[stop - segment.length : stop] = torch.arange(before, before + segment.length)
         self._ends, self._positions = ends, positions
         self._device = device
         self._masks: dict[int | None, BlockMask] = {}

@@ -1,12 +1,14 @@
-"""Many responses in one row: every prompt once, every distinct response once, prefixes of a response for free."""
+"""Many responses in one row: every prompt once, every beginning that responses share once, prefixes for free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from regretless.modeling.prefix_tree import hosts, prefix_tree
 
 Ids = tuple[int, ...]
 """Token ids of a text. In a response, a token that the model reads and did not write (a tool's output, a later
@@ -39,16 +41,32 @@ def read_ids(ids: Iterable[int]) -> Ids:
 
 @dataclass(frozen=True)
 class Segment:
-    """One prompt and the responses that continue it, as lengths (tokens) in the order of the row."""
+    """Tokens of a row that follow one another in all their sequences.
 
-    prompt: int
-    responses: tuple[int, ...]
+    A prompt, a beginning that responses share, or what a response has of its own. Segments are in depth-first order:
+    behind each one are all those that continue it.
+    """
+
+    length: int
+    parent: int | None = None
+    """Number of the segment that it continues; None for a prompt."""
+
+
+def tokens_before(segments: Iterable[Segment]) -> list[int]:
+    """For each segment the tokens before it in its sequences: those of all segments that it continues."""
+    ends: list[int] = []
+    found: list[int] = []
+    for segment in segments:
+        found.append(0 if segment.parent is None else ends[segment.parent])
+        ends.append(found[-1] + segment.length)
+    return found
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of N tokens, and the positions in it that predict the M tokens of the distinct responses.
+    """A row of N tokens, and the positions in it that predict the M distinct tokens of the responses.
 
+    A token that several responses begin with is one of the M; where they part, one position predicts a token of each.
     A response's last token is predicted but never read, so it is not part of the row. Plain rows (`modeling.rows`) are
     B rows of N tokens, one sequence in each.
     """
@@ -56,13 +74,17 @@ class Layout:
     input_ids: Tensor
     """(1, N) token ids, or (B, N) in plain rows."""
     position_ids: Tensor
-    """(1, N) positions; they restart after the prompt for every response."""
+    """(1, N) positions in their sequences; every segment continues those of its parent."""
     segments: tuple[Segment, ...]
     """Empty in plain rows."""
     predict: Tensor
     """(M,) index of the token that predicts each response token that is not context; rows follow one another."""
     targets: Tensor
     """(M,) these response tokens."""
+    lengths: tuple[int, ...] = ()
+    """Plain rows: tokens of each row in front of its padding."""
+    counted: Tensor | None = None
+    """(B·N,) bool: tokens that the load-balancing loss of a mixture of experts is about; None if it is not computed."""
 
     @property
     def tokens(self) -> int:
@@ -76,60 +98,53 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on a device."""
-        tensors = (self.input_ids, self.position_ids, self.predict, self.targets)
-        moved = [tensor.to(device, non_blocking=True) for tensor in tensors]
-        return Layout(moved[0], moved[1], self.segments, moved[2], moved[3])
+        names = ("input_ids", "position_ids", "predict", "targets", *(("counted",) if self.counted is not None else ()))
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Position of a response's own tokens among the M predicted ones: `start … start + length`."""
+def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:
+    """Row for (prompt, response) token pairs, and for each item the index of its own tokens among the M predicted ones.
 
-    start: int
-    length: int
-
-
-def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
-    """Row for (prompt, response) token pairs, and each item's position among the predicted tokens.
-
-    Equal prompts are laid out once, equal responses to a prompt once, and a response that is a prefix of another one to
-    the same prompt needs no positions of its own.
+    Equal prompts are laid out once, equal responses to a prompt once, and so is a beginning that several of them share
+    (`prefix_tree`). A response that is a prefix of another one to the same prompt needs no positions of its own.
 
     Raises ValueError for an empty prompt, since the first response token needs a token before it, and for a response
     without a token of its own.
     """
-    groups: dict[Ids, dict[Ids, None]] = {}
-    for prompt, response in items:
-        if not prompt or all(map(is_context, response)):
-            raise ValueError("expected at least one prompt token and one response token that is not context")
-        groups.setdefault(prompt, {})[response] = None
-
     ids: list[int] = []
     positions: list[int] = []
     predict: list[int] = []
     targets: list[int] = []
     segments: list[Segment] = []
-    places: dict[Item, Placement] = {}
-    for prompt, responses in groups.items():
+    places: dict[Item, Tensor] = {}
+    for prompt, responses in by_prompt(items).items():
+        if not prompt or any(all(map(is_context, response)) for response in responses):
+            raise ValueError("expected at least one prompt token and one response token that is not context")
         ids.extend(prompt)
         positions.extend(range(len(prompt)))
-        last_prompt_token = len(ids) - 1
-        host = hosts(list(responses))
-        lengths: list[int] = []
+        segments.append(Segment(len(prompt)))
+        # Of the prompt, and of each branch: its last token in the row, its segment, and the index up to its end.
+        start = (len(ids) - 1, len(segments) - 1, torch.empty(0, dtype=torch.long))
+        ends: list[tuple[int, int, Tensor]] = []
+        host = hosts(responses)
+        for branch in prefix_tree([response for response in responses if host[response] == response]):
+            last, parent, index = start if branch.parent is None else ends[branch.parent]
+            tokens = branch.tokens
+            read = tokens[:-1] if branch.is_end else tokens
+            before = (last, *range(len(ids), len(ids) + len(tokens) - 1))
+            own = own_ids(tokens)
+            index = torch.cat((index, torch.arange(len(targets), len(targets) + len(own))))
+            predict.extend(place for place, token in zip(before, tokens, strict=True) if not is_context(token))
+            targets.extend(own)
+            positions.extend(range(len(prompt) + branch.start, len(prompt) + branch.start + len(read)))
+            ids.extend(read_ids(read))
+            if read:
+                segments.append(Segment(len(read), parent))
+            ends.append((len(ids) - 1, len(segments) - 1, index))
+            if branch.is_end:
+                places[prompt, branch.response] = index
         for response in responses:
-            if host[response] != response:
-                continue
-            places[prompt, response] = Placement(len(targets), len(own_ids(response)))
-            before = (last_prompt_token, *range(len(ids), len(ids) + len(response) - 1))
-            predict.extend(place for place, token in zip(before, response, strict=True) if not is_context(token))
-            targets.extend(own_ids(response))
-            positions.extend(range(len(prompt), len(prompt) + len(response) - 1))
-            ids.extend(read_ids(response[:-1]))
-            if len(response) > 1:
-                lengths.append(len(response) - 1)
-        for response in responses:
-            places[prompt, response] = Placement(places[prompt, host[response]].start, len(own_ids(response)))
-        segments.append(Segment(len(prompt), tuple(lengths)))
+            places[prompt, response] = places[prompt, host[response]][: len(own_ids(response))]
     layout = Layout(
         input_ids=torch.tensor([ids]),
         position_ids=torch.tensor([positions]),
@@ -140,25 +155,19 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
     return layout, [places[item] for item in items]
 
 
-def hosts(responses: list[Ids]) -> dict[Ids, Ids]:
-    """For each distinct response the longest one that begins with it: itself, unless it is a prefix of another."""
-    host: dict[Ids, Ids] = {}
-    following: Ids = ()
-    # In sorted order a response is directly followed by one that it is a prefix of, if there is any.
-    for response in sorted(responses, reverse=True):
-        is_prefix = following[: len(response)] == response
-        host[response] = host[following] if is_prefix else response
-        following = response
-    return host
-
-
-def token_count(items: Sequence[Item]) -> int:
-    """Ids of a row with these items (an upper bound: responses' last tokens are counted too)."""
+def by_prompt(items: Iterable[Item]) -> dict[Ids, list[Ids]]:
+    """The distinct responses to each prompt, all in order of their first appearance."""
     groups: dict[Ids, dict[Ids, None]] = {}
     for prompt, response in items:
         groups.setdefault(prompt, {})[response] = None
+    return {prompt: list(responses) for prompt, responses in groups.items()}
+
+
+def token_count(items: Iterable[Item]) -> int:
+    """Ids of a row with these items (an upper bound: responses' last tokens are counted too)."""
     total = 0
-    for prompt, responses in groups.items():
-        host = hosts(list(responses))
-        total += len(prompt) + sum(len(response) for response in responses if host[response] == response)
+    for prompt, responses in by_prompt(items).items():
+        host = hosts(responses)
+        branches = prefix_tree([response for response in responses if host[response] == response])
+        total += len(prompt) + sum(branch.stop - branch.start for branch in branches)
     return total

@@ -31,6 +31,7 @@ from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
 from regretless.core.settings import Section
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, set_template_arguments, turn_end_ids
+from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
 
 T = TypeVar("T")
 
@@ -66,12 +67,17 @@ class ModelConfig(Section):
     Vocabulary size and special token ids come from `tokenizer` where they are not given."""
     init_seed: int = 0
     """Random seed of the weights of `architecture`."""
+    quantization: Quantization | None = None
+    """Load the weights of `name_or_path` in 4 bits, for example `{load_in_4bit: true}`; then only an adapter can be
+    trained (QLoRA). By default as the base of the adapter was in training, else as they are stored."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.name_or_path is None) == (self.architecture is None):
             given = "neither" if self.architecture is None else "both"
             raise ValueError(f"expected either name_or_path or architecture, got {given}")
+        if self.architecture is not None and self.quantization is not None:
+            raise ValueError("quantization: weights are quantized while they are read; not possible with architecture")
         if self.architecture is not None and "model_type" not in self.architecture:
             raise ValueError(f"architecture: model_type is missing; found {', '.join(self.architecture) or 'no keys'}")
         return self
@@ -92,6 +98,18 @@ class Origin:
     adapter: str | None
     adapter_revision: str | None = None
 
+    def quantization(self, config: ModelConfig) -> Quantization | None:
+        """The quantization that a config with this origin sets, else that of the adapter's base in training."""
+        return config.quantization or quantization_of(self.adapter, self.adapter_revision)
+
+    def refuse_quantization(self, config: ModelConfig, program: str) -> None:
+        """Raise ConfigError if the base is in 4 bits, for a program that would load it in full size."""
+        if self.quantization(config) is not None:
+            raise ConfigError(
+                f"model {config.label}: {program} would load its base in full size, and it was trained in 4 bits: "
+                "merge the adapter first (regretless merge) and name the merged model"
+            )
+
 
 def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrainedModel | PeftModel:
     """Model of a config, with its adapter (trainable with `for_training`).
@@ -108,8 +126,11 @@ def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrained
         adapter, adapter_revision = origin.adapter, origin.adapter_revision
         model = _pretrained_model(config, origin)
     if adapter is not None:
-        model = _with_adapter(model, adapter, adapter_revision, for_training)
-    return model.train() if for_training else model.to(best_device()).eval()
+        model = put_adapter(model, adapter, adapter_revision, for_training)
+    if for_training:
+        return model.train()
+    # Quantized weights were put onto the device while they were read.
+    return (model if getattr(model, "is_quantized", False) else model.to(best_device())).eval()
 
 
 def in_one_dtype(configs: Sequence[ModelConfig]) -> list[ModelConfig]:
@@ -273,6 +294,10 @@ def _build(model_type: str, values: Mapping[str, Any], dtype: torch.dtype) -> Pr
 
 
 def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
+    quantization = origin.quantization(config)
+    quantized: dict[str, Any] = {}
+    if quantization is not None:
+        quantized = {"quantization_config": for_transformers(quantization), "device_map": {"": best_device()}}
     model, info = _load(
         "model",
         origin.base,
@@ -282,8 +307,10 @@ def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
             dtype=config.dtype,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            **quantized,
         ),
     )
+    keep_weights_as_loaded(model)
     # Without this check, weights that are not in the files would be random.
     if absent := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
         raise ConfigError(
@@ -293,7 +320,8 @@ def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
     return model
 
 
-def _with_adapter(model: PreTrainedModel, adapter: str, revision: str | None, trainable: bool) -> PeftModel:
+def put_adapter(model: PreTrainedModel, adapter: str, revision: str | None, trainable: bool) -> PeftModel:
+    """The model with this adapter on it. Raises ConfigError if it cannot be loaded, or is that of another model."""
     with warnings.catch_warnings():
         # The adapter of another model would otherwise load without effect.
         warnings.filterwarnings("error", message=".*missing adapter keys.*")

@@ -26,7 +26,8 @@ from regretless.modeling.forward import (
     response_scores,
 )
 from regretless.modeling.layout import Ids, Item, lay_out
-from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
+from regretless.modeling.output_layer import decoder_of, head_input_in_one_piece, head_of, replaced_forward
+from regretless.modeling.prefix_tree import SHARED_AT_LEAST
 from regretless.modeling.probe import (
     LOCAL,
     Call,
@@ -38,11 +39,14 @@ from regretless.modeling.probe import (
     tensors_in,
     windows_named,
 )
+from regretless.modeling.recurrent import forked_states, recurrent_layers
 
 TOLERANCE = 1e-4
 """Nats by which a log-probability may differ from the model's own, in float32."""
 NOISE = 4
 """In lower precision: multiple of the median difference between two layouts of the model's own computation."""
+STATES_EXACT, STATES_ROUNDED = 1e-3, 0.2
+"""Greatest `state_error` of a recurrent layer, in float32 and in lower precision."""
 SHORT = 64
 """Windows up to this size are checked in one row with everything else; longer ones in a row of their own."""
 CONTEXT = 2048
@@ -70,8 +74,11 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
 
     First what is exact and needs no tolerance, nor weights that do much:
 
-    - With attention replaced by one in which a token sees only itself, no layer's output for a token has a gradient
-      with respect to another token: all mixing goes through attention. Else the first layer that mixes is named.
+    - With attention replaced by one in which a token sees only itself, and each token a sequence for recurrent layers,
+      no layer's output for a token has a gradient with respect to another token. Else the first layer that mixes is
+      named.
+    - The gradient that passes from responses to their prompt through a recurrent layer's states is that of a whole
+      sequence (`state_error`; with a tolerance).
     - What a token gets for its position stays the same when another token stands at the end of the longest sequence.
     - In each layer attention's mask, as the model itself makes it, is causal within the window that attention is told,
       and attention is told nothing that the shared-prefix attention does not know.
@@ -128,6 +135,8 @@ class _Seen:
     """Modules without parameters that were given positions, with their arguments."""
     calls: list[Call] = field(default_factory=list)
     """Calls of attention."""
+    forks: list[tuple[nn.Module, float]] = field(default_factory=list)
+    """Recurrent layers with their `state_error`."""
 
 
 class ModelCheck:
@@ -140,6 +149,7 @@ class ModelCheck:
         self.model, self.inner, self.longest = model, inner, longest
         self.config = inner.config.get_text_config(decoder=True)
         self.decoder = decoder_of(inner)
+        self.recurrent = recurrent_layers(inner)
         self.names = {module: name for name, module in inner.named_modules()}
         self.device = inner.device
         self.numbers = torch.Generator().manual_seed(0)
@@ -154,6 +164,8 @@ class ModelCheck:
             calls = self._mixes_only_in_attention()
         windows = {call.window for call in calls if call.window} | windows_named(self.config)
         reach = max((window for window in windows if window < self.longest), default=0)
+        # A recurrent layer is often computed in chunks of 64 tokens.
+        reach = max(reach, SHORT) if self.recurrent else reach
         self._known_arguments(calls)
         self._no_leak(min(reach, SHORT))
         self._equal(self._items(min(reach, SHORT)), calls, "eager")
@@ -169,15 +181,21 @@ class ModelCheck:
         return tuple(self.vocabulary[chosen].tolist())
 
     def _items(self, reach: int) -> list[Item]:
-        """Two prompts with two responses each; one prompt, and responses of each prompt, are longer than `reach`."""
+        """Two prompts with two responses each, and two more to one of them that share a beginning.
+
+        One prompt, responses of each prompt, and the two with their prompt are longer than `reach`.
+        """
         size = max(reach, 8) + 3
         first, second = self._tokens(size), self._tokens(5)
-        return [
+        items = [
             (first, self._tokens(size + 2)),
             (first, self._tokens(7)),
             (second, self._tokens(size + 6)),
             (second, self._tokens(6)),
         ]
+        shared = self._tokens(SHARED_AT_LEAST)
+        prompt = first if size > SHARED_AT_LEAST else second  # with the short one, they are longer than `reach` as well
+        return [*items, (prompt, shared + self._tokens(6)), (prompt, shared + self._tokens(9))]
 
     def _long_items(self, reach: int) -> list[Item]:
         """A prompt longer than `reach`, followed by a short one."""
@@ -196,7 +214,9 @@ class ModelCheck:
         here = count // 2
 
         def forward(**_: Any) -> Tensor:
-            output = self.decoder(input_ids=ids, position_ids=positions, use_cache=False, calls=seen.calls)
+            output = self.decoder(
+                input_ids=ids, position_ids=positions, use_cache=False, calls=seen.calls, forks=seen.forks
+            )
             hidden: Tensor = output.last_hidden_state
             return hidden
 
@@ -212,6 +232,7 @@ class ModelCheck:
             self._watch(positions, note) as seen,
             replaced_forward(self.inner, forward),
             attention_by(self.inner, LOCAL),
+            forked_states(self.inner),
             torch.enable_grad(),
         ):
             self.model(input_ids=ids)
@@ -222,8 +243,12 @@ class ModelCheck:
             raise Refused("no layer's output depends on its token")
         if not self._others_are_zero(total, seen.embeddings, here):
             raise Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}")
-        if not seen.calls:
+        if not seen.calls and not self.recurrent:
             raise Refused(f"no layer attends {THROUGH}")
+        allowed = STATES_EXACT if self._is_exact() else STATES_ROUNDED
+        for layer, error in seen.forks:
+            if not error <= allowed:
+                raise Refused(f"{self._name(layer)} does not continue from the states behind earlier tokens")
         self._positions_stand_alone(seen, positions)
         return seen.calls
 
@@ -311,10 +336,10 @@ class ModelCheck:
             torch.enable_grad(),
         ):
             scores = response_scores(self.model, layout).logps
-            for target in (1, 2):
-                place, segment = places[target], target // 2
-                own = own_positions(layout, segment, target % 2)
-                score = scores[place.start : place.start + place.length].sum()
+            for target in (1, 2, 5):
+                place, (prompt, _) = places[target], items[target]
+                own = own_positions(layout, int(layout.predict[place[-1]]))
+                score = scores[place].sum()
                 grads = torch.autograd.grad(score, seen.embeddings, retain_graph=True, allow_unused=True)
                 dense = torch.stack([(grad != 0).any(0).any(-1) for grad in grads if grad is not None]).any(0)
                 leaks = dense.clone()
@@ -323,8 +348,7 @@ class ModelCheck:
                     raise Refused(
                         f"a response's score depends on {int(leaks.sum())} tokens of other responses or prompts"
                     )
-                prompt = own[: layout.segments[segment].prompt]
-                if not dense[prompt].any():
+                if not dense[own[: len(prompt)]].any():
                     raise Refused("a response's score does not depend on its prompt")
 
     def _equal(self, items: Sequence[Item], calls: Sequence[Call], own: str) -> None:
@@ -335,7 +359,7 @@ class ModelCheck:
             layout, places = lay_out(items)
             with self._reasons("a row with several prompts"), grouped(self.model):
                 row = response_scores(self.model, layout.to(self.device)).logps
-            found = [row[place.start : place.start + place.length] for place in places]
+            found = [row[place] for place in places]
             differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(found, plain, strict=True)]
             if self._is_exact():
                 worst = torch.stack([difference.max() for difference in differences]).max()
@@ -367,7 +391,11 @@ class ModelCheck:
         tail = ids.shape[1] - len(prompt) + 1
         keeps = "logits_to_keep" in inspect.signature(self.inner.forward).parameters
         last = {"logits_to_keep": tail} if keeps else {}
-        with self._reasons("a plain call", "it fails in"), attention_by(self.inner, own):
+        with (
+            self._reasons("a plain call", "it fails in"),
+            attention_by(self.inner, own),
+            head_input_in_one_piece(self.inner),
+        ):
             logits = self.model(input_ids=ids, use_cache=False, **last).logits[0, -tail:][: len(response)]
         logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         return logits.log_softmax(-1).gather(-1, ids[0, len(prompt) : count, None])[:, 0]
@@ -474,7 +502,12 @@ class ModelCheck:
             def forward(given: dict[str, Any] = given, **_: Any) -> Any:
                 return self.decoder(**given, use_cache=False).last_hidden_state
 
-            with torch.no_grad(), replaced_forward(self.inner, forward), attention_by(self.inner, LOCAL):
+            with (
+                torch.no_grad(),
+                replaced_forward(self.inner, forward),
+                attention_by(self.inner, LOCAL),
+                forked_states(self.inner),
+            ):
                 outputs.append(self.model(input_ids=ids))
         return torch.equal(*outputs)
 

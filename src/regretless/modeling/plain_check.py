@@ -93,7 +93,7 @@ class PlainCheck(ModelCheck):
             if not seen.embeddings:
                 raise Refused("its input embeddings were not found, so that nothing can be said of what it mixes")
             for row, (item, place) in enumerate(zip(items, places, strict=True)):
-                score = scores[place.start : place.start + place.length].sum()
+                score = scores[place].sum()
                 grads = torch.autograd.grad(score, seen.embeddings, retain_graph=True, allow_unused=True)
                 found = [grad for grad in grads if grad is not None]
                 if not found or not all(bool(grad.isfinite().all()) for grad in found):
@@ -106,7 +106,7 @@ class PlainCheck(ModelCheck):
                 # The last token's own score has no part in the row.
                 if bool(own[row_length(item) :].any()):
                     raise Refused("a response's score depends on padding behind it: the model is not causal")
-                if self._sees_later(scores, place.start, seen.embeddings, row, len(item[0])):
+                if self._sees_later(scores, int(place[0]), seen.embeddings, row, len(item[0])):
                     raise Refused("a token's score depends on the tokens after it: the model is not causal")
                 if not bool(own[: len(item[0])].any()):
                     raise Refused("a response's score does not depend on its prompt")
@@ -123,7 +123,7 @@ class PlainCheck(ModelCheck):
             alone = [self._plain(item, own) for item in items]
             with self._reasons("a batch of padded rows"), plain(self.model):
                 batch = response_scores(self.model, layout.to(self.device)).logps
-            found = [batch[place.start : place.start + place.length] for place in places]
+            found = [batch[place] for place in places]
             differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(found, alone, strict=True)]
             allowed = TOLERANCE
             if self._is_exact():

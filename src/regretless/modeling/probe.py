@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ KNOWN = {
     "segments",
     "row_mask",
     "calls",
+    "forks",
     "position_ids",
     "use_cache",
     "cache_position",
@@ -103,12 +106,15 @@ def are_positions(value: Any, positions: Tensor) -> bool:
     )
 
 
-def own_positions(layout: Layout, segment: int, response: int) -> list[int]:
-    """Positions in the row of a prompt and one of its responses."""
-    start = sum(part.prompt + sum(part.responses) for part in layout.segments[:segment])
-    own = layout.segments[segment]
-    begin = start + own.prompt + sum(own.responses[:response])
-    return [*range(start, start + own.prompt), *range(begin, begin + own.responses[response])]
+def own_positions(layout: Layout, last: int) -> list[int]:
+    """Positions in the row of the sequence up to the token at position `last`: its segment's, and those before it."""
+    stops = list(accumulate(segment.length for segment in layout.segments))
+    number = bisect_right(stops, last)
+    found = list(range(stops[number] - layout.segments[number].length, last + 1))
+    while (parent := layout.segments[number].parent) is not None:
+        number = parent
+        found = [*range(stops[number] - layout.segments[number].length, stops[number]), *found]
+    return found
 
 
 def windows_named(config: Any) -> set[int]:

@@ -6,28 +6,19 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from regretless.modeling.layout import (
-    Ids,
-    Item,
-    Layout,
-    Placement,
-    hosts,
-    is_context,
-    lay_out,
-    own_ids,
-    read_ids,
-    token_count,
-)
+from regretless.modeling.layout import Ids, Item, Layout, by_prompt, is_context, lay_out, own_ids, read_ids, token_count
+from regretless.modeling.prefix_tree import hosts
 
 RowKind = Literal["grouped", "plain"]
-"""`grouped`: one row, every prompt and response once. `plain`: a row for each prompt with a response."""
+"""`grouped`: one row, every prompt, beginning and response once. `plain`: a row for each prompt with a response."""
 RowChoice = Literal["auto", "grouped", "plain"]
 """`auto`: grouped where that is correct for the model, else plain."""
 
 
-def lay_out_rows(items: Sequence[Item], rows: RowKind) -> tuple[Layout, list[Placement]]:
-    """Rows of a kind for (prompt, response) token pairs, and each item's position among the predicted tokens.
+def lay_out_rows(items: Sequence[Item], rows: RowKind) -> tuple[Layout, list[Tensor]]:
+    """Rows of a kind for (prompt, response) token pairs, and the index of each item's own tokens among the predicted.
 
     Raises ValueError for an empty prompt or response.
     """
@@ -42,7 +33,7 @@ def computed_tokens(items: Sequence[Item], rows: RowKind) -> int:
     return len(distinct) * max(map(row_length, distinct), default=0)
 
 
-def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
+def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:
     """One row for each distinct prompt with a response; responses that begin another one need none of their own."""
     if not all(prompt and own_ids(response) for prompt, response in items):
         raise ValueError("expected at least one prompt token and one response token that is not context")
@@ -67,8 +58,9 @@ def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Placement]]:
         segments=(),
         predict=torch.tensor(predict),
         targets=torch.tensor(targets),
+        lengths=tuple(map(row_length, distinct)),
     )
-    return layout, [Placement(starts[host[item]], len(own_ids(item[1]))) for item in items]
+    return layout, [starts[host[item]] + torch.arange(len(own_ids(item[1]))) for item in items]
 
 
 def row_length(item: Item) -> int:
@@ -78,12 +70,9 @@ def row_length(item: Item) -> int:
 
 def sequences(items: Sequence[Item]) -> dict[Item, Item]:
     """For each distinct item the one whose row it is in: the longest response to its prompt that begins with it."""
-    groups: dict[Ids, dict[Ids, None]] = {}
-    for prompt, response in items:
-        groups.setdefault(prompt, {})[response] = None
     found: dict[Item, Item] = {}
-    for prompt, responses in groups.items():
-        host = hosts(list(responses))
+    for prompt, responses in by_prompt(items).items():
+        host = hosts(responses)
         for response in responses:
             found[prompt, response] = prompt, host[response]
     return found

@@ -13,6 +13,7 @@ from torch import nn
 from regretless.core.terminal import bar
 from regretless.modeling.forward import causal_model, in_rows, response_scores
 from regretless.modeling.layout import Ids, Item, token_count
+from regretless.modeling.prefix_tree import beginning
 from regretless.modeling.row_choice import choose_rows, note_plain_rows
 from regretless.modeling.rows import RowChoice, RowKind, computed_tokens, lay_out_rows, row_length, sequences
 
@@ -54,7 +55,7 @@ def score_responses(
                 layout, places = lay_out_rows([keyed[index] for index in chosen], kind)
                 logps = response_scores(model, layout.to(device)).logps.float().cpu().numpy()
                 for index, place in zip(chosen, places, strict=True):
-                    results[index] = logps[place.start : place.start + place.length].copy()
+                    results[index] = logps[place.numpy()]
                 advance(len(chosen))
     finally:
         model.train(training)
@@ -64,7 +65,13 @@ def score_responses(
 def _scoring_order(items: Sequence[Item], kind: RowKind) -> list[int]:
     """Items that share tokens next to each other; for plain rows the longest first, so that few are padded."""
     if kind == "grouped":
-        return sorted(range(len(items)), key=lambda index: items[index][0])
+        first: dict[Item, int] = {}
+        alike = [(prompt, beginning(response)) for prompt, response in items]
+        for index, item in enumerate(alike):
+            first.setdefault(item, index)
+        # Backwards, so that a response comes before those that it begins with.
+        order = sorted(range(len(items)), key=lambda index: items[index][1], reverse=True)
+        return sorted(order, key=lambda index: (items[index][0], first[alike[index]]))
     host = sequences(items)
     return sorted(range(len(items)), key=lambda index: (-row_length(host[items[index]]), host[items[index]]))
 
@@ -90,12 +97,17 @@ def fill_rows(units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = 
             row.extend(run)
             used += cost
             continue
+        present: set[Item] = set()
         for index in run:
+            if used <= max_tokens and present.issuperset(units[index]):
+                row.append(index)
+                continue
             together = token_count([item for other in (*row, index) for item in units[other]])
             if row and together > max_tokens:
                 rows.append(row)
-                row, together = [], token_count(units[index])
+                row, together, present = [], token_count(units[index]), set()
             row.append(index)
+            present.update(units[index])
             used = together
     return [*rows, row] if row else rows
 

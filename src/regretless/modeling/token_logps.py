@@ -33,6 +33,9 @@ class TokenScores(NamedTuple):
     statistics: Tensor | None = None
     """(3, M) of the distribution at each token, without gradient: mean of the logits over the vocabulary, entropy
     (nats), and 1 where the target has the largest logit, else 0. None unless they were asked for."""
+    routers: Tensor | None = None
+    """(2, E, 1) of the E experts of a mixture, as `modeling.router_loss` sums them up over the row's counted tokens;
+    None unless the layout has counted tokens. Of several rows, (2, E, rows)."""
 
 
 @dataclass(frozen=True)

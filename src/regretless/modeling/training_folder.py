@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from transformers.trainer_utils import rotate_checkpoints
 
 from regretless.core.files import read_json
 from regretless.core.run_folder import RUN, resolve
@@ -75,6 +78,21 @@ def complete_checkpoints(folder: Path) -> dict[int, Path]:
         if number.isdigit() and state.get("global_step") == int(number):
             found[int(number)] = path
     return dict(sorted(found.items()))
+
+
+def clear_checkpoints(last: Path, limit: int | None) -> None:
+    """Delete remains of interrupted checkpoints beside the `last` one, so that at most `limit` stay.
+
+    These are half-written ones, and old ones whose deletion was interrupted. The Trainer deletes by a folder's
+    modification time, and an interrupted deletion has made that of an old checkpoint later than that of newer ones: it
+    would be kept in their place.
+    """
+    complete = complete_checkpoints(last.parent).values()
+    for path in last.parent.glob("checkpoint-*"):
+        if path.name.removeprefix("checkpoint-").isdigit() and path not in complete:
+            shutil.rmtree(path)
+    best = read_json(last / STATE).get("best_model_checkpoint")
+    rotate_checkpoints(str(last.parent), limit, best)
 
 
 def last_complete_checkpoint(folder: Path) -> str | None:

@@ -74,7 +74,9 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
         )
     summary = {"prompts": len(prompts), "responses": len(rows), "refused": len(refused), **counts}
     if not pairs:
-        raise DataError(f"{responses}: no pairs from {len(rows)} responses: {_explain(summary)}")
+        unjudged = all(row.verdict is None and row.score is None for row in rows)
+        remedy = "; no response has a verdict or a score: run verify or judge first" if unjudged else ""
+        raise DataError(f"{responses}: no pairs from {len(rows)} responses: {_explain(summary)}{remedy}")
     if config.rescore:
         from regretless.pairing.rescore import rescore  # the only part that loads models
 

@@ -21,6 +21,8 @@ from regretless.planning.trainings import Trainings
 from regretless.runs.pipeline import stages_of, threads
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
+from regretless.runs.side_by_side import places
+from regretless.runs.work import PARTS, part_of
 
 ALL_COUNTS = (*COUNTS, "files", "bytes")
 SHOWN_PROBLEM = 200
@@ -33,6 +35,8 @@ class Row:
 
     stage: str
     estimates: list[Estimate]
+    places: int = 1
+    """Parts of the stage that a run does at the same time."""
 
     @property
     def state(self) -> State:
@@ -72,9 +76,21 @@ class Row:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds for what is left to do; None if this is unknown for any of its units."""
-        found = [0.0 if one.unit.state is State.DONE else one.seconds for one in self.estimates]
+        """Seconds of work for what is left to do; None if this is unknown for any of its units."""
+        found = [_left(one) for one in self.estimates]
         return None if None in found else sum(seconds for seconds in found if seconds is not None)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds until all of it is done, as far as they are known: `seconds`, or less with parts side by side."""
+        parts: dict[str, float] = {}
+        for one in self.estimates:
+            part = part_of(self.stage, one.unit.name) if self.places > 1 else ""
+            parts[part] = parts.get(part, 0.0) + (_left(one) or 0.0)
+        ends = [0.0] * self.places
+        for seconds in parts.values():
+            ends[ends.index(min(ends))] += seconds
+        return max(ends)
 
     @property
     def problems(self) -> list[str]:
@@ -99,8 +115,12 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """Seconds for everything that is left; None if any stage's time is unknown."""
-        found = [row.seconds for row in self.rows]
-        return None if None in found else sum(seconds for seconds in found if seconds is not None)
+        return None if None in [row.seconds for row in self.rows] else self.known_seconds
+
+    @property
+    def known_seconds(self) -> float:
+        """Seconds for everything that is left and whose time is known."""
+        return sum(row.elapsed for row in self.rows)
 
     @property
     def dollars(self) -> float | None:
@@ -176,8 +196,13 @@ def _rows(recipe: Recipe, folder: PlannedFolder, counting: Counting) -> list[Row
     for name in stages_of(recipe):
         place = STAGES[name].place
         estimates = [counting.estimates[unit.name] for unit in folder.units.values() if unit.stage == place]
-        rows.append(Row(name, estimates))
+        rows.append(Row(name, estimates, places(recipe) if name in PARTS else 1))
     return rows
+
+
+def _left(one: Estimate) -> float | None:
+    """Seconds of work of a unit; None if unknown."""
+    return 0.0 if one.unit.state is State.DONE else one.seconds
 
 
 def _in_run(text: str, place: Path) -> str:
@@ -220,7 +245,7 @@ def _stage_json(row: Row) -> dict[str, Any]:
                 "parts": None if one.parts is None else list(one.parts),
                 "counts": one.counts,
                 "estimated": sorted(one.guessed),
-                "seconds": 0.0 if one.unit.state is State.DONE else one.seconds,
+                "seconds": _left(one),
                 "taken": one.unit.seconds if one.unit.state is State.DONE else None,
                 "problem": one.unit.problem,
             }

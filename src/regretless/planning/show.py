@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 
+from regretless.core.terminal import FoldingTable
 from regretless.planning.counts import COUNTS
 from regretless.planning.dry_run import State
 from regretless.planning.plan import Plan, Row
@@ -18,7 +18,7 @@ ABOUT = "~"
 def show_plan(plan: Plan, screen: Console) -> None:
     """Print a plan."""
     where = f"{plan.run_dir}, {plan.device}"
-    table = Table("stage", "state", "counts", title=f"Plan of {plan.recipe} ({where})", title_justify="left")
+    table = FoldingTable("stage", "state", "counts", title=f"Plan of {plan.recipe} ({where})", title_justify="left")
     for column in ("files", "took", "time left"):
         table.add_column(column, justify="right")
     for row in plan.rows:
@@ -92,9 +92,12 @@ def _totals(plan: Plan) -> list[str]:
     elif not plan.measured:
         lines.append("time: --measure predicts it from a few batches of each stage on this machine")
     else:
-        known = sum(row.seconds or 0 for row in plan.rows)
         unknown = ", ".join(row.stage for row in plan.rows if row.seconds is None)
-        lines.append(f"time left in all: {seconds_text(known)} on {devices}, and that of {unknown}, which is unknown")
+        known = seconds_text(plan.known_seconds)
+        lines.append(f"time left in all: {known} on {devices}, and that of {unknown}, which is unknown")
+    if plan.measured and (apart := [row for row in plan.rows if row.places > 1]):
+        stages = ", ".join(row.stage for row in apart)
+        lines.append(f"{apart[0].places} models at a time in {stages}: their times are those of all the work")
     if plan.gpus > 1 and plan.measured:
         lines.append("the work behind the loading of a model is divided by the number of GPUs")
     if plan.dollars is not None:

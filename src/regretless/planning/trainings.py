@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from peft import get_peft_model
 from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
@@ -20,6 +19,7 @@ from regretless.modeling.load import ModelConfig, empty_model, load_tokenizer
 from regretless.objectives import build
 from regretless.runs.recipe import PretrainConfig, Recipe
 from regretless.runs.work import Job
+from regretless.training.adapter import with_adapter
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import PairDataset, StepSampler
 from regretless.training.train import arguments_of, lora_config, read_data
@@ -184,7 +184,7 @@ class Trainings:
         if adapter is None:
             total = empty.num_parameters()
             return {"stored": total, "trained": total}
-        trained = sum(weight.numel() for weight in get_peft_model(empty, adapter).parameters() if weight.requires_grad)
+        trained = sum(weight.numel() for weight in with_adapter(empty, adapter).parameters() if weight.requires_grad)
         return {"stored": trained, "trained": trained}
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.modeling.load import ModelConfig, best_device, load_model, load_tokenizer, stored_dtype
+from regretless.modeling.load import ModelConfig, best_device, load_model, load_tokenizer, put_adapter, stored_dtype
+from regretless.modeling.quantization import quantization_of
 from regretless.publishing.model_card import CARD, read_facts, write_card
 from regretless.publishing.upload import TOKENIZER_FILES
 
@@ -54,8 +55,10 @@ class Merged:
 def merge_adapter(adapter: Path, out: Path, *, base: str | None = None, dtype: str = "auto") -> Merged:
     """Merge an adapter into the weights of `base` (default: the one that it names) and write the model to `out`.
 
-    The sum is taken in float32 and rounded once, to `dtype` (auto: the type of the base's weights). Tokenizer and card
-    come along. The written model is read back and compared with the adapter on its base, on random token sequences.
+    The sum is taken in float32 and rounded once, to `dtype` (auto: the type of the base's weights). An adapter that was
+    trained on a base in 4 bits is merged into the weights that these stand for, unless `base` names another: the merged
+    model has the full size. Tokenizer and card come along. The written model is read back and compared with the adapter
+    on its base, on random token sequences.
     Raises ConfigError for what cannot be merged; RegretlessError, with nothing written, if the two differ by more than
     the rounding of the type explains.
     """
@@ -66,19 +69,29 @@ def merge_adapter(adapter: Path, out: Path, *, base: str | None = None, dtype: s
         raise ConfigError(f"{adapter}: its {ADAPTER} names no base model; name one with --base")
     if dtype not in ("auto", *TOLERANCE):
         raise ConfigError(f"dtype: expected auto, {', '.join(TOLERANCE)}, got {dtype}")
-    settings = ModelConfig(name_or_path=name, revision=None if base else config.revision)
+    settings = ModelConfig(name_or_path=name, revision=None if base else config.revision, dtype="float32")
     kind = stored_dtype(settings) if dtype == "auto" else dtype
     if kind not in TOLERANCE:
         raise ConfigError(f"{name}: its weights are {kind}; name the type of the merged ones with --dtype")
-    model: Any = load_model(settings.model_copy(update={"adapter": str(adapter), "dtype": "float32"}))
-    if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
+    quantization = None if base else quantization_of(str(adapter), None)
+    if quantization is not None:
+        # Computed in float32, so that the two differ by the rounding of the merged weights alone.
+        exact = quantization.model_copy(update={"bnb_4bit_compute_dtype": "float32"})
+        settings = settings.model_copy(update={"quantization": exact})
+    loaded: Any = load_model(settings)
+    if quantization is None and getattr(loaded.config, "quantization_config", None) is not None:
         raise ConfigError(f"{name}: its weights are quantized; name the model that was quantized with --base")
+    model: Any = put_adapter(loaded, str(adapter), None, trainable=False).eval()
     has_own = (adapter / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(ModelConfig(name_or_path=name, tokenizer=str(adapter) if has_own else None))
     tokens = _some_tokens(model, tokenizer)
     before = _logps(model, tokens)
     with model.disable_adapter():
         change = float((_logps(model, tokens) - before).abs().mean())
+    if quantization is not None:
+        # peft would quantize the sum again, with an error that is larger than what many adapters change.
+        plain: Any = load_model(settings)
+        model = put_adapter(plain.dequantize(dtype=torch.float32), str(adapter), None, trainable=False).eval()
     merged: PreTrainedModel = _merge(model, adapter).to(getattr(torch, kind))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as temporary:

@@ -21,10 +21,11 @@ from huggingface_hub.utils._validators import validate_repo_id
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.files import read_json
 from regretless.core.hub import out_of_reach
+from regretless.modeling.quantization import FILE as QUANTIZATION
 from regretless.publishing.model_card import CARD, Facts, check_card, named, read_facts, render
 
 WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-MODEL_FILES = frozenset({"config.json", "generation_config.json", "adapter_config.json"})
+MODEL_FILES = frozenset({"config.json", "generation_config.json", "adapter_config.json", QUANTIZATION})
 TOKENIZER_FILES = frozenset(
     {
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -20,6 +20,9 @@ from regretless.sampling.base import SamplingParams
 from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import KEEPS, sample_prompts, sample_together
 
+SAMPLES = "samples"
+"""Folder of the answers before verification."""
+
 
 def evaluate_models(
     folder: RunFolder,
@@ -34,8 +37,33 @@ def evaluate_models(
     sampling run; for a chat benchmark it holds the judgments and chat_result.json. samples/ holds the answers before
     verification; results.json combines all results and is returned (in a plan, once all of them are there).
 
-    Responses are verified with the settings of `grading`. All benchmarks are answered with the model loaded once.
+    Responses are verified with the settings of `grading`.
     """
+    for label, model in models.items():
+        evaluate_model(folder, subfolder, label, model, config, verify_config)
+    root = PurePosixPath(subfolder)
+    if config.inspect_logs and config.benchmarks:
+        _log_for_inspect(folder, root, [(label, name) for label in models for name in config.benchmarks])
+    if folder.awaits(subfolder):
+        return {}
+    collected = results.collect(folder.path / subfolder)
+    write_json(folder.path / subfolder / "results.json", collected)
+    return collected
+
+
+def evaluate_model(
+    folder: RunFolder,
+    subfolder: str,
+    label: str,
+    model: ModelConfig,
+    config: results.EvaluateConfig,
+    verify_config: verify.VerifyConfig,
+) -> None:
+    """Answer, verify or judge, and summarize every benchmark with one model (`evaluate_models`).
+
+    Writes only to <label>/ and samples/<label>/ in `subfolder`. All benchmarks are answered with the model loaded once.
+    """
+    root = PurePosixPath(subfolder)
     sampled = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0, "top_k": 0}}
     passes |= {f"seed-{seed}": {**sampled, "seed": seed} for seed in config.seeds}
@@ -46,31 +74,22 @@ def evaluate_models(
         for benchmark in config.benchmarks
         for name, decoding in passes.items()
     }
-    root = PurePosixPath(subfolder)
-    for label, model in models.items():
-        samples = root / "samples" / label
-        _answer(folder, samples, model, config, asked)
-        for benchmark, name in asked:
-            verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
-            responses = folder.path / samples / benchmark / name / "responses.parquet"
-            _verify(folder, verified, responses, grading(config, verify_config, benchmark))
-        # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
-        answers: dict[str, list[Path]] = {}
-        for benchmark, chat_config in config.chat.items():
-            kind = chat_config.answers
-            if kind not in answers:
-                place_of = root / "samples" / label / kind
-                answers[kind] = _converse(folder, place_of, model, chat_config, engine_settings(config))
-            _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
-        if config.harness:
-            _run_harness(folder, (root / label / harness.FOLDER).as_posix(), model, config)
-    if config.inspect_logs and config.benchmarks:
-        _log_for_inspect(folder, root, [(label, name) for label in models for name in config.benchmarks])
-    if folder.awaits(subfolder):
-        return {}
-    collected = results.collect(folder.path / subfolder)
-    write_json(folder.path / subfolder / "results.json", collected)
-    return collected
+    samples = root / SAMPLES / label
+    _answer(folder, samples, model, config, asked)
+    for benchmark, name in asked:
+        verified = (root / label / benchmark / ("" if name == "greedy" else name)).as_posix()
+        responses = folder.path / samples / benchmark / name / "responses.parquet"
+        _verify(folder, verified, responses, grading(config, verify_config, benchmark))
+    # Keyed by what the answers depend on, so that benchmarks that differ only in the judge share their answers.
+    answers: dict[str, list[Path]] = {}
+    for benchmark, chat_config in config.chat.items():
+        kind = chat_config.answers
+        if kind not in answers:
+            place_of = root / SAMPLES / label / kind
+            answers[kind] = _converse(folder, place_of, model, chat_config, engine_settings(config))
+        _judge(folder, (root / label / benchmark).as_posix(), answers[kind], chat_config)
+    if config.harness:
+        _run_harness(folder, (root / label / harness.FOLDER).as_posix(), model, config)
 
 
 def grading(

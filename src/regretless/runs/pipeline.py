@@ -21,6 +21,7 @@ from regretless.evaluation.results import INSPECT, results_table
 from regretless.runs import cards
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
+from regretless.runs.side_by_side import SideBySide, places
 from regretless.runs.work import Job, do_stage
 
 
@@ -53,19 +54,24 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
         if in_store:
             # What is finished, and needs no check, is known once the working copy is up to date.
             reject("recipe", recipe_problems(recipe, only or None))
-        do_stages(recipe, folder, only)
+        do_stages(recipe, folder, only, parallel=places(recipe))
     return folder
 
 
-def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> None:
-    """Do the stages of a recipe (or only those in `only`) in a folder that is locked. Raises what they raise."""
-    with connected(_cluster(recipe), folder.path):
+def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = (), *, parallel: int = 1) -> None:
+    """Do the stages of a recipe (or only those in `only`) in a folder that this process has locked.
+
+    parallel: parts of a stage to do at the same time. Raises what the stages raise.
+    """
+    with connected(_cluster(recipe), folder.path), SideBySide(recipe, folder, parallel) as others:
         prepare(recipe, folder, only)
-        for name in stages_of(recipe):
-            if not only or name in only:
-                do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
-                if name in cards.STAGES:
-                    cards.refresh_cards(recipe, folder, name)
+        names = [name for name in stages_of(recipe) if not only or name in only]
+        others.prepare(names)
+        for name in names:
+            others.do(name)
+            do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
+            if name in cards.STAGES:
+                cards.refresh_cards(recipe, folder, name)
 
 
 def _cluster(recipe: Recipe) -> ClusterConfig | None:
@@ -87,7 +93,7 @@ def stages_of(recipe: Recipe) -> list[str]:
 def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> None:
     """Write the recipe into its run folder; if all of its stages run, move an earlier recipe's results aside."""
     if is_first_process():
-        values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster"})
+        values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster", "parallel"})
         write_text(folder.path / RECIPE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
     if not only:
         _set_aside(recipe, folder)

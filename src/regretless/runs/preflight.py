@@ -32,6 +32,7 @@ from regretless.modeling.load import ModelConfig, check_architecture
 from regretless.pairing.mask import MaskConfig
 from regretless.reporting.token_figures import FiguresConfig
 from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
+from regretless.runs.side_by_side import parallel_problems
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.ray_train import ONE_NUMBER
@@ -112,6 +113,7 @@ def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> lis
     if recipe.model is not None and not (using and all(_is_done(recipe, name) for name in using)):
         section_problems(findings, here, recipe.model, "model")
     _figures(findings, recipe, wanted)
+    findings.problems += parallel_problems(recipe)
     return findings.all()
 
 

@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails
@@ -87,6 +87,10 @@ class Recipe(Section):
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads to compute with; one per core by default. Very small models are faster with a single thread."""
+    parallel: Literal["auto"] | Annotated[int, Field(ge=1, strict=True)] = 1
+    """Models that `pretrain`, `train` and `evaluate` work on at the same time, each in a process of its own with
+    `threads` threads; `auto` takes as many as the cores allow that this command may use, and 1 where something else
+    divides the work (GPUs, a cluster, `processes`). No result depends on it."""
     cluster: ClusterConfig | None = None
     """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None

@@ -17,12 +17,13 @@ from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
+from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling import judge, verify
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, read_trained, trained_model
 from regretless.pairing import mask, pair
 from regretless.reporting import report
-from regretless.runs.evaluate import evaluate_models
+from regretless.runs.evaluate import SAMPLES, evaluate_model, evaluate_models
 from regretless.runs.recipe import Recipe
 from regretless.sampling import sample
 from regretless.training import train
@@ -123,9 +124,14 @@ def do_world(section: world.WorldConfig, job: Job) -> None:
 
 def do_pretrain(section: Mapping[str, Any], job: Job) -> None:
     """Models trained before everything else, each from its own data."""
-    for name, config in section.items():
-        here = resolve(config, job.folder.path)
-        _train_one(job, f"pretrain/{name}", config, config.objectives[0], config.model, here.data)
+    for name in section:
+        _pretrain(name, job)
+
+
+def _pretrain(name: str, job: Job) -> None:
+    config = job.recipe.pretrain[name]
+    here = resolve(config, job.folder.path)
+    _train_one(job, f"pretrain/{name}", config, config.objectives[0], config.model, here.data)
 
 
 def do_prompts(section: Mapping[str, Any], job: Job) -> None:
@@ -228,7 +234,12 @@ def do_train(section: TrainConfig, job: Job) -> None:
             f"objective: expected one for this command, got {', '.join(section.objectives)}; a recipe trains several"
         )
     for objective in section.objectives:
-        _train_one(job, f"train/{objective}", section, objective, job.model, job.pairs())
+        _train(objective, job)
+
+
+def _train(objective: str, job: Job) -> None:
+    assert job.recipe.train is not None
+    _train_one(job, f"train/{objective}", job.recipe.train, objective, job.model, job.pairs())
 
 
 def _train_one(
@@ -259,16 +270,33 @@ def _train_one(
     )
 
 
-def do_evaluate(section: Any, job: Job) -> None:
+def do_evaluate(section: EvaluateConfig, job: Job) -> None:
     """Base and trained models on the benchmarks."""
-    models = {name: trained.model for name, trained in job.trained().items()}
-    models |= {name: _named_model(job, text) for name, text in section.policies.items()}
-    verify_config = job.recipe.verify or verify.VerifyConfig()
+    models = _evaluated(job)
     if job.on_files:
         # Compared with others, the model is their base: gains are taken to it.
-        evaluate_models(job.folder, "", {BASE if models else MODEL: job.model, **models}, section, verify_config)
+        own = BASE if models else MODEL
+        evaluate_models(job.folder, "", {own: job.model, **models}, section, _verify_config(job))
     else:
-        evaluate_models(job.folder, "evaluate", {BASE: job.model, **models}, section, verify_config)
+        evaluate_models(job.folder, "evaluate", {BASE: job.model, **models}, section, _verify_config(job))
+
+
+def _evaluate(label: str, job: Job) -> None:
+    config = job.recipe.evaluate
+    assert config is not None
+    model = {BASE: job.model, **_evaluated(job)}[label]
+    evaluate_model(job.folder, "evaluate", label, model, config, _verify_config(job))
+
+
+def _evaluated(job: Job) -> dict[str, ModelConfig]:
+    """Models to evaluate besides the policy before preference training, by label."""
+    assert job.recipe.evaluate is not None
+    models = {name: trained.model for name, trained in job.trained().items()}
+    return models | {name: _named_model(job, text) for name, text in job.recipe.evaluate.policies.items()}
+
+
+def _verify_config(job: Job) -> verify.VerifyConfig:
+    return job.recipe.verify or verify.VerifyConfig()
 
 
 def _named_model(job: Job, text: str) -> ModelConfig:
@@ -321,6 +349,37 @@ def do_report(section: report.ReportConfig, job: Job) -> None:
     inputs = {path.relative_to(run).as_posix(): path for path in files if job.folder.has(path)}
     inputs.pop(f"report/{MANIFEST}", None)
     job.do("report", dump(section), lambda output: report.run(section, run, output), inputs)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The independent parts of a stage: each has folders of its own, and reads none of the others'."""
+
+    names: Callable[[Recipe], Sequence[str]]
+    do: Callable[[str, Job], None]
+    """Does the work of one part that nothing else of the stage does."""
+
+
+def _evaluated_apart(recipe: Recipe) -> Sequence[str]:
+    config = recipe.evaluate
+    # Others share something: a server and its budget, kept replies, another program's devices.
+    if config is None or config.engine != "transformers" or config.chat or config.harness:
+        return ()
+    return [BASE, *(recipe.train.objectives if recipe.train is not None else ()), *config.policies]
+
+
+PARTS: Mapping[str, Parts] = {
+    "pretrain": Parts(lambda recipe: list(recipe.pretrain), _pretrain),
+    "train": Parts(lambda recipe: recipe.train.objectives if recipe.train is not None else (), _train),
+    "evaluate": Parts(_evaluated_apart, _evaluate),
+}
+"""Stages whose parts can be done at the same time, by other processes too."""
+
+
+def part_of(stage: str, unit: str) -> str:
+    """The part of a stage of `PARTS` that a unit of work belongs to."""
+    names = unit.removeprefix(f"{stage}/").split("/")
+    return names[1] if names[0] == SAMPLES and len(names) > 1 else names[0]
 
 
 def do_stage(name: str, job: Job) -> None:

@@ -48,6 +48,7 @@ class VllmEngine:
         self._vllm = _import_vllm()
         with contextlib.ExitStack() as stack:
             origin = weights_of(config)
+            origin.refuse_quantization(config, "vLLM")
             folder = origin.base
             if config.architecture is not None:
                 folder = _saved(config, self.tokenizer, stack.enter_context(tempfile.TemporaryDirectory()))

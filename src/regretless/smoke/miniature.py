@@ -41,12 +41,22 @@ WORLD = {
 POLICY = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
 SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 LENGTH = {"max_new_tokens": 16, "batch_size": 256}
+OFFLINE = {"push_to_hub": False, "report_to": "none", "log_completions_steps": None}
+"""Nothing of a smoke run leaves the machine: no model goes to the hub, no log to a tracker."""
 PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "torch_compile": False, "num_train_epochs": 1}
 """Training arguments that need special hardware, or that are meaningless for a few steps."""
 HERE = {"processes": 1, "strategy": "ddp", "gradient_accumulation_steps": 1}
 """These models are too small to be trained faster by several processes."""
-PRETRAIN = {**PLAIN, **HERE, "max_steps": STEPS, "pairs_per_step": BATCH, "learning_rate": 0.01, "warmup_steps": 5}
-TRAIN = {**PLAIN, **HERE, "max_steps": 2, "pairs_per_step": 4, "warmup_steps": 0, "logging_steps": 1}
+PRETRAIN = {
+    **PLAIN,
+    **OFFLINE,
+    **HERE,
+    "max_steps": STEPS,
+    "pairs_per_step": BATCH,
+    "learning_rate": 0.01,
+    "warmup_steps": 5,
+}
+TRAIN = {**PLAIN, **OFFLINE, **HERE, "max_steps": 2, "pairs_per_step": 4, "warmup_steps": 0, "logging_steps": 1}
 STEP_SIZE = "per_device_train_batch_size"
 """A setting that `pairs_per_step` replaces."""
 EVAL_PAIRS = 8
@@ -76,7 +86,8 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
     """
     values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "pairs"})
     folder = recipe.output_dir.rstrip("/") or recipe.run_dir
-    values |= {"output_dir": f"{folder}-smoke", "threads": 1}
+    # Work of a second gains nothing from processes that take seconds to start.
+    values |= {"output_dir": f"{folder}-smoke", "threads": 1, "parallel": 1}
     data = recipe.sample is not None or recipe.responses is not None or recipe.pairs is not None
     if recipe.model is not None:
         values["model"] = _model(recipe.model)

@@ -22,7 +22,9 @@ from regretless.core.intervals import (
     paired_difference,
 )
 from regretless.core.run_folder import BASE
-from regretless.studies.observations import COMPARE, PERCENT, SEPARATOR, Observation, Observed, Run, observe
+from regretless.studies.compared_runs import SEPARATOR, Run
+from regretless.studies.evaluations import PERCENT, Observation
+from regretless.studies.observations import COMPARE, Observed, observe
 
 T = TypeVar("T")
 DIGITS = 2

@@ -21,8 +21,8 @@ from regretless.core.run_folder import resolve
 from regretless.core.terminal import console
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.studies.comparison import Column, Comparison, Decoding, Row
+from regretless.studies.evaluations import PASS_AT_1
 from regretless.studies.job import Job
-from regretless.studies.observations import PASS_AT_1
 from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
 from regretless.studies.study import NOT_IN_NAMES, Cell, Study
 

@@ -18,8 +18,8 @@ from regretless.core.files import atomic_path, read_json
 from regretless.core.intervals import over_seeds
 from regretless.core.run_folder import BASE
 from regretless.core.text_cleaning import one_line
+from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import Column, Comparison, Decoding, Over, Row, Table
-from regretless.studies.observations import SEPARATOR, Run
 from regretless.studies.tables import title_of
 from regretless.training import log
 

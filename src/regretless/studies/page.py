@@ -14,10 +14,10 @@ from markupsafe import Markup
 from regretless import __version__
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_json, write_text
+from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import Comparison
 from regretless.studies.distances import Distance, show_distances
 from regretless.studies.figures import as_svg, check_formats, drawings, write_figures
-from regretless.studies.observations import Run
 from regretless.studies.runner import Failure
 from regretless.studies.search import Choice
 from regretless.studies.search_section import search_section

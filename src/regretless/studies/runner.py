@@ -8,23 +8,20 @@ interrupted or extended does only what is missing.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from typing import Any
 
 import torch
 
-from regretless.core.files import fingerprint, read_json
+from regretless.core.children import Children, Ended
+from regretless.core.errors import RegretlessError
+from regretless.core.files import fingerprint
 from regretless.core.mirror import LOCK
 from regretless.core.run_folder import RunFolder, lock
 from regretless.core.terminal import console
 from regretless.runs.pipeline import prepare, stages_of
 from regretless.runs.recipe import Recipe
-from regretless.studies.job import LOG, OUTCOME, Job, run_job
+from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study
 from regretless.training.processes import visible_gpus
 
@@ -32,7 +29,6 @@ TOGETHER = ("inspect", "analyze", "report")
 """Stages about all methods of a run at once."""
 SOURCES = ("seed", "world", "pretrain", "prompts", "sample")
 """Settings of a recipe that decide where its data come from."""
-POLL = 0.02
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,8 @@ class Scheduler:
         self.gpus = visible_gpus()
         self.reasons: dict[str, str | None] = {}
         """Why a job failed, or None for one that succeeded."""
-        self._running: dict[str, tuple[Job, BaseProcess, Connection, int]] = {}
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["regretless.studies.job"])
+        self._running: dict[str, tuple[Job, int]] = {}
+        """Jobs at work, by name, and the place of each among those at the same time."""
 
     def run(self) -> list[Failure]:
         """Run everything: data, then methods, then the runs as a whole."""
@@ -114,48 +109,40 @@ class Scheduler:
         names = {job.name for job in jobs}
         free = list(range(min(self.processes, sum(not names & {*job.needs, *job.after} for job in jobs))))
         self._places = len(free)
-        while waiting or self._running:
-            for job in list(waiting):
-                failed = [name for name in job.needs if self.reasons.get(name) is not None]
-                if failed:
-                    failures.append(Failure(job, f"{failed[0]} failed"))
-                    self.reasons[job.name] = failures[-1].reason
-                elif free and all(name in self.reasons for name in [*job.needs, *job.after]):
-                    self._start(job, free.pop(0))
-                else:
-                    continue
-                waiting.remove(job)
-            for job, place in self._ended():
-                free.append(place)
-                if (reason := self.reasons[job.name]) is not None:
-                    failures.append(Failure(job, reason))
-            time.sleep(POLL)
+        with Children(["regretless.studies.job"]) as children:
+            while waiting or self._running:
+                for job in list(waiting):
+                    failed = [name for name in job.needs if self.reasons.get(name) is not None]
+                    if failed:
+                        failures.append(Failure(job, f"{failed[0]} failed"))
+                        self.reasons[job.name] = failures[-1].reason
+                    elif free and all(name in self.reasons for name in [*job.needs, *job.after]):
+                        self._start(children, job, free.pop(0))
+                    else:
+                        continue
+                    waiting.remove(job)
+                for event in children.events() if self._running else ():
+                    if isinstance(event, Ended):
+                        job, place = self._end(event)
+                        free.append(place)
+                        if (reason := self.reasons[job.name]) is not None:
+                            failures.append(Failure(job, reason))
         return failures
 
-    def _start(self, job: Job, place: int) -> None:
+    def _start(self, children: Children, job: Job, place: int) -> None:
         share = self.gpus // self._places
         if self._places > 1 and share:
             job = replace(job, gpus=range(place * share, (place + 1) * share))
-        (job.folder / OUTCOME).unlink(missing_ok=True)
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(
-            target=run_job, args=(job, theirs, max(1, torch.get_num_threads() // self._places)), name=job.name
-        )
-        process.start()
-        theirs.close()
-        self._running[job.name] = (job, process, ours, place)
+        job.folder.mkdir(parents=True, exist_ok=True)
+        children.start(job.name, run_job, job, max(1, torch.get_num_threads() // self._places), log=job.folder / LOG)
+        self._running[job.name] = (job, place)
 
-    def _ended(self) -> Iterator[tuple[Job, int]]:
-        for name, (job, process, ours, place) in list(self._running.items()):
-            if process.is_alive():
-                continue
-            process.join()
-            ours.close()
-            del self._running[name]
-            self.reasons[name] = reason = _reason(job, process.exitcode)
-            text = "done" if reason is None else f"failed: {reason}"
-            console.print(f"{name}: {text}", style=None if reason is None else "red", markup=False, soft_wrap=True)
-            yield job, place
+    def _end(self, event: Ended) -> tuple[Job, int]:
+        job, place = self._running.pop(event.child)
+        self.reasons[job.name] = reason = _reason(job, event)
+        text = "done" if reason is None else f"failed: {reason}"
+        console.print(f"{job.name}: {text}", style=None if reason is None else "red", markup=False, soft_wrap=True)
+        return job, place
 
     # --- the jobs ----------------------------------------------------------------------------------------------------
 
@@ -210,11 +197,10 @@ def _of_methods(recipe: Recipe, methods: list[str]) -> Recipe:
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={"objective": methods})})
 
 
-def _reason(job: Job, exit_code: int | None) -> str | None:
-    outcome: Mapping[str, Any] = {}
-    if (job.folder / OUTCOME).is_file():
-        outcome = read_json(job.folder / OUTCOME)
-    if "error" not in outcome:
-        return f"its process ended with {exit_code}; its messages are in {job.folder / LOG}"
-    error = outcome["error"]
-    return None if error is None else f"{error} ({job.folder / LOG})"
+def _reason(job: Job, event: Ended) -> str | None:
+    if event.exit_code is not None:
+        return f"its process ended with {event.exit_code}; its messages are in {job.folder / LOG}"
+    if (error := event.error) is None:
+        return None
+    text = str(error) if isinstance(error, RegretlessError) else f"{type(error).__name__}: {error}"
+    return f"{text} ({job.folder / LOG})"

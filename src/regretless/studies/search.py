@@ -22,7 +22,8 @@ from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.runs.recipe import Recipe
-from regretless.studies.observations import NO_MATTER, PERCENT
+from regretless.studies.compared_runs import NO_MATTER
+from regretless.studies.evaluations import PERCENT
 from regretless.studies.runner import Failure, failed_methods, run_study
 from regretless.studies.samplers import Journal, suggest
 from regretless.studies.study import (
@@ -98,6 +99,20 @@ class Choice:
         """Settings whose best value is the least or greatest one, or in the outer tenth of a range: a better one may
         lie beyond."""
         return [key for key, value in self.best.values.items() if _at_the_edge(value, self.space[key])]
+
+    @property
+    def ties(self) -> int:
+        """How many other trials have the best score."""
+        return sum(trial.score == self.best.score for trial in self.trials) - 1
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the best settings must know of how they were found."""
+        found = [f"{self.ties} other trial(s) have the same score; the first was taken"] if self.ties else []
+        if self.edges:
+            names = ", ".join(self.edges)
+            found.append(f"the best value of {names} lies at the edge of those tried; a better one may lie beyond")
+        return found
 
     @property
     def overrides(self) -> list[str]:

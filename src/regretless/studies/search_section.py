@@ -16,12 +16,8 @@ from regretless.studies.study import SearchConfig
 
 def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
     """All trials as a section of the study's page: a table for each metric."""
-    edges = Markup("").join(
-        Markup("<li>{}: the best value of {} lies at the edge of those tried; a better one may lie beyond</li>").format(
-            choice.place, ", ".join(choice.edges)
-        )
-        for choice in choices
-        if choice.edges
+    remarks = Markup("").join(
+        Markup("<li>{}: {}</li>").format(choice.place, remark) for choice in choices for remark in choice.remarks
     )
     kinds = {"data": search.data_seeds, "training": search.seeds}
     how = "every combination" if search.trials is None else f"values chosen by the sampler {search.sampler} of Optuna"
@@ -31,8 +27,8 @@ def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
     ).format(
         search.budget,
         how,
-        " × ".join(f"{len(seeds)} {kind} seed(s)" for kind, seeds in kinds.items() if seeds),
-        Markup("<ul>{}</ul>").format(edges) if edges else "",
+        " × ".join(f"{len(seeds)} {kind} seed{'s' * (len(seeds) > 1)}" for kind, seeds in kinds.items() if seeds),
+        Markup("<ul>{}</ul>").format(remarks) if remarks else "",
         Markup("").join(_tables(choices, search)),
     )
 

@@ -22,7 +22,7 @@ from regretless.evaluation.results import BenchmarkSource
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
 from regretless.smoke.miniature import TRAIN as SET_BY_SMOKE
 from regretless.smoke.miniature import smoke_recipe
-from regretless.studies.observations import Run
+from regretless.studies.compared_runs import Run
 
 RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""

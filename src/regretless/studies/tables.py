@@ -14,8 +14,9 @@ from rich.table import Table as Screen
 from rich.text import Text
 
 from regretless.core.text_cleaning import one_line
+from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import DIGITS, Cell, Column, Comparison, Difference, Over, Table, records
-from regretless.studies.observations import PASS_AT_1, Run
+from regretless.studies.evaluations import PASS_AT_1
 
 MISSING = "–"
 

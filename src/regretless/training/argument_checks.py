@@ -36,6 +36,7 @@ BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"ge": 0, "lt": 0.5}, ("label_smoothing",)),
     ({"ge": 0, "le": 1}, ("ld_alpha",)),
     ({"ge": 1}, ("dataset_num_proc",)),
+    ({"ge": 0}, ("router_aux_loss_coef",)),
 )
 BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}
 """Bounds of numbers, as pydantic's `Field` takes them."""

@@ -178,6 +178,13 @@ class PreferenceConfig(TrainingArguments):
         default=None,
         metadata={"help": "The tokenizer's padding token, saved with the model; training itself pads nothing."},
     )
+    router_aux_loss_coef: float | None = field(
+        default=None,
+        metadata={
+            "help": "Weight of the load-balancing loss of a mixture of experts, which is added to the loss; by default "
+            "`router_aux_loss_coef` of the model's configuration if that says `output_router_logits: true`, else 0."
+        },
+    )
     disable_dropout: bool = field(
         default=False, metadata={"help": "Whether dropout is off in the model, its adapter and the reference."}
     )

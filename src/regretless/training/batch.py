@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regretless.core.errors import DataError
 from regretless.modeling.layout import Ids, Item, Layout, own_ids
+from regretless.modeling.router_loss import DistinctTokens
 from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
@@ -52,6 +53,11 @@ class PairBatch:
     """Response tokens on the chosen and on the rejected sides of the pairs; a response counts in each of its pairs."""
     sources: tuple[str, ...]
     """Origin of each pair, for messages."""
+    counted_tokens: int = 0
+    """Tokens of its rows that the load-balancing loss is about; 0 if it is not computed."""
+    aux_weight: float = 1.0
+    """Factor of the load-balancing loss beside the mean loss over pairs: this micro-batch's share of the step's counted
+    tokens divided by its share of the step's pairs, because the step weights the sum of the two by the latter."""
 
     @property
     def tokens(self) -> int:
@@ -103,11 +109,13 @@ def build_batch(
     ends_step: Callable[[int], bool] | None = None,
     kind: RowKind = "grouped",
     max_tokens: int = sys.maxsize,
+    distinct: DistinctTokens | None = None,
 ) -> PairBatch:
     """Micro-batch of pairs with the inputs of the objective, in rows of a kind, at most `max_tokens` tokens at a time.
 
-    `ends_step`: true for a token id that ends a reasoning step. Raises DataError if the behavior policy's
-    log-probabilities, or other numbers of the data, are required and a pair lacks them.
+    `ends_step`: true for a token id that ends a reasoning step. `distinct`: the step's tokens so far, for a mixture of
+    experts with a load-balancing loss; it is about those that are new in this micro-batch. Raises DataError if the
+    behavior policy's log-probabilities, or other numbers of the data, are required and a pair lacks them.
     """
     needs, names = objective.required, of_data(objective)
     rows: dict[tuple[Ids, Ids, tuple[tuple[float, ...], ...]], int] = {}
@@ -123,15 +131,17 @@ def build_batch(
         ends.append((indices[0], indices[-1]))
 
     layouts: list[Layout] = []
-    starts: dict[Item, int] = {}
+    index: dict[Item, Tensor] = {}
     predicted = 0
     for items in cut_rows([(prompt, response) for prompt, response, _ in rows], max_tokens, kind):
         layout, places = lay_out_rows(items, kind)
+        if distinct is not None:
+            layout = replace(layout, counted=distinct.new(layout))
         layouts.append(layout)
-        starts |= {item: predicted + place.start for item, place in zip(items, places, strict=True)}
+        index |= {item: predicted + place for item, place in zip(items, places, strict=True)}
         predicted += len(layout.targets)
     responses = [response for _, response, _ in rows]
-    gather = padded([torch.arange(len(own_ids(response))) + starts[prompt, response] for prompt, response, _ in rows])
+    gather = padded([index[prompt, response] for prompt, response, _ in rows])
     numbers = {name: padded([torch.tensor(values[number]) for *_, values in rows]) for number, name in enumerate(names)}
     reference_logps = None
     if "reference" in needs:
@@ -154,4 +164,5 @@ def build_batch(
         token_numbers=numbers,
         token_counts=(sum(lengths[chosen] for chosen, _ in ends), sum(lengths[rejected] for _, rejected in ends)),
         sources=tuple(item.pair.source for item in pairs),
+        counted_tokens=sum(int(layout.counted.sum()) for layout in layouts if layout.counted is not None),
     )

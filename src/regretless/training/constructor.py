@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
+from accelerate import ParallelismConfig
+from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -23,7 +26,11 @@ from regretless.core.hub import one_attempt
 from regretless.core.run_folder import is_first_process
 from regretless.core.terminal import console
 from regretless.modeling.forward import causal_model
+from regretless.modeling.quantization import keep_weights_as_loaded
+from regretless.modeling.router_loss import has_router_loss
+from regretless.training.adapter import add_adapter
 from regretless.training.arguments import PreferenceConfig
+from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.trl_arguments import REFUSED
 
 LOGITS = "evaluation keeps no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
@@ -85,12 +92,39 @@ def load_by_name(
         return AutoModelForCausalLM.from_pretrained(name, **loading)
 
 
+def models_of(
+    model: Any,
+    ref_model: str | PreTrainedModel | None,
+    args: PreferenceConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    quantization_config: Any,
+    peft_config: PeftConfig | None,
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedModel | None]:
+    """The model to train, with a new adapter if one is configured, and the reference model if one is given."""
+    # For a model by name and without an adapter, a dtype applies to the trained weights.
+    chosen = args.loading().get("dtype", args.loading().get("torch_dtype", "auto"))
+    as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
+    policy = policy_of(model, args, tokenizer, quantization_config)
+    check_quantized(policy, adapter=peft_config is not None)
+    if peft_config is not None:
+        policy = add_adapter(policy, peft_config, args.seed)
+    fit_trained_weights(policy, args, as_loaded=as_loaded)
+    reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
+    if reference is not None:
+        keep_weights_as_loaded(reference)
+        match_reference(reference, policy)
+    if args.disable_dropout:
+        turn_off_dropout(policy, reference)
+    return policy, reference
+
+
 def policy_of(model: Any, args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase, quantization_config: Any) -> Any:
     """The model to train: the object that was given, or loaded by its name; with `args.pad_token`."""
     if isinstance(model, str):
         model = load_by_name(model, args, quantization_config)
     else:
         _check_loaded(args, quantization_config)
+    keep_weights_as_loaded(model)
     if args.pad_token is not None:
         causal_model(model).config.get_text_config().pad_token_id = tokenizer.pad_token_id
     return model
@@ -158,6 +192,61 @@ def check_quantized(model: nn.Module, *, adapter: bool) -> None:
     """Raise ConfigError for a quantized model without an adapter: its weights cannot be trained."""
     if isinstance(model, PreTrainedModel) and getattr(model, "is_quantized", False) and not adapter:
         raise ConfigError("model: its weights are quantized, which only an adapter can train; pass a peft_config")
+
+
+def router_coefficient(model: nn.Module, args: PreferenceConfig) -> float:
+    """Weight of the load-balancing loss of a mixture of experts in the loss; 0 if none is added.
+
+    It is `args.router_aux_loss_coef`; without one, that of the model's configuration if this says
+    `output_router_logits: true`, as in transformers' own loss. Raises ConfigError if the loss is asked for, and
+    transformers computes none for this model.
+    """
+    inner = causal_model(model)
+    config, chosen = inner.config.get_text_config(), args.router_aux_loss_coef
+    asks = bool(getattr(config, "output_router_logits", False))
+    if chosen == 0 or (chosen is None and not asks):
+        return 0.0
+    name = type(inner).__name__
+    if not has_router_loss(inner):
+        by = "the model's configuration says output_router_logits: true" if chosen is None else f"got {chosen:g}"
+        raise ConfigError(
+            f"router_aux_loss_coef: {by}, but transformers computes no load-balancing loss for {name}; set it to 0"
+        )
+    if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        raise ConfigError(
+            "gradient_checkpointing_kwargs: with use_reentrant, the load-balancing loss of the routers has no "
+            "gradient; leave use_reentrant out, or set router_aux_loss_coef to 0"
+        )
+    coefficient = getattr(config, "router_aux_loss_coef", None) if chosen is None else chosen
+    if coefficient is None:
+        raise ConfigError(
+            f"router_aux_loss_coef: the configuration of {name} says output_router_logits: true and has no "
+            "router_aux_loss_coef; set it here, or to 0"
+        )
+    return float(coefficient)
+
+
+def check_parallelism(args: TrainingArguments) -> None:
+    """Raise ConfigError for processes that are to share a sequence or a layer: each one trains on its own pairs.
+
+    torch's context parallelism replaces the attention kernels of GPUs alone: on CPU processes each one would silently
+    attend to its own part (`experiments/context_parallel.py`), and rows that share prompts pass it a part of attention
+    at a time. So nothing could show here that the numbers are right.
+    """
+    config = getattr(args, "parallelism_config", None)
+    if config is None and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
+        config = ParallelismConfig()
+    kinds = {"cp_size": "context", "sp_size": "sequence", "tp_size": "tensor"}
+    reject(
+        "parallelism_config",
+        [
+            f"{name}: {kind} parallelism is not supported: each process computes whole sequences of its own pairs; set "
+            "it to 1. For memory, lower max_tokens_per_microbatch, set gradient_checkpointing, or use FSDP2 "
+            "(docs/large_models.md)"
+            for name, kind in kinds.items()
+            if (getattr(config, name, 1) or 1) > 1
+        ],
+    )
 
 
 def use_one_gpu(args: TrainingArguments) -> None:

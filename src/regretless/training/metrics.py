@@ -13,8 +13,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Output
 from regretless.objectives.base import SATURATED
+from regretless.training.batch import PairBatch
 
 
 class RunningMeans:
@@ -148,6 +150,25 @@ def add_token_metrics(
         means.add_sum(f"logits/{name}", sums[0, pairs[:, side]].sum(), token_counts[side])
     means.add_sum("entropy", sums[1, pairs[:, :sides]].sum(), sum(token_counts[:sides]))
     means.add_sum("mean_token_accuracy", sums[2, pairs[:, 0]].sum(), token_counts[0])
+
+
+def add_batch_metrics(
+    means: RunningMeans,
+    batch: PairBatch,
+    logps: Logps,
+    scores: TokenScores,
+    output: Output,
+    aux_loss: Tensor | None,
+    *,
+    with_rejected: bool,
+) -> None:
+    """Add all metrics of a micro-batch, whose scores have statistics; `aux_loss`: its load-balancing loss, if any."""
+    means.add(pair_metrics(logps, batch.pairs, output, with_rejected=with_rejected))
+    if aux_loss is not None:
+        means.add_sum("aux_loss", aux_loss * batch.counted_tokens, batch.counted_tokens)
+    assert scores.statistics is not None
+    statistics, sides = scores.statistics[:, batch.gather], 2 if with_rejected else 1
+    add_token_metrics(means, statistics, batch.mask, batch.pairs, batch.token_counts, sides=sides)
 
 
 def add_step_tokens(means: RunningMeans, *, pairwise: int, computed: int, recomputed: int, first_process: bool) -> None:

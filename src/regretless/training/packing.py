@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
-from regretless.modeling.layout import Ids, Item, hosts, token_count
+from regretless.modeling.layout import Ids, Item, by_prompt, token_count
+from regretless.modeling.prefix_tree import hosts, prefix_tree
 from regretless.modeling.rows import RowKind, computed_tokens, row_length, sequences
 from regretless.modeling.scoring import fill_rows
 
@@ -55,27 +56,38 @@ def cut_rows(items: Sequence[Item], max_tokens: int, kind: RowKind = "grouped") 
     """Split responses into rows of at most `max_tokens` distinct tokens, the largest row first.
 
     Each distinct response is in one row, together with those that are a beginning of it. The responses to a prompt
-    share a row if they fit; every row computes its prompts. A row is larger if one prompt with one response is. Plain
-    rows are split into groups of rows that together have so many tokens, by length.
+    share a row if they fit, and so do those that share a beginning; every row computes its prompts and beginnings. A
+    row is larger if one prompt with one response is. Plain rows are split into groups of rows that together have so
+    many tokens, by length.
     """
     distinct = list(dict.fromkeys(items))
     if kind == "plain":
         return _cut_plain_rows(distinct, max_tokens)
     if token_count(distinct) <= max_tokens:
         return [distinct]
-    by_prompt: dict[Ids, list[Ids]] = defaultdict(list)
-    for prompt, response in distinct:
-        by_prompt[prompt].append(response)
     pieces: list[tuple[int, list[Item]]] = []
-    for prompt, responses in by_prompt.items():
-        host = hosts(responses)
-        whole: dict[Ids, list[Item]] = defaultdict(list)
-        for response in responses:
-            whole[host[response]].append((prompt, response))
-        parts = [(len(longest), group) for longest, group in whole.items()]
-        pieces += [(len(prompt) + used, row) for used, row in _first_fit(parts, max_tokens - len(prompt))]
+    for prompt, responses in by_prompt(distinct).items():
+        space = max_tokens - len(prompt)
+        pieces += [(len(prompt) + used, row) for used, row in _first_fit(_parts(prompt, responses, space), space)]
     rows = sorted(_first_fit(pieces, max_tokens), key=lambda row: -row[0])
     return [row for _, row in rows]
+
+
+def _parts(prompt: Ids, responses: Sequence[Ids], space: int) -> list[tuple[int, list[Item]]]:
+    """Responses to a prompt that belong in one row, with their tokens: those that share a beginning, if they fit."""
+    host = hosts(responses)
+    whole: dict[Ids, list[Item]] = defaultdict(list)
+    for response in responses:
+        whole[host[response]].append((prompt, response))
+    branches = prefix_tree(list(whole))
+    parts: list[list[tuple[int, list[Item]]]] = [[] for _ in branches]
+    top: list[tuple[int, list[Item]]] = []
+    # From the last branch to the first: what continues a branch comes before it.
+    for number, branch in reversed([*enumerate(branches)]):
+        ends = [(0, whole[branch.response])] if branch.is_end else _first_fit(parts[number], space - branch.stop)
+        found = [(branch.stop - branch.start + used, row) for used, row in ends]
+        (top if branch.parent is None else parts[branch.parent])[:0] = found
+    return top
 
 
 def _cut_plain_rows(distinct: list[Item], max_tokens: int) -> list[list[Item]]:

@@ -14,8 +14,9 @@ from typing import Any, TextIO
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from regretless.core.errors import DataError
+from regretless.core.errors import DataError, reject
 from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint
+from regretless.core.settings import check_name
 from regretless.core.terminal import bar
 from regretless.core.versions import versions
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
@@ -27,6 +28,7 @@ from regretless.data.tokenization import TokenizedPair, missing_values, tokenize
 from regretless.objectives import Objective
 from regretless.objectives.inputs import of_data
 from regretless.training.arguments import PreferenceConfig
+from regretless.training.data import PairDataset
 from regretless.training.pair_store import FORMAT, PairTable
 
 REFUSED = "refused.jsonl"
@@ -66,6 +68,32 @@ def pair_table(
         _copy(complete, reading.refused)
         reading.report()
     return PairTable.open(folder)
+
+
+def pair_dataset(
+    rows: Any, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
+) -> PairDataset | None:
+    """What a trainer reads of these rows; None for None, and a data set that it has read already as it is."""
+    if rows is None or isinstance(rows, PairDataset):
+        return rows
+    table = pair_table(rows, tokenizer, args, objective, name)
+    return PairDataset(table, mismatched=objective.zero_point == "mismatched")
+
+
+def evaluation_data(
+    rows: Any, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective
+) -> PairDataset | dict[str, PairDataset | None] | None:
+    """The data of one evaluation, or of several by name. Raises ConfigError for names that cannot be those of files."""
+    if not isinstance(rows, Mapping):
+        return pair_dataset(rows, tokenizer, args, objective, "eval_dataset")
+    problems = []
+    for name in rows:
+        try:
+            check_name(str(name))
+        except ValueError as error:
+            problems.append(f"{name!r}: {error}")
+    reject("eval_dataset", problems)
+    return {name: pair_dataset(part, tokenizer, args, objective, name) for name, part in rows.items()}
 
 
 def _rows(data: Any, name: str) -> Iterable[Any]:

@@ -1,10 +1,10 @@
 """Forward and backward passes of an optimizer step; what does not fit into a row is scored first, then trained on.
 
-The loss depends on the model through the scores of the response tokens alone: log-probabilities and, for some methods,
-divergences. So a micro-batch of several rows needs no memory for all of them at a time. All rows are computed without
-gradient, the loss is differentiated by each score, and each row is computed again and gets these derivatives as the
-gradient of its scores. That is the gradient of the whole micro-batch: no response is computed in two rows, and the
-first row, the largest, is computed once.
+The loss depends on the model through the scores of the rows alone: log-probabilities of the response tokens, for some
+methods divergences, and for mixtures of experts the sums of their routers. So a micro-batch of several rows needs no
+memory for all of them at a time. All rows are computed without gradient, the loss is differentiated by each score, and
+each row is computed again and gets these derivatives as the gradient of its scores. That is the gradient of the whole
+micro-batch: no response is computed in two rows, and the first row, the largest, is computed once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Score = Callable[[Layout, bool], TokenScores]
 """Scores of a row's response tokens, and on request the statistics of their distributions."""
 Loss = Callable[[PairBatch, TokenScores | None, bool], Tensor]
 """Mean loss over a micro-batch's pairs, given the scores of all rows (None: to be computed) and whether it counts."""
-DIFFERENTIABLE = ("logps", "kl")
+DIFFERENTIABLE = ("logps", "kl", "routers")
 """Scores that a loss has a gradient by."""
 LARGEST_DIFFERENCE = 0.05
 """Nats, root mean square over a row: more than rounding makes of equal computations, less than any randomness does."""
@@ -121,11 +121,12 @@ class Passes:
                 self._accelerator.backward(loss * weight)
                 return loss.detach() * weight
             largest = self._score(batch.layouts[0], weight > 0)
-            scores = leaves(joined([largest, *(first.scores for first in firsts)]))
+            parts = [largest, *(first.scores for first in firsts)]
+            scores = leaves(joined(parts))
             loss = self._loss(batch, scores, weight > 0)
-            derivatives = derivatives_by_row(loss * weight, scores, batch.layouts)
+            derivatives = derivatives_by_row(loss * weight, scores, parts)
             self._accelerator.backward(_weighted(largest, derivatives[0]))
-        del largest  # its graph
+        del largest, parts  # its graph
         for layout, first, derivative in zip(batch.layouts[1:], firsts, derivatives[1:], strict=True):
             with self._synchronized_if_last():
                 with first.state.again(layout.input_ids):
@@ -158,13 +159,14 @@ def leaves(scores: TokenScores) -> TokenScores:
     )
 
 
-def derivatives_by_row(loss: Tensor, scores: TokenScores, layouts: Sequence[Layout]) -> list[dict[str, Tensor]]:
-    """The loss's derivative by each of the scores, which are `leaves`, as those of each row by name."""
+def derivatives_by_row(loss: Tensor, scores: TokenScores, parts: Sequence[TokenScores]) -> list[dict[str, Tensor]]:
+    """The loss's derivative by each of the scores, which are `leaves` of the `parts`, as those of each row by name."""
     inputs = {name: tensor for name in DIFFERENTIABLE if (tensor := getattr(scores, name)) is not None}
     # A method may leave out the divergences, or weigh them with 0.
     found = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
-    sizes = [len(layout.targets) for layout in layouts]
-    by_row = zip(*(torch.split(derivative, sizes) for derivative in found), strict=True)
+    sizes = {name: [getattr(part, name).shape[-1] for part in parts] for name in inputs}
+    split = (torch.split(each, sizes[name], dim=-1) for name, each in zip(inputs, found, strict=True))
+    by_row = zip(*split, strict=True)
     return [dict(zip(inputs, row, strict=True)) for row in by_row]
 
 

@@ -18,6 +18,7 @@ from transformers.trainer_utils import HubStrategy
 
 from regretless.core.versions import versions
 from regretless.modeling.forward import causal_model
+from regretless.modeling.quantization import write_quantization
 from regretless.publishing.model_card import Facts, base_license, named, write_card
 from regretless.publishing.upload import public_files
 from regretless.training.argument_checks import given_arguments
@@ -162,6 +163,9 @@ class PublishingTrainer(Trainer):
         self.write_cards_in_saved_adapters()
         super()._save(output_dir, state_dict)
         if self.args.should_save:
+            model = self.accelerator.unwrap_model(self.model)
+            if isinstance(model, PeftModel):
+                write_quantization(causal_model(model), Path(output_dir or str(self.args.output_dir)))
             write_card(Path(output_dir or str(self.args.output_dir)), self.facts())
 
     def create_model_card(
@@ -268,7 +272,7 @@ def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _adapter_settings(config: Any, model: nn.Module) -> dict[str, Any]:
-    names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save")
+    names = ["peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters", "modules_to_save"]
     found = {name: getattr(config, name, None) for name in names}
     if isinstance(found["target_modules"], set | list):
         found["target_modules"] = _short_targets(set(found["target_modules"]), model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,18 @@ def writes_shards(accelerator: Any) -> bool:
     """True for an accelerator whose processes each write their part of a checkpoint."""
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     return plugin is not None and "SHARDED_STATE_DICT" in str(plugin.state_dict_type)
+
+
+@contextlib.contextmanager
+def whole_weights(accelerator: Any) -> Iterator[None]:
+    """Within the block, a model that is sharded is saved as one that is not, whatever its checkpoints are."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None:
+        yield
+        return
+    kind = plugin.state_dict_type
+    plugin.set_state_dict_type("FULL_STATE_DICT")
+    try:
+        yield
+    finally:
+        plugin.set_state_dict_type(kind)

@@ -107,7 +107,7 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
     trainer.command = stage_command(
         objective,
         config.result_settings(objective, processes()),
-        None if config.lora is None else config.lora.model_dump(),
+        None if config.lora is None else config.lora.model_dump(exclude_none=True),
         config.eval_pairs,
         model.name_or_path or "MODEL",
         str(pairs),
@@ -186,9 +186,10 @@ def lora_config(settings: LoraSettings | None) -> LoraConfig | None:
         return None
     return LoraConfig(
         r=settings.r,
-        lora_alpha=settings.alpha,
+        lora_alpha=settings.alpha or 2 * settings.r,
         lora_dropout=settings.dropout,
         target_modules=settings.target_modules,
+        target_parameters=settings.target_parameters,
         task_type="CAUSAL_LM",
     )
 

@@ -29,12 +29,23 @@ class LoraSettings(Section):
 
     r: int = Field(default=32, ge=1)
     """Rank of the adapter."""
-    alpha: int = Field(default=64, ge=1)
-    """Numerator of the adapter's scale, which is alpha / r."""
+    alpha: int | None = Field(default=None, ge=1)
+    """Numerator of the adapter's scale, which is alpha / r; twice r by default."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout probability on the adapter's input."""
     target_modules: str | list[str] = "all-linear"
     """Names of the layers that get an adapter; `all-linear` means all linear layers except the output layer."""
+    target_parameters: list[str] | None = None
+    """Ends of the names of parameters that get an adapter and belong to no linear layer, such as the experts of a
+    mixture: `[mlp.experts.gate_up_proj, mlp.experts.down_proj]`. It needs `dropout: 0`."""
+
+    @model_validator(mode="after")
+    def _no_dropout_on_parameters(self) -> Self:
+        if self.target_parameters and self.dropout:
+            raise ValueError(
+                f"dropout: an adapter of target_parameters cannot have any; set it to 0, got {self.dropout:g}"
+            )
+        return self
 
 
 class TrainConfig(Section):

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from accelerate.utils import gather_object
 from numpy.typing import NDArray
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
-from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
 
-from regretless.core.errors import ConfigError, NonFiniteLossError, reject
+from regretless.core.errors import ConfigError, NonFiniteLossError
 from regretless.core.files import read_json
-from regretless.core.settings import check_name
 from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, in_rows, response_scores
 from regretless.modeling.layout import Item, Layout, token_count
+from regretless.modeling.router_loss import DistinctTokens, router_loss
 from regretless.modeling.row_choice import choose_rows, note_plain_rows
 from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
-from regretless.modeling.training_folder import STATE, complete_checkpoints, last_complete_checkpoint
+from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
@@ -40,39 +39,25 @@ from regretless.training.constructor import (
     check_arguments,
     check_kinds,
     check_optimizer,
-    check_quantized,
-    load_by_name,
-    policy_of,
+    check_parallelism,
+    models_of,
+    router_coefficient,
     taken,
     tokenizer_for,
-    turn_off_dropout,
     use_one_gpu,
 )
 from regretless.training.data import PairDataset, StepLoader, StepSampler, TrainingPair, split_evenly
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
-from regretless.training.metrics import (
-    RunningMeans,
-    Speed,
-    TokenCount,
-    add_step_tokens,
-    add_token_metrics,
-    pair_metrics,
-)
+from regretless.training.metrics import RunningMeans, Speed, TokenCount, add_batch_metrics, add_step_tokens
 from regretless.training.packing import pack_rows
-from regretless.training.pair_reading import pair_table
+from regretless.training.pair_reading import evaluation_data, pair_dataset
 from regretless.training.passes import Idle, Passes, joined
-from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel
-
-
-def _sort_sets(configs: Iterable[PeftConfig]) -> None:
-    """Sort settings that peft stores as sets, so that equal runs write equal files."""
-    for config in configs:
-        for name, value in vars(config).items():
-            if isinstance(value, set):
-                setattr(config, name, sorted(value))
+from regretless.training.reference_pass import Asked, fill, pairs_read
+from regretless.training.sharding import whole_weights
+from regretless.training.step import weighed
 
 
 class PreferenceTrainer(PublishingTrainer):
@@ -116,25 +101,11 @@ class PreferenceTrainer(PublishingTrainer):
         check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
         use_one_gpu(args)
+        check_parallelism(args)
         self.objective = build(args.objective, **args.hyperparameters)
-        # For a model by name and without an adapter, a dtype applies to the trained weights.
-        chosen = args.loading().get("dtype", args.loading().get("torch_dtype", "auto"))
-        as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
         processing_class = tokenizer_for(model, processing_class, args)
-        model = policy_of(model, args, processing_class, quantization_config)
-        check_quantized(model, adapter=peft_config is not None)
-        if peft_config is not None:
-            if isinstance(model, PeftModel):
-                raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
-            set_seed(args.seed)  # the adapter's first weights are random
-            model = get_peft_model(model, peft_config)
-            _sort_sets(model.peft_config.values())
-        fit_trained_weights(model, args, as_loaded=as_loaded)
-        reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
-        if reference is not None:
-            match_reference(reference, model)
-        if args.disable_dropout:
-            turn_off_dropout(model, reference)
+        model, reference = models_of(model, ref_model, args, processing_class, quantization_config, peft_config)
+        self._aux_coefficient = router_coefficient(model, args)
         self._needs_distributions = "reference_kl" in self.objective.required
         self.reference = ReferenceModel(
             model,
@@ -149,23 +120,11 @@ class PreferenceTrainer(PublishingTrainer):
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
         self._ends_step = codec_of(processing_class).ends_step
-
-        def dataset(rows: Any, name: str) -> PairDataset | None:
-            if rows is None or isinstance(rows, PairDataset):
-                return rows
-            table = pair_table(rows, processing_class, args, self.objective, name)
-            return PairDataset(table, mismatched=self.objective.zero_point == "mismatched")
-
-        if isinstance(eval_dataset, Mapping):
-            reject("eval_dataset", _unusable_names(eval_dataset))
-            evaluation: Any = {name: dataset(rows, name) for name, rows in eval_dataset.items()}
-        else:
-            evaluation = dataset(eval_dataset, "eval_dataset")
         super().__init__(
             model=model,
             args=args,
-            train_dataset=dataset(train_dataset, "train_dataset"),
-            eval_dataset=evaluation,
+            train_dataset=pair_dataset(train_dataset, processing_class, args, self.objective, "train_dataset"),
+            eval_dataset=evaluation_data(eval_dataset, processing_class, args, self.objective),
             processing_class=processing_class,
             data_collator=list,
             callbacks=callbacks,
@@ -173,6 +132,8 @@ class PreferenceTrainer(PublishingTrainer):
             **taken(kwargs),
         )
         check_optimizer(self.optimizer, self.model)
+        if self.is_fsdp_enabled and getattr(causal_model(model), "is_quantized", False):
+            raise ConfigError("model: a quantized base is not sharded (untested); use ddp, one copy for each process")
         self._log_state = LogState(self, self._means["train"], self._token_count)
         for callback in (self._live_log, self._log_state, CompletionTables(self)):
             self.add_callback(callback)
@@ -218,15 +179,8 @@ class PreferenceTrainer(PublishingTrainer):
             state = None if checkpoint is None else checkpoint / STATE
             done = int(read_json(state)["global_step"]) if state is not None and state.is_file() else 0
             steps = self._sampler(self.train_dataset, self.args.per_device_train_batch_size).of_one_process()
-            epochs = self.args.num_train_epochs
-            last = self.args.max_steps if self.args.max_steps > 0 else math.ceil(epochs * len(steps))
-            # Without skipping, a resumed run starts with the first step of its epoch.
-            first = done - done % len(steps) if self.args.ignore_data_skip else done
-            numbers = [steps.read_by(0, last), steps.read_by(first, first + last - done)]
-            if self.accelerator.num_processes > 1:
-                # What a process without pairs computes in an epoch's last step.
-                numbers = [np.union1d(each, [0]) for each in numbers]
-            self._prepare_reference(self.train_dataset, numbers[1], known=numbers[0])
+            known, numbers = pairs_read(steps, self.args, done, self.accelerator.num_processes)
+            self._prepare_reference(self.train_dataset, numbers, known=known)
         if self.reference.is_start_of_training or self.args.eval_strategy != "no" or self.args.eval_on_start:
             for data in self._evaluation_data():
                 self._prepare_reference(data)
@@ -245,45 +199,14 @@ class PreferenceTrainer(PublishingTrainer):
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
             root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
             self._reference_logps = ReferenceLogps(root / key)
-        values = self._reference_logps
-        # Complete data are not read again: a resumed run starts where it was. All processes check before one writes.
-        marks = [self._mark(data, each) for each in (numbers, known, None)]
-        complete = any(mark is not None and values.covers(mark) for mark in marks)
-        self.accelerator.wait_for_everyone()
-        if complete:
-            return
-        gone = self.state.global_step > 0 and self.reference.is_start_of_training
-        if gone and next(values.missing(self._reference_items(data, numbers)), None) is not None:
-            raise ConfigError(
-                "the reference is the model as it was before training, and these data came after it: pass them to the "
-                "trainer at construction, and call prepare_reference() before training if it reads more of them later; "
-                "or pass ref_model"
-            )
-        writes = self.args.should_save
-        values.compute(
-            self._reference_items(data, numbers),
+        fill(
+            self._reference_logps,
+            Asked(data, numbers, known, with_rejected=self._needs_rejected),
             self._score_reference,
-            writes=writes,
+            is_lost=self.state.global_step > 0 and self.reference.is_start_of_training,
+            writes=self.args.should_save,
             wait=self.accelerator.wait_for_everyone,
         )
-        if marks[0] is not None and writes:
-            values.mark(marks[0])
-        self.accelerator.wait_for_everyone()
-
-    def _mark(self, data: PairDataset, numbers: NDArray[np.int64] | None) -> str | None:
-        """Identity of these pairs of the data, if their table is cached under one."""
-        if data.key is None:
-            return None
-        part = "" if numbers is None or len(numbers) == len(data) else f"-{xxhash.xxh3_64_hexdigest(numbers.tobytes())}"
-        return f"{data.key}{part}{'' if self._needs_rejected else '-chosen'}"
-
-    def _reference_items(self, data: PairDataset, numbers: NDArray[np.int64] | None = None) -> Iterator[Item]:
-        # Pairs of a prompt are adjacent, so that they share a computation.
-        members = data.groups.members
-        for index in (members if numbers is None else members[np.isin(members, numbers)]).tolist():
-            pair = data[index]
-            yield from pair.items(rejected=self._needs_rejected)
-            yield from pair.mismatched_items()
 
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
         """Reference log-probabilities of items, divided among the processes."""
@@ -329,28 +252,15 @@ class PreferenceTrainer(PublishingTrainer):
                 raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
             resume_from_checkpoint = last
         if last is not None and Path(str(resume_from_checkpoint)) == Path(last):
-            self._clear_checkpoints(Path(last))
+            if self.args.should_save:
+                clear_checkpoints(Path(last), self.args.save_total_limit)
+            self.accelerator.wait_for_everyone()
         self._log_state.checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self.write_cards_in_saved_adapters()
         return output._replace(training_loss=output.metrics["train_loss"])
-
-    def _clear_checkpoints(self, last: Path) -> None:
-        """Delete remains of interrupted checkpoints: half-written ones, and old ones whose deletion was interrupted.
-
-        The Trainer deletes by a folder's modification time, and an interrupted deletion has made that of an
-        old checkpoint later than that of newer ones: it would be kept in their place.
-        """
-        if self.args.should_save:
-            complete = complete_checkpoints(last.parent).values()
-            for path in last.parent.glob("checkpoint-*"):
-                if path.name.removeprefix("checkpoint-").isdigit() and path not in complete:
-                    shutil.rmtree(path)
-            best = read_json(last / STATE).get("best_model_checkpoint")
-            rotate_checkpoints(str(last.parent), self.args.save_total_limit, best)
-        self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, **kwargs: Any) -> None:
         """One pass over the data; none if the checkpoint that training resumes from is after its last step."""
@@ -424,28 +334,15 @@ class PreferenceTrainer(PublishingTrainer):
         )
 
     def _weighted_microbatches(self, pairs: Sequence[TrainingPair]) -> tuple[list[tuple[PairBatch, float]], Idle]:
-        """Micro-batches, each with the weight of its mean loss, and passes to make besides them.
-
-        Gradients are averaged over processes: the weights make that average the mean over all the step's pairs.
-        Collective operations must match. So a process without pairs (an epoch's last step) computes one with weight 0,
-        and under sharding one with fewer passes than another makes as many.
-        """
-        processes = self.accelerator.num_processes
+        """Micro-batches, each with the weight of its mean loss, and passes to make besides them (`step.weighed`)."""
         used = pairs or [self.train_dataset[0]]
         items = [pair.items(rejected=self._needs_rejected) for pair in used]
-        rows = pack_rows(items, self._microbatch_tokens, self._rows)
-        batches = [self._batch([used[index] for index in row]) for row in rows]
-        total, trained = len(pairs), sum(len(batch.layouts) for batch in batches)
-        idle = Idle()
-        if processes > 1:
-            first = trained - len(batches)
-            counts = torch.tensor([[total, first, trained]], device=self.args.device)
-            everyone = self.accelerator.gather(counts)
-            total = int(everyone[:, 0].sum())
-            if self.is_fsdp_enabled:
-                most = everyone.max(dim=0).values.tolist()
-                idle = Idle(most[1] - first, most[2] - trained)
-        return [(batch, len(batch.pairs) * processes / total if pairs else 0.0) for batch in batches], idle
+        distinct = DistinctTokens()
+        batches = [
+            self._batch([used[index] for index in row], distinct)
+            for row in pack_rows(items, self._microbatch_tokens, self._rows)
+        ]
+        return weighed(batches, len(pairs), self.accelerator, sharded=self.is_fsdp_enabled)
 
     def _scores(self, model: nn.Module, layout: Layout, *, statistics: bool) -> TokenScores:
         with self.accelerator.autocast():
@@ -464,7 +361,7 @@ class PreferenceTrainer(PublishingTrainer):
         scores: TokenScores | None = None,
         **_: Any,
     ) -> Any:
-        """Mean loss over a micro-batch's pairs; its metrics are logged if it `counts`.
+        """Mean loss over a micro-batch's pairs, with the load-balancing loss; its metrics are logged if it `counts`.
 
         `scores`: of the tokens of all its rows, if they have been computed, with statistics if it counts.
         """
@@ -472,23 +369,21 @@ class PreferenceTrainer(PublishingTrainer):
             scores = joined([self._scores(model, layout, statistics=counts) for layout in inputs.layouts])
         logps = inputs.logps(scores, z_ref)
         output = self.objective(logps, inputs.pairs)
+        loss = output.loss
+        aux_loss = None
+        if scores.routers is not None and inputs.counted_tokens:
+            aux_loss = router_loss(scores.routers, inputs.counted_tokens)
+            loss = loss + self._aux_coefficient * inputs.aux_weight * aux_loss
         if counts:
-            metrics = pair_metrics(logps, inputs.pairs, output, with_rejected=self._needs_rejected)
             means = self._means["train" if model.training else "eval"]
-            means.add(metrics)
-            assert scores.statistics is not None
-            add_token_metrics(
-                means,
-                scores.statistics[:, inputs.gather],
-                inputs.mask,
-                inputs.pairs,
-                inputs.token_counts,
-                sides=2 if self._needs_rejected else 1,
-            )
-        return (output.loss, output) if return_outputs else output.loss
+            add_batch_metrics(means, inputs, logps, scores, output, aux_loss, with_rejected=self._needs_rejected)
+        return (loss, output) if return_outputs else loss
 
-    def _batch(self, pairs: Sequence[TrainingPair]) -> PairBatch:
-        """One micro-batch of all these pairs, in rows of at most as many tokens as may be computed at a time."""
+    def _batch(self, pairs: Sequence[TrainingPair], distinct: DistinctTokens | None = None) -> PairBatch:
+        """One micro-batch of all these pairs, in rows of at most as many tokens as may be computed at a time.
+
+        `distinct`: the tokens of the step's micro-batches before it.
+        """
         lookup = None if self._reference_logps is None else self._reference_logps.__getitem__
         batch = build_batch(
             [*pairs],
@@ -497,6 +392,7 @@ class PreferenceTrainer(PublishingTrainer):
             ends_step=self._ends_step,
             kind=self._rows,
             max_tokens=self._microbatch_tokens,
+            distinct=(distinct or DistinctTokens()) if self._aux_coefficient else None,
         )
         return batch.to(self.args.device)
 
@@ -541,16 +437,8 @@ class PreferenceTrainer(PublishingTrainer):
 
         Checkpoints of sharded models stay sharded if configured so; the model that a user saves is complete.
         """
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        if plugin is None or _internal_call:
+        with contextlib.nullcontext() if _internal_call else whole_weights(self.accelerator):
             super().save_model(output_dir, _internal_call)
-            return
-        kind = plugin.state_dict_type
-        plugin.set_state_dict_type("FULL_STATE_DICT")
-        try:
-            super().save_model(output_dir, _internal_call)
-        finally:
-            plugin.set_state_dict_type(kind)
 
     # --- evaluation and logging --------------------------------------------------------------------------------------
 
@@ -559,9 +447,8 @@ class PreferenceTrainer(PublishingTrainer):
         data = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset or self.eval_dataset
         if data is None:
             raise ConfigError("eval_dataset: required to evaluate")
-        if not isinstance(data, PairDataset):
-            table = pair_table(data, self.processing_class, self.args, self.objective, "eval_dataset")
-            data = PairDataset(table, mismatched=self.objective.zero_point == "mismatched")
+        data = pair_dataset(data, self.processing_class, self.args, self.objective, "eval_dataset")
+        assert data is not None
         mine = self._share(len(data))
         size = self.args.per_device_eval_batch_size
         # Equally many batches on every process, the last ones empty: collective operations must match.
@@ -593,11 +480,13 @@ class PreferenceTrainer(PublishingTrainer):
                 if not pairs:
                     continue
                 batch = self._batch(pairs)
-                loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
-                loss_means.add({"loss": loss.repeat(len(batch.pairs))})
+                _, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
+                loss_means.add({"loss": output.loss.repeat(len(batch.pairs))})
                 if (found := output.pair_rewards(batch.pairs)) is not None:
                     rewards.append(found.float().cpu())
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
+        if "aux_loss" in metrics:
+            metrics["loss"] += self._aux_coefficient * metrics["aux_loss"]
         rewards = self._of_all(rewards)
         predictions = torch.cat(rewards).numpy() if rewards else None
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
@@ -625,14 +514,3 @@ class PreferenceTrainer(PublishingTrainer):
             * (token_count(items) if self._rows == "grouped" else own)
             * causal_model(self.model).num_parameters(exclude_embeddings=True)
         )
-
-
-def _unusable_names(names: Iterable[Any]) -> list[str]:
-    """Problems of the names of data sets, which become part of file names."""
-    problems = []
-    for name in names:
-        try:
-            check_name(str(name))
-        except ValueError as error:
-            problems.append(f"{name!r}: {error}")
-    return problems

@@ -40,7 +40,6 @@ REFUSED: Mapping[str, Instead] = {
         "sampled with in place of estimates",
     ),
     "discopop_tau": Instead((0.05,), "the loss discopop is not implemented; " + OWN),
-    "router_aux_loss_coef": Instead((None, 0.0), "no load-balancing loss is added; " + OWN),
     "activation_offloading": Instead((False,), "lower max_tokens_per_microbatch, or set gradient_checkpointing=True"),
     "sync_ref_model": Instead((False,), "the reference is fixed, so that its log-probabilities can be cached"),
     "ref_model_mixup_alpha": Instead((0.6,), "the reference is fixed, so that its log-probabilities can be cached"),
@@ -50,7 +49,15 @@ REFUSED: Mapping[str, Instead] = {
     "rpo_alpha": Instead((None,), "set objective='rpo' and objective_kwargs={'eta': …}"),
     "reference_free": Instead((False,), "set objective='cpo', 'simpo' or 'orpo', which have no reference"),
     "force_use_ref_model": Instead((False, True), "pass ref_model to the trainer"),
-    "generate_during_eval": Instead((False,), "`regretless evaluate` generates and grades after training"),
+    "generate_during_eval": Instead(
+        (False,),
+        "set log_completions_steps for tables of the model's own responses in the trackers of report_to; `regretless "
+        "evaluate` generates and grades after training",
+    ),
+    "log_completions": Instead(
+        (False,), "set log_completions_steps: the tables have chosen, rejected and the model's own response"
+    ),
+    "num_completions_to_print": Instead((None,), "set log_completions_prompts, with log_completions_steps"),
     "model_adapter_name": Instead((None,), "pass a model with one adapter, or a peft_config"),
     "ref_adapter_name": Instead((None,), "pass ref_model to the trainer"),
     "is_encoder_decoder": Instead((None, False), "only causal models are trained"),

@@ -1,0 +1,103 @@
+"""The adapter that a trainer puts on its model, and what it does not cover."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable
+
+from peft import PeftConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import PreTrainedModel, set_seed
+
+from regretless.core.errors import ConfigError
+from regretless.core.run_folder import is_first_process
+from regretless.core.terminal import console
+
+ALL_LINEAR = "all-linear"
+WITHOUT_ADAPTER = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "conv1d"))
+"""By model type, layers for which peft refuses an adapter: fused Mamba kernels read their weights alone."""
+
+
+def with_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    """The model with a new adapter. Raises ConfigError for settings that peft cannot do with this model."""
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        advice = ""
+        if "lora_dropout" in str(error):
+            advice = (
+                "; weights that are no linear layers (the experts and routers of a mixture, which all-linear and "
+                "target_parameters cover) cannot have dropout, because their adapter is added to the weights: set "
+                "lora.dropout (in Python: lora_dropout) to 0, or name the layers of attention in target_modules"
+            )
+        raise ConfigError(f"peft_config: {error}{advice}") from error
+
+
+def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: int) -> PeftModel:
+    """The model with a new adapter, whose first weights are those of the seed.
+
+    Where `target_modules: all-linear` meets weights that are no linear layers, such as the experts of a mixture, the
+    terminal says which of them have an adapter: peft knows only some families of mixtures. Layers for which peft
+    refuses an adapter are left out.
+    Raises ConfigError for a model that has an adapter, and for settings that peft cannot do.
+    """
+    if isinstance(model, PeftModel):
+        raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
+    all_linear = getattr(config, "target_modules", None) == ALL_LINEAR
+    refused = WITHOUT_ADAPTER.get(model.config.model_type)
+    if all_linear and refused and getattr(config, "exclude_modules", None) is None:
+        config = copy.copy(config)
+        config.exclude_modules = list(refused)
+    set_seed(seed)
+    adapted = with_adapter(model, config)
+    sort_sets(adapted.peft_config.values())
+    if all_linear and is_first_process():
+        covered, without = coverage(adapted)
+        parameters = ", ".join(f"{name} ({count:,})" for name, count in covered.items())
+        left = ", ".join(f"{name} ({count:,})" for name, count in without.items())
+        if parameters or left:
+            text = (
+                "note: target_modules=all-linear: besides the linear layers, with an adapter: "
+                f"{parameters or 'nothing'}; without one: {left or 'nothing'} (numbers of weights). target_parameters "
+                "names such weights (docs/large_models.md)"
+            )
+            console.print(text, style="yellow", markup=False, soft_wrap=True)
+    return adapted
+
+
+def sort_sets(configs: Iterable[PeftConfig]) -> None:
+    """Sort settings that peft stores as sets, so that equal runs write equal files."""
+    for config in configs:
+        for name, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, name, sorted(value))
+
+
+def coverage(model: PeftModel) -> tuple[dict[str, int], dict[str, int]]:
+    """Weights that are parameters of other modules than layers, with an adapter, and all frozen ones without.
+
+    By name, without the numbers of layers, with how many numbers they have. Embeddings, the output layer and vectors
+    (norms, biases) are left out.
+    """
+    inner = model.get_base_model()
+    head = inner.get_output_embeddings()
+    apart = [module for module in inner.modules() if isinstance(module, nn.Embedding) or module is head]
+    adapted = {id(weight) for module in apart for weight in module.parameters()}
+    parameters: set[int] = set()
+    for layer in inner.modules():
+        if isinstance(layer, BaseTunerLayer):
+            name, base = getattr(layer, "parameter_name", None), layer.get_base_layer()
+            if name:
+                parameters.add(id(getattr(base, name)))
+            else:
+                adapted |= {id(weight) for weight in base.parameters()}
+    found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    for name, weight in inner.named_parameters():
+        if weight.ndim > 1 and not weight.requires_grad and id(weight) not in adapted:
+            plain = re.sub(r"\.base_layer(?=\.)|\.\d+(?=\.)", "", name)
+            side = found[0] if id(weight) in parameters else found[1]
+            short = plain.rpartition("layers.")[2]
+            side[short] = side.get(short, 0) + weight.numel()
+    return found

@@ -1,0 +1,160 @@
+"""Recurrent layers in shared-prefix rows: numbers of one sequence at a time, and faults that the check must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybrid_models import tiny_of_kind
+from regretless.core.errors import ConfigError
+from regretless.modeling import recurrent
+from regretless.modeling.forward import in_rows, response_scores
+from regretless.modeling.layout import Item, Segment, lay_out
+from regretless.modeling.model_check import check_grouped
+from regretless.modeling.recurrent import BranchStates, recurrent_layers, run_segments
+from regretless.modeling.rows import RowKind, lay_out_rows
+
+RECURRENT = ("qwen3_5_text", "qwen3_next", "nemotron_h", "lfm2", "mamba2")
+
+
+def numbers(count: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(3, 40, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+SHARED = numbers(17, 8)
+ITEMS: list[Item] = [
+    (numbers(70, 1), numbers(80, 2)),  # both longer than a chunk of 64
+    (numbers(70, 1), numbers(80, 2)[:9]),  # a masked response
+    (numbers(70, 1), numbers(2, 3)),  # one token of its own in the row
+    (numbers(1, 4), numbers(6, 5)),  # a prompt shorter than a convolution's kernel
+    (numbers(1, 4), (*SHARED, *numbers(5, 6))),  # two that share a beginning
+    (numbers(1, 4), (*SHARED, *numbers(9, 7))),
+]
+
+
+def values_and_gradients(model: nn.Module, rows: RowKind) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probabilities of all items, and the gradient of a weighted sum of them."""
+    layout, places = lay_out_rows(ITEMS, rows)
+    model.zero_grad()
+    with in_rows(model, rows):
+        scores = response_scores(model, layout).logps
+        logps = torch.cat([scores[place] for place in places])
+        (logps * torch.linspace(-1, 2, len(logps))).sum().backward()
+    return logps.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_recurrent_layers_when_responses_share_a_row_then_values_and_gradients_are_those_of_plain_rows(
+    kind: str, checkpointing: bool
+) -> None:
+    model = tiny_of_kind(kind)
+    assert recurrent_layers(model)
+    wanted, expected = values_and_gradients(model, "plain")
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    found, got = values_and_gradients(model, "grouped")
+    # The long prompt's two responses, the short one's, and the two that continue a beginning.
+    assert [segment.parent for segment in lay_out(ITEMS)[0].segments] == [None, 0, 0, None, 3, 3, 5, 5]
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+    largest = max(float(gradient.norm()) for gradient in expected.values())
+    for name in got.keys() | expected.keys():
+        # An expert that no token takes has no gradient in one way of computing and a zero in another.
+        difference = torch.as_tensor(got.get(name, 0.0)) - torch.as_tensor(expected.get(name, 0.0))
+        assert float(difference.norm()) <= 1e-5 * largest, name
+
+
+def test_row_when_padding_follows_then_it_changes_nothing_and_gets_zeros() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def running_sum(hidden: Tensor, states: BranchStates) -> Tensor:
+        calls.append((hidden.shape[0], hidden.shape[1]))
+        before = states.get_recurrent_state(0)
+        found = hidden.cumsum(1) + (0 if before is None else before)
+        states.update_recurrent_state(found[:, -1:], 0)
+        return found
+
+    hidden = torch.tensor([1.0, 2, 4, 8, 16, 32, 99]).view(1, 7, 1)
+    segments = (Segment(2), Segment(1, 0), Segment(1, 0), Segment(1), Segment(1))
+    assert run_segments(running_sum, hidden, segments).flatten().tolist() == [1, 3, 7, 11, 16, 32, 0]
+    # Of the prompt's three responses the two of two tokens are together, and the single token is padded.
+    calls.clear()
+    segments = (Segment(2), Segment(1, 0), Segment(2, 0), Segment(2, 0))
+    run_segments(running_sum, torch.ones(1, 7, 1), segments)
+    assert calls == [(1, 2), (1, 2), (2, 2)]
+
+
+def constant_states(patch: pytest.MonkeyPatch) -> None:
+    """A kernel that takes the states before its tokens as constants: values are right, gradients are not."""
+    get = BranchStates.get_recurrent_state
+    patch.setattr(
+        BranchStates,
+        "get_recurrent_state",
+        lambda self, *args, **kwargs: None if (state := get(self, *args, **kwargs)) is None else state.detach(),
+    )
+
+
+def constant_tail(patch: pytest.MonkeyPatch) -> None:
+    """The same for what a convolution read before."""
+    update = BranchStates.update_conv_state
+
+    def detached(self: BranchStates, states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        before = dict(self._convolution)
+        self._convolution = {index: tail.detach() for index, tail in before.items()}
+        return update(self, states, *args, **kwargs)
+
+    patch.setattr(BranchStates, "update_conv_state", detached)
+
+
+def no_tail(patch: pytest.MonkeyPatch) -> None:
+    """A convolution that starts anew in each segment."""
+    patch.setattr(BranchStates, "update_conv_state", lambda self, states, *args, **kwargs: states)
+
+
+def no_states(patch: pytest.MonkeyPatch) -> None:
+    """A scan that starts anew in each segment, as Mamba's does in transformers."""
+    patch.setattr(BranchStates, "get_recurrent_state", lambda *args, **kwargs: None)
+
+
+def states_of_the_segment_before(patch: pytest.MonkeyPatch) -> None:
+    """A response that continues the other response instead of the prompt."""
+    original = recurrent.run_segments
+
+    def run(run: Any, hidden: Tensor, segments: Any) -> Tensor:
+        chained = tuple(
+            Segment(each.length, None if each.parent is None else number - 1) for number, each in enumerate(segments)
+        )
+        return original(run, hidden, chained)
+
+    patch.setattr(recurrent, "run_segments", run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plant"),
+    [
+        ("qwen3_5_text", constant_states),
+        ("qwen3_5_text", no_states),
+        ("qwen3_5_text", no_tail),
+        ("qwen3_5_text", states_of_the_segment_before),
+        ("nemotron_h", constant_states),
+        ("nemotron_h", no_tail),
+        ("lfm2", constant_tail),
+        ("lfm2", no_tail),
+        ("lfm2", states_of_the_segment_before),
+        ("mamba2", no_states),
+    ],
+)
+def test_fault_when_planted_in_the_states_then_the_model_is_refused(
+    kind: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Small weights, as before any training: the states' part in the output is small as well.
+    model = tiny_of_kind(kind, initializer_range=0.02).float()
+    check_grouped(model, 150)
+    plant(monkeypatch)
+    with pytest.raises(ConfigError, match="cannot be trained or scored in rows that share prompts"):
+        check_grouped(tiny_of_kind(kind, initializer_range=0.02).float(), 150)

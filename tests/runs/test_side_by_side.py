@@ -1,0 +1,159 @@
+"""Parts of a stage at the same time: the same bytes, the same errors, and no process that outlives its run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_pipeline import small
+
+from regretless.core.errors import ConfigError, RegretlessError
+from regretless.runs import side_by_side
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import Recipe, parse_recipe
+from regretless.runs.side_by_side import SideBySide, cores, parallel_problems, places
+from regretless.training.log import FILE, read
+from run_contents import contents, differences
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Where a run was made part by part, and its contents; the folder is free again, because files name it."""
+    folder = tmp_path_factory.mktemp("serial") / "run"
+    run_recipe(small(folder))
+    found = contents(folder)
+    folder.rename(folder.with_name("undisturbed"))
+    return folder, found
+
+
+@pytest.mark.slow
+def test_run_when_parts_run_side_by_side_then_files_and_outcomes_are_those_of_one_after_the_other(
+    serial: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, expected = serial
+    run = run_recipe(small(folder, "parallel=2"))
+    assert differences(expected, contents(folder)) == []
+    assert {name for name, outcome in run.outcomes.items() if not outcome.ran} == set()
+    logs = {name: read(folder / name / FILE) for name in ("pretrain/base", "pretrain/behavior", "train/dpo")}
+    trained_by = {log.start["process"] for log in logs.values() if log is not None}
+    assert len(trained_by) == 3 and os.getpid() not in trained_by
+    said = capsys.readouterr().err.splitlines()
+    for name in ("pretrain/base", "train/repo", "evaluate/samples/dpo/arithmetic/greedy", "evaluate/base/arithmetic"):
+        assert sum(line.startswith(f"{name}: ") and " s; " in line for line in said) == 1, name
+    assert [line for line in said if re.match(r"pretrain/behavior: train sft .* (\d+)/\1 ", line)]
+    assert not [line for line in said if "skipped" in line]
+
+    assert {name for name, outcome in run_recipe(small(folder, "parallel=2")).outcomes.items() if outcome.ran} == set()
+    with SideBySide(small(folder, "parallel=2"), run, 2) as idle:
+        idle.prepare(["pretrain", "train", "evaluate"])
+        assert not idle._children, "nothing to do needs no process"
+
+
+def test_part_when_it_fails_then_the_error_is_that_of_a_run_one_after_the_other_and_others_are_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors: dict[int, str] = {}
+    for count in (1, 2):
+        folder = tmp_path / "run"
+        mine = folder / "pretrain" / "base" / "thesis.txt"
+        mine.parent.mkdir(parents=True)
+        mine.write_text("years of work")
+        with pytest.raises(ConfigError) as caught:
+            run_recipe(small(folder, f"parallel={count}"))
+        errors[count] = str(caught.value)
+        assert (folder / "pretrain" / "behavior" / "manifest.json").is_file() == (count == 2)
+        folder.rename(tmp_path / f"parallel-{count}")
+    assert errors[1] == errors[2] and "was not made by regretless" in errors[1]
+    said = capsys.readouterr().err
+    assert "pretrain/base failed: " in said and "what runs beside it is finished first" in said
+
+
+def test_part_when_its_process_is_killed_then_the_run_ends_with_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "do_part", die)
+    with pytest.raises(RegretlessError, match=r"^pretrain/base: its process ended by SIGKILL, .*the same command"):
+        run_recipe(small(tmp_path / "run", "parallel=2"), ["world", "pretrain"])
+
+
+def die(*arguments: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_run_when_killed_while_parts_are_at_work_then_they_end_and_the_same_command_ends_as_undisturbed(
+    serial: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, expected = serial
+    recipe = small(folder, "parallel=2")
+    command = [sys.executable, "-m", "regretless", "run", str(folder.parent / "run.yaml")]
+    command += ["parallel=2", "pretrain.base.save_steps=20", "pretrain.base.logging_steps=15"]
+    if folder.exists():
+        folder.rename(folder.with_name("side by side"))
+    for parts in (("pretrain/base", "pretrain/behavior"), ("train/dpo", "train/repo")):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while not all((folder / part / name).is_file() for part in parts for name in ["pending.json"]):
+            assert process.poll() is None, f"it ended with {process.returncode} before {parts} were at work together"
+            time.sleep(0.001)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        _, alive = psutil.wait_procs(below, timeout=60)
+        assert len(below) >= 3 and not alive
+        assert not [part for part in parts if (folder / part / "manifest.json").is_file()]
+    run_recipe(recipe)
+    assert differences(expected, contents(folder)) == []
+
+
+PRETRAIN = {"model": {"name_or_path": "m"}, "data": "d.jsonl", "processes": 1}
+
+
+def recipe_with(**values: Any) -> Recipe:
+    return parse_recipe({"name": "x", "pretrain": {"a": PRETRAIN}, "threads": 1, "parallel": 3, **values}, "x")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"threads": None}, "a thread for every core; set `threads`"),
+        ({"cluster": {}}, "the cluster does the work"),
+        ({"output_dir": "s3://bucket/run"}, "in an object store"),
+        ({"pretrain": {"a": {**PRETRAIN, "processes": 2}}}, "each training uses several processes"),
+    ],
+)
+def test_parallel_when_something_else_divides_the_work_then_a_number_is_refused_and_auto_is_one(
+    values: dict[str, Any], reason: str
+) -> None:
+    (problem,) = parallel_problems(recipe_with(**values))
+    assert problem.startswith("parallel=3: ") and reason in problem
+    assert parallel_problems(recipe_with(**{**values, "parallel": "auto"})) == []
+    assert places(recipe_with(**{**values, "parallel": "auto"})) == 1
+
+
+def test_parallel_when_gpus_are_visible_then_a_number_is_refused_and_auto_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(side_by_side, "visible_gpus", lambda: 2)
+    (problem,) = parallel_problems(recipe_with())
+    assert "2 GPU(s)" in problem
+    assert places(recipe_with(parallel="auto")) == 1
+
+
+def test_parallel_when_nothing_is_in_its_way_then_it_is_as_asked_and_auto_follows_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert 1 <= cores() <= (os.cpu_count() or 1)
+    monkeypatch.setattr(side_by_side, "cores", lambda: 5)
+    assert [places(recipe_with(parallel=value)) for value in (1, 3, "auto")] == [1, 3, 5]
+    assert places(recipe_with(parallel="auto", threads=2)) == 2
+    assert places(recipe_with(parallel="auto", threads=8)) == 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert places(recipe_with()) == 1, "processes of a launcher train together"

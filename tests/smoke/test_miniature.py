@@ -1,0 +1,26 @@
+"""Smoke runs: whatever a recipe asks for, nothing leaves the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regretless.runs.recipe import load_recipe
+from regretless.smoke.miniature import smoke_recipe
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+
+
+def test_smoke_run_when_the_recipe_uploads_and_tracks_then_no_training_of_it_does() -> None:
+    upload = ("push_to_hub=true", "report_to=all", "log_completions_steps=1")
+    places = ("train", "train.methods.dpo", "pretrain.base")
+    recipe = load_recipe(QUICKSTART, [f"{place}.{text}" for place in places for text in upload])
+    small = smoke_recipe(recipe)
+    assert recipe.train is not None and small.train is not None
+    assert recipe.train.split_for("dpo")[1]["push_to_hub"] is True
+    trainings = [(small.train, name) for name in small.train.objectives]
+    trainings += [(section, section.objectives[0]) for section in small.pretrain.values()]
+    assert len(trainings) > 4
+    for section, method in trainings:
+        arguments = section.split_for(method)[1]
+        wanted = {"push_to_hub": False, "report_to": "none", "log_completions_steps": None}
+        assert {name: arguments[name] for name in wanted} == wanted, method
