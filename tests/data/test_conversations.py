@@ -112,6 +112,25 @@ def test_formats_when_trl_openai_or_a_table_then_the_pair_is_the_same(tmp_path: 
     assert missing.reason.startswith("input: expected an object with messages beside preferred_output")
 
 
+def test_sharegpt_when_read_then_it_is_the_same_conversation_and_unknown_speakers_are_refused() -> None:
+    asked = [{"from": "system", "value": "Be short."}, {"from": "human", "value": "2 + 2?"}]
+    right, wrong = {"from": "gpt", "value": "4"}, {"from": "gpt", "value": "5"}
+    prompt = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?"}]
+    preferred = read({"conversations": asked, "chosen": right, "rejected": wrong})
+    assert preferred == read(
+        {
+            "prompt": prompt,
+            "chosen": [{"role": "assistant", "content": "4"}],
+            "rejected": [{"role": "assistant", "content": "5"}],
+        }
+    )
+    (imitated,), _ = parse_pairs([{"conversations": [*asked, right]}], need_rejected=False)
+    assert (imitated.prompt, imitated.chosen.text) == (prompt, [{"role": "assistant", "content": "4"}])
+    called = {"from": "function_call", "value": "{}"}
+    (refused,) = parse_pairs([{"conversations": asked, "chosen": called, "rejected": wrong}])[1]
+    assert refused.reason.startswith("chosen: from: expected one of human, gpt, user, assistant, system, got 'functio")
+
+
 def test_messages_when_supervised_then_the_response_is_all_that_follows_the_last_question() -> None:
     (pair,), _ = parse_pairs([{"messages": [*QUESTION, *trajectory("It is 4.")]}], need_rejected=False)
     assert (pair.prompt, pair.chosen.text) == (QUESTION, trajectory("It is 4."))

@@ -14,6 +14,7 @@ from regretless.core.errors import DataError
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.records import Pair
 from regretless.data.rejected_rows import check_some_left
+from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
@@ -277,6 +278,13 @@ def test_folder_when_its_files_are_of_two_formats_then_none_is_left_out_in_silen
         DataError, match=r"expected files of one format, found JSON \(a\.jsonl\), parquet \(c\.parquet\)"
     ):
         read_pairs(tmp_path)
+
+
+def test_folder_when_one_file_is_expected_then_the_error_names_its_files(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.parquet", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"expected a file, found a folder with a\.parquet, b\.jsonl; name one$"):
+        read_responses(tmp_path)
 
 
 def test_folder_when_a_line_is_broken_then_the_error_gives_the_cause_and_a_way_to_find_it(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, as in transformers; it is kept under the first, which chat templates read."""
 PARTS = ("tool_calls", "tool_call_id", "name", REASONING[0])
 """What a message may have besides role and content."""
+SHAREGPT = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+"""Roles by their names in ShareGPT's form of a message, `from` and `value`."""
 UNREADABLE = {
     "function_call": "write it as tool_calls, its present form",
     "audio": "only text is read",
@@ -28,12 +30,13 @@ UNREADABLE = {
 def read_message(item: Any) -> Message:
     """A message: role, content, and of `PARTS` those that it has. Raises Unusable.
 
-    A content of parts is joined; a message with tool calls needs none. Arguments of a tool call are an object, also
-    where they are JSON of one, as in OpenAI's format: chat templates write objects. Null entries are dropped, because
-    tables add the entries of all rows to every row.
+    `from` and `value` are read as role and content. A content of parts is joined; a message with tool calls needs none.
+    Arguments of a tool call are an object, also where they are JSON of one, as in OpenAI's format: chat templates write
+    objects. Null entries are dropped, because tables add the entries of all rows to every row.
     """
     if not isinstance(item, Mapping):
         raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
+    item = _from_sharegpt(item)
     for name, remedy in UNREADABLE.items():
         if item.get(name):
             raise Unusable(f"{name}: not read as a part of a message; {remedy}")
@@ -58,6 +61,19 @@ def read_message(item: Any) -> Message:
     if message["role"] != "assistant" and (given := [name for name in ("tool_calls", REASONING[0]) if name in message]):
         raise Unusable(f"{given[0]}: expected it in a message of the assistant, got role {message['role']}")
     return message
+
+
+def _from_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with `from` and `value` instead of a role, with role and content; any other as it is. Raises Unusable.
+
+    Tools have other names and forms in each data set of this kind, so that their messages are refused.
+    """
+    speaker = item.get("from")
+    if speaker is None or item.get("role") is not None:
+        return item
+    if not isinstance(speaker, str) or speaker not in SHAREGPT:
+        raise Unusable(f"from: expected one of {', '.join(SHAREGPT)}, got {found(speaker)}; write role and content")
+    return {**item, "role": SHAREGPT[speaker], "content": item.get("value")}
 
 
 def _content(content: Any) -> str | None:

@@ -23,12 +23,14 @@ from regretless.data.schema import (
     given_numbers,
 )
 
-PROMPT_COLUMNS = ("prompt", "instruction", "question")
+PROMPT_COLUMNS = ("prompt", "instruction", "question", "conversations")
 """Default columns of the prompt; `instruction` is joined with a non-empty `input`."""
 LIKELY_PROMPTS = ("query", "problem", "input", "inputs", "user", "context")
 """Columns that hold the prompt in some data sets. They are not read unless `prompt_key` names them."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
 """Default columns of the text to imitate, if rejected responses are not required."""
+WHOLE_COLUMNS = ("messages", "conversations")
+"""Columns of whole conversations, if there is neither a text to imitate nor a rejected response."""
 MARKS = ("label", "kto_tag")
 """Columns that mark a single response as good or bad (TRL's and LLaMA-Factory's data for KTO)."""
 EQUAL = "chosen and rejected are equal: the pair expresses no preference"
@@ -91,7 +93,7 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     if not keys.need_rejected and row.get(keys.chosen) is None and row.get("chosen") is None:
         _check_worth_imitating(row)
     chosen = _text(row, *((keys.chosen,) if keys.need_rejected else (keys.chosen, *COMPLETION_COLUMNS)))
-    if chosen is None and not keys.need_rejected and (messages := _text(row, "messages")) is not None:
+    if chosen is None and not keys.need_rejected and (messages := _text(row, *WHOLE_COLUMNS)) is not None:
         chosen, prompt = messages, None
     rejected = _text(row, keys.rejected)
     missing = [name for name, text in ((keys.chosen, chosen), (keys.rejected, rejected)) if text is None]
@@ -162,11 +164,13 @@ def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:
 
 
 def _text(row: Mapping[str, Any], *names: str) -> Text | None:
-    """First of the columns that exists, checked to be text or messages."""
+    """First of the columns that exists, checked to be text or messages; a single message is a list of one."""
     for name in names:
         value = row.get(name)
         if isinstance(value, str):
             return value
+        if isinstance(value, Mapping) and ("role" in value or "from" in value):
+            return [_message(value, name)]
         if value is not None:
             return [_message(item, name) for item in _list(value, name, "text or a list of messages")]
     return None

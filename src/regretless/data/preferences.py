@@ -42,7 +42,7 @@ def read_pairs(
     order.
 
     Accepted: this package's pairs; TRL's preference columns, strings or messages, with an explicit or
-    implicit prompt (the common beginning of both sides); OpenAI's preference format; Alpaca-style
+    implicit prompt (the common beginning of both sides); OpenAI's preference format; ShareGPT's; Alpaca-style
     `instruction`/`input`; and `chosen_logprob_with_token` `{tokens, logprobs}` of the RePO authors' release.
     Log-probabilities are in nats, one per token. `prompt_key` may name several columns, separated by commas: their
     non-empty texts are joined with a line break. With `need_rejected=False` (supervised training) the

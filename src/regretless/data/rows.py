@@ -34,6 +34,8 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 }
 """Columns that are not text; those of a side have its name as prefix, as in `chosen_logps`."""
 TEXT_COLUMNS = ("prompt", *SIDES)
+FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
+"""Files that `read_rows` reads."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
 """Suffixes of compressed files and archives."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -121,8 +123,8 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
     """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken rows become refusals.
 
-    Texts contain whole characters only (`text_gate.clean_text`). Raises DataError if the file is missing, of another
-    kind, or broken as a whole.
+    Texts contain whole characters only (`text_cleaning.clean_text`). Raises DataError if the file is missing, of
+    another kind, or broken as a whole.
     """
     check_is_file(path)
     if path.suffix == ".parquet":
@@ -252,7 +254,9 @@ def check_is_file(path: Path) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        raise DataError(f"{path}: expected a file, found a folder")
+        files = sorted(file.name for file in path.iterdir() if file.suffix in FILE_SUFFIXES)
+        inside = f" with {', '.join(files[:3])}{' and more' if len(files) > 3 else ''}; name one" if files else ""
+        raise DataError(f"{path}: expected a file, found a folder{inside}")
     if path.is_symlink():
         raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, which does not exist")
     raise DataError(f"{path}: no such file")

@@ -7,9 +7,8 @@ from typing import Any
 
 from regretless.core.errors import DataError
 from regretless.core.hub import one_attempt, why
+from regretless.data.rows import FILE_SUFFIXES
 
-FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
-"""Files that `rows.read_rows` reads."""
 SAVED_DATASET, SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files by which `datasets` recognizes a folder that `save_to_disk` wrote: of one data set, of several splits."""
 FORMATS = {".parquet": "parquet", ".jsonl": "JSON", ".ndjson": "JSON", ".json": "JSON", ".csv": "CSV", ".tsv": "TSV"}

@@ -205,7 +205,7 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
     Shares, not percentages; a bound that cannot be computed is None. `gain` is the paired difference to the base model.
-    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat.results.collect`), and `harness`,
+    `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat_results.collect`), and `harness`,
     where its tasks ran, one for each of their metrics.
     Raises DataError if there is no result, or if two models answered different problems or were judged differently.
     """

@@ -69,7 +69,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
             extra["row_mask"] = gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)
         extra |= asked(layout, hidden_only=hidden_only)
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
-        hidden: Tensor = output.last_hidden_state[0, layout.predict]
+        hidden = head.cast(output.last_hidden_state[0, layout.predict])
         if hidden_only:
             return hidden
         scores = token_scores(hidden, head, layout.targets, reference, statistics=statistics)
@@ -106,7 +106,7 @@ def plain(model: nn.Module) -> Iterator[None]:
         if not layout.is_plain:
             raise ValueError("a row that sequences share was given to `plain`, which would compute it as one sequence")
         output = decoder(input_ids=input_ids, use_cache=False, **asked(layout, hidden_only=hidden_only))
-        hidden: Tensor = output.last_hidden_state.flatten(0, 1)[layout.predict]
+        hidden = head.cast(output.last_hidden_state.flatten(0, 1)[layout.predict])
         if hidden_only:
             return hidden
         scores = token_scores(hidden, head, layout.targets, reference, statistics=statistics)

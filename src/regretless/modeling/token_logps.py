@@ -49,6 +49,12 @@ class Head:
     own: Callable[[Tensor], Tensor] | None = None
     """The model's own way from hidden states (M, D) to logits (M, V), where it is none of these."""
 
+    def cast(self, hidden: Tensor) -> Tensor:
+        """Hidden states as the module takes them: models with residuals in float32 (Mamba-2) round them here."""
+        weight = next(self.module.parameters(), hidden)
+        rounds = hidden.dtype == torch.float32 and weight.dtype in (torch.float16, torch.bfloat16)
+        return hidden.to(weight.dtype) if rounds else hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """(M, V) logits of (M, D) hidden states, in float32 or better; inside `within` under sharding."""
         if self.own is not None:
