@@ -10,7 +10,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from regretless.modeling.forward import attention_by, in_rows, response_scores
+from one_by_one import gradients, own_logps
+from regretless.modeling.forward import in_rows, response_scores
 from regretless.modeling.rows import RowKind, lay_out_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
@@ -29,27 +30,9 @@ ITEMS = [(FIRST, numbers(16, 3)), (FIRST, numbers(4, 4)), (SECOND, numbers(18, 5
 ITEMS += [(FIRST, ITEMS[0][1][:13])]
 
 
-def plain_logps(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Log-probabilities of each response, every sequence in a call of its own."""
-    found = []
-    for prompt, response in ITEMS:
-        ids = torch.tensor([prompt + response])
-        with attention_by(model, "eager"):
-            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        found.append(logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0])
-    return found
-
-
-def gradients(model: PreTrainedModel, logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gradients of a weighted sum of log-probabilities, by parameter; those without any are left out."""
-    model.zero_grad()
-    sum((values * torch.linspace(-1, 1, len(values))).sum() for values in logps).backward()
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
-
-
 def assert_right(model: PreTrainedModel, rows: RowKind, tolerance: float = 1e-5) -> None:
     """Log-probabilities within the tolerance, and each parameter's gradient within that part of the largest one."""
-    plain = plain_logps(model)
+    plain = own_logps(model, ITEMS, "eager")
     wanted = gradients(model, plain)
     layout, places = lay_out_rows(ITEMS, rows)
     with in_rows(model, rows):

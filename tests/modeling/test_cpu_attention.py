@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hybrid_models import tiny_of_kind
 from regretless.modeling.cpu_attention import grouped_attention
 from regretless.modeling.forward import attention_by, grouped, response_scores
 from regretless.modeling.gpu_attention import BLOCK, RowMask, flex_grouped_attention
 from regretless.modeling.layout import Segment, lay_out
 from regretless.modeling.row_choice import choose_rows
+from tiny_kinds import tiny_of_kind
 
 PROMPT = tuple(range(5, 19))
 ITEMS = [(PROMPT, (20, 21, 22, 23, 24, 2)), (PROMPT, (20, 21, 22)), ((11, 12), (*range(25, 39), 2)), (PROMPT, (30, 2))]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from one_by_one import own_logps
 from regretless.core.errors import ConfigError
 from regretless.modeling import token_logps
 from regretless.modeling.cpu_attention import grouped_attention
@@ -17,20 +18,8 @@ from regretless.modeling.layout import Segment, lay_out, token_count
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.scoring import fill_rows, score_responses
 from regretless.modeling.token_logps import Head, ReferenceHead, token_scores
+from tiny_kinds import SIZES
 
-SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 # Short sliding windows, so that they cut into the test's sequences.
 EXTRAS = {
     "qwen3": {},
@@ -52,14 +41,8 @@ ITEMS = [
 
 def tiny(model_type: str, **more: object) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **(SIZES | EXTRAS[model_type] | more))
+    config = AutoConfig.for_model(model_type, **(SIZES | {"vocab_size": 61} | EXTRAS[model_type] | more))
     return AutoModelForCausalLM.from_config(config).double()
-
-
-def plain_logps(model: PreTrainedModel, prompt: tuple[int, ...], response: tuple[int, ...]) -> torch.Tensor:
-    row = torch.tensor([prompt + response])
-    logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(-1, row[0, len(prompt) :, None])[:, 0]
 
 
 def test_layout_when_responses_repeat_or_are_prefixes_then_each_distinct_token_stands_once() -> None:
@@ -90,7 +73,7 @@ def test_grouped_pass_when_compared_with_plain_calls_then_values_and_gradients_a
     model.train()
     weights = [torch.randn(len(response), dtype=torch.float64) for _, response in ITEMS]
 
-    plain = [plain_logps(model, *item) for item in ITEMS]
+    plain = own_logps(model, ITEMS)
     sum((w * p).sum() for w, p in zip(weights, plain, strict=True)).backward()
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
@@ -118,8 +101,7 @@ def test_flex_when_compared_with_plain_calls_then_values_agree(model_type: str) 
     layout, places = lay_out(ITEMS)
     with torch.no_grad(), grouped(model, one_row=True):
         found = response_scores(model, layout).logps
-    for (prompt, response), place in zip(ITEMS, places, strict=True):
-        wanted = plain_logps(model, prompt, response)
+    for place, wanted in zip(places, own_logps(model, ITEMS), strict=True):
         torch.testing.assert_close(found[place], wanted, rtol=0, atol=2e-5)
 
 

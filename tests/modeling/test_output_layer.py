@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hybrid_models import tiny_of_kind
 from regretless.modeling.output_layer import head_of
+from tiny_kinds import tiny_of_kind
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hybrid_models import tiny_of_kind
 from regretless.core.errors import ConfigError
 from regretless.modeling.plain_check import check_plain
+from tiny_kinds import tiny_of_kind
 
 
 def mix_rows(model: PreTrainedModel) -> None:

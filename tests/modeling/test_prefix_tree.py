@@ -8,16 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
-from hybrid_models import tiny_of_kind
+from one_by_one import gradients, own_logps
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention
 from regretless.modeling.forward import grouped, reference_head, response_scores
-from regretless.modeling.layout import Ids, Segment, as_context, is_context, lay_out, own_ids, read_ids, token_count
+from regretless.modeling.layout import Ids, Segment, as_context, lay_out, own_ids, token_count
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.prefix_tree import SHARED_AT_LEAST, hosts, prefix_tree
 from regretless.modeling.scoring import score_responses
+from tiny_kinds import tiny_of_kind
 
 PROMPT, OTHER = (5, 6, 7, 8, 9, 10), (11, 12)
 FIRST = (*range(13, 25), 2, *as_context((30, 31, 32)), 14, 15)
@@ -42,24 +43,6 @@ OWN_OF_ONE = {
     "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
     "gpt_oss": {"num_local_experts": 4},
 }
-
-
-def one_by_one(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Log-probabilities of each response, every sequence in a call of its own."""
-    found = []
-    for prompt, response in ITEMS:
-        ids = torch.tensor([prompt + read_ids(response)])
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        logps = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        found.append(logps[[not is_context(token) for token in response]])
-    return found
-
-
-def gradients(model: PreTrainedModel, logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gradients of a sum in which each response's tokens have weights of their own, by parameter."""
-    model.zero_grad()
-    sum((values * torch.linspace(-1, 2 + n, len(values))).sum() for n, values in enumerate(logps)).backward()
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
 
 
 def assert_same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
@@ -145,7 +128,7 @@ def test_tree_when_compared_with_one_sequence_at_a_time_then_values_and_gradient
     size = int(window.removeprefix("padded") or 0) if isinstance(window, str) else window
     monkeypatch.setattr(gpu_attention, "_flex", lambda device: dense)
     model = tiny_of_kind(kind, **OWN_OF_ONE.get(kind, {}), **({"sliding_window": size} if size else {}))
-    wanted = one_by_one(model)
+    wanted = own_logps(model, ITEMS)
     expected = gradients(model, wanted)
     layout, places = lay_out(ITEMS)
     with grouped(model, one_row=padded):
@@ -160,7 +143,7 @@ def test_tree_when_compared_with_one_sequence_at_a_time_then_values_and_gradient
 
 def test_tree_when_a_branch_sees_its_sibling_then_check_and_comparison_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_of_kind("qwen3")
-    wanted = one_by_one(model)
+    wanted = own_logps(model, ITEMS)
     layout, places = lay_out(ITEMS)
 
     def seeing(*arguments: Any, segments: tuple[Segment, ...], **options: Any) -> Any:
@@ -188,7 +171,7 @@ def test_tree_when_a_branch_sees_its_sibling_then_check_and_comparison_notice(mo
 def test_scores_when_responses_share_beginnings_then_they_are_those_of_one_sequence_at_a_time(budget: int) -> None:
     model = tiny_of_kind("qwen3")
     found = score_responses(model, ITEMS, max_tokens=budget)
-    assert_same([torch.from_numpy(values) for values in found], one_by_one(model))
+    assert_same([torch.from_numpy(values) for values in found], own_logps(model, ITEMS))
 
 
 def test_scores_when_a_prompt_needs_several_rows_then_responses_that_share_a_beginning_are_in_one(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hybrid_models import tiny_of_kind
 from regretless.core.errors import ConfigError
 from regretless.modeling import recurrent
 from regretless.modeling.forward import in_rows, response_scores
@@ -18,6 +17,7 @@ from regretless.modeling.model_check import check_grouped
 from regretless.modeling.recurrent import BranchStates, recurrent_layers, run_segments
 from regretless.modeling.row_choice import choose_rows
 from regretless.modeling.rows import RowKind, lay_out_rows
+from tiny_kinds import tiny_of_kind
 
 RECURRENT = ("qwen3_5_text", "qwen3_next", "nemotron_h", "lfm2", "mamba2")
 

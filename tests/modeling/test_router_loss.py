@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from hybrid_models import DELTA
 from regretless.modeling.forward import grouped, in_rows, response_scores
 from regretless.modeling.layout import Item, Layout, lay_out
 from regretless.modeling.router_loss import DistinctTokens, has_router_loss, router_loss, with_routers
 from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
+from tiny_kinds import DELTA
 
 SIZES = {
     "vocab_size": 61,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hybrid_models import tiny_of_kind
 from regretless.core.errors import ConfigError
 from regretless.modeling import row_choice
 from regretless.modeling.row_choice import choose_rows
 from regretless.modeling.scoring import score_responses
+from tiny_kinds import tiny_of_kind
 
 ITEMS = [((5, 6, 7, 8), (9, 10, 2)), ((5, 6, 7, 8), (11, 12, 13, 2))]
 

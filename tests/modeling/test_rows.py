@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from hybrid_models import KINDS, tiny_of_kind
+from one_by_one import gradients, own_logps
 from regretless.modeling.forward import grouped, in_rows, plain, reference_head, response_scores
-from regretless.modeling.layout import is_context, read_ids
 from regretless.modeling.row_choice import choose_rows
 from regretless.modeling.rows import RowKind, computed_tokens, lay_out_rows
 from regretless.modeling.scoring import fill_rows, score_responses
+from tiny_kinds import KINDS, tiny_of_kind
 
 PROMPT_A, PROMPT_B = (5, 6, 7, 8, 9, 10), (11, 12)
 ITEMS = [
@@ -26,25 +25,6 @@ ITEMS = [
 PLAIN = {"jamba", "llama4_text", "bloom"}
 
 
-def alone(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Log-probabilities of each response, every sequence in a call of the unmodified model of its own."""
-    found = []
-    for prompt, response in ITEMS:
-        ids = torch.tensor([prompt + read_ids(response)])
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        logps = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        found.append(logps[[not is_context(token) for token in response]])
-    return found
-
-
-def gradients(model: PreTrainedModel, logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Gradients of a weighted sum of log-probabilities, by parameter."""
-    model.zero_grad()
-    weights = [torch.linspace(-1, 2, len(values)) for values in logps]
-    sum((values * weight).sum() for values, weight in zip(logps, weights, strict=True)).backward()
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_when_a_model_cannot_share_them_or_scales_its_logits_then_values_and_gradients_are_its_own(
     kind: str,
@@ -52,7 +32,7 @@ def test_rows_when_a_model_cannot_share_them_or_scales_its_logits_then_values_an
     model = tiny_of_kind(kind)
     rows = choose_rows(model, 40)
     assert rows == ("plain" if kind in PLAIN else "grouped")
-    wanted = alone(model)
+    wanted = own_logps(model, ITEMS)
     expected = gradients(model, wanted)
     layout, places = lay_out_rows(ITEMS, rows)
     for frozen in (False, True):

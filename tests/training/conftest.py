@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.trainer import PreferenceTrainer
+from tiny_kinds import SIZES
 
 VOCABULARY = 40
 LINE_BREAK = 7
@@ -31,23 +32,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def make_model() -> Callable[..., PreTrainedModel]:
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-
     def make(seed: int = 0, model_type: str = "qwen3", **more: object) -> PreTrainedModel:
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**sizes, **more}))
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(model_type, **(SIZES | {"vocab_size": VOCABULARY} | more))
+        )
 
     return make
 

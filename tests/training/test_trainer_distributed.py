@@ -24,20 +24,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from regretless.data.tokenization import TokenizedPair
 from regretless.training.sharding import FSDP2
+from tiny_kinds import SIZES
 
 PROJECT = Path(__file__).resolve().parents[2]
 CONFIGURATIONS = PROJECT / "examples" / "accelerate"
-MODEL = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-}
+MODEL = SIZES | {"tie_word_embeddings": False}
 ARGUMENTS: dict[str, Any] = {
     "learning_rate": 1e-2,
     "optim": "sgd",

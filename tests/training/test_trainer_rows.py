@@ -9,10 +9,10 @@ import pytest
 import torch
 from test_trainer import chosen_logps, logits_of, plain_loss
 
-from hybrid_models import tiny_of_kind
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
 from regretless.training.trainer import PreferenceTrainer
+from tiny_kinds import tiny_of_kind
 
 Make = Callable[..., PreferenceTrainer]
 

@@ -136,6 +136,7 @@ class Scheduler:
         job.folder.mkdir(parents=True, exist_ok=True)
         children.start(job.name, run_job, job, max(1, torch.get_num_threads() // self._places), log=job.folder / LOG)
         self._running[job.name] = (job, place)
+        console.print(f"{job.name}: started, log: {job.folder / LOG}", markup=False, soft_wrap=True)
 
     def _end(self, event: Ended) -> tuple[Job, int]:
         job, place = self._running.pop(event.child)

@@ -1,4 +1,4 @@
-"""Tiny models of the kinds whose sequences cannot share a row, and of kinds with code behind their output layer."""
+"""Tiny models with random weights of many kinds: recurrent layers, masks and output layers of their own."""
 
 from __future__ import annotations
 
