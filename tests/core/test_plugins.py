@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
-from regretless.objectives import OBJECTIVES
+from regretless.objectives import OBJECTIVES, Objective
 from regretless.training.train_config import TrainConfig
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,6 +66,13 @@ def test_benchmark_of_a_plugin_when_evaluated_then_its_problems_are_answered(
     assert (row["benchmark"], row["n"]) == ("parity", 12)
 
 
+def __getattr__(name: str) -> Any:
+    """`unannotated`: a class that cannot be made, as in a plug-in whose import fails."""
+    if name == "unannotated":
+        return type("Unannotated", (Objective,), {"beta": 0.1, "__module__": __name__})
+    raise AttributeError(name)
+
+
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entry points that cannot be used."""
@@ -73,6 +81,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
         "twice": [EntryPoint("twice", value, "regretless.objectives") for value in ("json:dumps", "json:loads")],
         "absent": [EntryPoint("absent", "no_such_module:Thing", "regretless.objectives")],
         "function": [EntryPoint("function", "json:dumps", "regretless.objectives")],
+        "unfinished": [EntryPoint("unfinished", "regretless.objectives:Objective", "regretless.objectives")],
+        "unannotated": [EntryPoint("unannotated", f"{__name__}:unannotated", "regretless.objectives")],
         "misnamed": [EntryPoint("misnamed", "regretless.objectives.dpo:DPO", "regretless.objectives")],
     }
     monkeypatch.setattr(plugins, "offered", lambda kind: points if kind == "objectives" else {})
@@ -85,6 +95,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("twice", "defined by an installed package and by an installed package"),
         ("absent", "cannot be imported: ModuleNotFoundError"),
         ("function", "expected a subclass of regretless.objectives.Objective"),
+        ("unfinished", "it has no compute; define it"),
+        ("unannotated", r"non-annotated attribute was detected: `beta = 0\.1`\.[^\n]*; fix or uninstall that package$"),
         ("misnamed", "its `name` is 'dpo'"),
         ("nowhere", "expected one of repo, repo_det, .*, weighted_sum, twice"),
     ],

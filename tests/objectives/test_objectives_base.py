@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.objectives import OBJECTIVES, Logps, build, hyperparameter_names
+from regretless.objectives import OBJECTIVES, Logps, Objective, Output, build, hyperparameter_names
 from regretless.objectives.base import MODIFIERS
 
 PAIRS = torch.tensor([[0, 1], [0, 2], [1, 2]])
@@ -180,3 +180,34 @@ def test_objectives_when_imported_bring_torch_and_not_transformers() -> None:
     code = "import sys, regretless.objectives; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
+
+
+class _Returning(Objective):
+    """An objective of somebody's own, with the output that a test gives it."""
+
+    name = "mine"
+    make: Any
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        found: Output = self.make(logps.policy.sum(dim=1), pairs)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda rows, pairs: rows[pairs[:, 0]], "compute returned Tensor; return an Output"),
+        (lambda rows, pairs: Output(rows.mean()), r"pair_losses: expected shape \(2,\).* or \(2, 2\).*; got \(\)"),
+        (lambda rows, pairs: Output(rows), r"pair_losses: expected shape \(2,\).*; got \(3,\)"),
+        (lambda rows, pairs: Output(rows.detach()[pairs[:, 0]]), "no gradient reaches logps.policy"),
+        (
+            lambda rows, pairs: Output(rows[pairs[:, 0]], rewards=rows[pairs[:, 0]].detach()),
+            r"rewards: expected shape \(3,\), one for each row of logps; got \(2,\)",
+        ),
+    ],
+)
+def test_output_of_another_form_is_refused(
+    make: Callable[[Tensor, Tensor], Any], message: str, make_batch: Callable[..., dict[str, Tensor]]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^mine: .*{message}"):
+        _Returning(make=make)(Logps(**make_batch([5, 2, 3])), torch.tensor([[0, 1], [0, 2]]))

@@ -91,6 +91,13 @@ def test_card_when_written_then_it_shows_equation_settings_intervals_and_command
     assert "No benchmark results are recorded with this model." in render(FACTS_OF_A_RUN)
 
 
+@pytest.mark.parametrize("paper", ["ICML 2027", "https://example.org/paper"])
+def test_card_of_a_method_that_appeared_elsewhere_than_on_arxiv_when_written_then_it_says_where(paper: str) -> None:
+    assert "[arXiv:2606.09124](https://arxiv.org/abs/2606.09124)" in render(FACTS_OF_A_RUN)
+    text = render(dataclasses.replace(FACTS_OF_A_RUN, title="Mine", paper=paper))
+    assert f"Mine ({paper}).\n" in text and "arxiv.org" not in text
+
+
 def test_card_of_a_local_base_without_license_when_read_then_its_metadata_is_valid_and_names_no_path() -> None:
     facts = dataclasses.replace(
         FACTS_OF_A_RUN, base="my model | x", base_on_hub=False, adapter=None, license=None, datasets=[]

@@ -154,6 +154,17 @@ def test_sharded_model_when_trained_by_two_processes_then_it_is_that_of_one_and_
         train.run(config, "dpo", model, tmp_path / "pairs.jsonl", output)
 
 
+@pytest.mark.usefixtures("recipe")
+def test_training_when_it_resumes_then_it_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = TrainConfig(**TRAIN, save_steps=2)
+    given = (ModelConfig(name_or_path=str(tmp_path / "model")), tmp_path / "pairs.jsonl", tmp_path / "trained")
+    train.run(config, "dpo", *given)
+    assert "resumes" not in capsys.readouterr().err
+    (tmp_path / "trained" / "checkpoint-4" / "trainer_state.json").unlink()
+    train.run(config, "dpo", *given)
+    assert "train dpo: resumes from checkpoint-2\n" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_process_when_it_fails_then_its_error_is_the_stages(
     recipe: Callable[..., Path], capfd: pytest.CaptureFixture[str]

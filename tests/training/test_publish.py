@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from huggingface_hub import ModelCard
 from peft import LoraConfig
+from torch import Tensor
 
 from regretless import PreferenceConfig, PreferenceTrainer
-from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER
+from regretless.objectives import OBJECTIVES, Logps, Output
+from regretless.objectives.dpo import DPO
+from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER, render
 from regretless.runs.recipe import apply_overrides
 from regretless.training.publish import stage_command
 from regretless.training.train_config import TrainConfig
@@ -66,6 +70,30 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
     assert values["license"] == "mit"
     assert values["datasets"] == ["openai/gsm8k"]
     assert {"dpo", "math", "lora"} <= set(values["tags"])
+
+
+class _Shifted(DPO):
+    """−log σ(margin) + 1
+
+    Indented like any docstring.
+    """
+
+    name: ClassVar[str] = "shifted"
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        return Output(super().compute(logps, pairs).pair_losses + 1)
+
+
+def test_card_of_a_method_derived_from_another_when_written_then_it_does_not_pass_for_that_one(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "shifted", _Shifted)
+    facts = make_trainer(objective="shifted").facts()
+    assert (facts.title, facts.paper) == ("", "")
+    assert facts.formula == "−log σ(margin) + 1\n\nIndented like any docstring."
+    text = render(facts)
+    assert "trained with `shifted`\n" in text and "direct preference" not in text
+    assert "## Method\n\n```text" in text
 
 
 def test_command_of_a_card_when_its_settings_are_read_back_then_they_are_those_of_the_training() -> None:

@@ -102,8 +102,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
             part: T = point.load()
         # A plug-in's import may raise anything.
         except Exception as error:
+            # Pydantic ends its messages with an address, which would come between the reason and what to do.
+            reason = str(error).partition("\n\nFor further information")[0]
             raise ConfigError(
-                f"{where}: cannot be imported: {type(error).__name__}: {error}; fix or uninstall that package"
+                f"{where}: cannot be imported: {type(error).__name__}: {reason}; fix or uninstall that package"
             ) from error
         if (problem := self._problem(name, part)) is not None:
             raise ConfigError(f"{where}: {problem}")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from regretless.core.plugins import Registry
@@ -32,7 +33,10 @@ from regretless.objectives.weights import repo_weights
 def _problem(name: str, kind: Any) -> str | None:
     if not (isinstance(kind, type) and issubclass(kind, Objective)):
         return f"expected a subclass of regretless.objectives.Objective, got {kind!r}"
-    return None if kind.name == name else f"its `name` is {kind.name!r}; make it equal to the entry point's"
+    if inspect.isabstract(kind):
+        return f"it has no {' and no '.join(sorted(kind.__abstractmethods__))}; define it"
+    found = getattr(kind, "name", None)
+    return None if found == name else f"its `name` is {found!r}; make it equal to the entry point's"
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry(

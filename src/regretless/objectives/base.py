@@ -11,7 +11,7 @@ import torch
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from torch import Tensor
 
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.setting_list import Setting, settings_of
 from regretless.core.settings import Section, setting_error
 from regretless.objectives.modifiers import Importance, importance_weights, tail_weights
@@ -150,7 +150,8 @@ class Objective(Section):
     without a rejected side also take (P, 1), and never read the second column. A method of your own has a `name`, its
     hyperparameters as fields, `needs` where they differ, and `compute`. The fields below modify any method.
 
-    Raises DataError if an input in `required` is missing, ValueError for malformed pairs.
+    Raises DataError if an input in `required` is missing, ValueError for malformed pairs, ConfigError if `compute`
+    returns something else than an `Output` for these pairs and rows.
     """
 
     name: ClassVar[str]
@@ -232,10 +233,11 @@ class Objective(Section):
         pairs = self._checked(pairs, logps)
         given = replace(logps, reference=logps.behavior) if self.reference == "behavior" else logps
         if self.ld_alpha == 1:
-            output = self.compute(given, pairs)
+            output = self._checked_output(given, pairs)
         else:
             rows = torch.arange(pairs.numel(), device=pairs.device).view_as(pairs)
-            output = replace(self.compute(_without_long_tails(given, pairs, self.ld_alpha), rows), rows=rows)
+            output = self._checked_output(_without_long_tails(given, pairs, self.ld_alpha), rows)
+            output = replace(output, rows=rows)
         if self.importance != "none":
             assert logps.behavior is not None
             weights = importance_weights(
@@ -249,6 +251,31 @@ class Objective(Section):
     @abstractmethod
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
         """The method itself: losses of pairs (P, 2) of rows of `logps`, both checked."""
+
+    def _checked_output(self, logps: Logps, pairs: Tensor) -> Output:
+        """What `compute` returns. A loss of another shape would be averaged, and trained, without a word."""
+        output: Any = self.compute(logps, pairs)
+        if not isinstance(output, Output):
+            raise ConfigError(f"{self.name}: compute returned {type(output).__name__}; return an Output(losses)")
+        count, rows = len(pairs), len(logps.policy)
+        losses = tuple(output.pair_losses.shape)
+        of_rows = (rows if output.rows is None else output.rows.numel(),)
+        problems = []
+        if losses not in {(count,), tuple(pairs.shape)}:
+            problems.append(
+                f"pair_losses: expected shape {(count,)}, one loss for each pair, or {tuple(pairs.shape)}, one for "
+                f"each of its responses; got {losses}"
+            )
+        elif logps.policy.requires_grad and torch.is_grad_enabled() and not output.pair_losses.requires_grad:
+            problems.append("pair_losses: no gradient reaches logps.policy; compute them from it, without detach")
+        problems += [
+            f"{name}: expected shape {of_rows}, one for each row of logps; got {tuple(values.shape)}"
+            for name, values in (("scores", output.scores), ("rewards", output.rewards))
+            if values is not None and tuple(values.shape) != of_rows
+        ]
+        if problems:
+            raise ConfigError(f"{self.name}: compute returned an Output that cannot be used: {'; '.join(problems)}")
+        return output
 
     def _checked(self, pairs: Tensor, logps: Logps) -> Tensor:
         pairs = torch.as_tensor(pairs, device=logps.policy.device)

@@ -154,7 +154,7 @@ def render(facts: Facts) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"code": code, "number": _number, "bounds": _bounds}
+    environment.filters |= {"code": code, "number": _number, "bounds": _bounds, "paper": _paper}
     text = environment.from_string(template.read_text(encoding="utf-8")).render(facts=facts)
     return _signed(f"---\n{metadata(facts).to_yaml()}\n---\n\n{text}")
 
@@ -239,6 +239,11 @@ def code(value: Any) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def _paper(source: str) -> str:
+    # A method of somebody's own may have appeared anywhere.
+    return f"[{source}](https://arxiv.org/abs/{source[6:]})" if source.startswith("arXiv:") else source
 
 
 def _bounds(interval: Sequence[float] | None, sign: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 from collections import Counter
@@ -19,6 +20,7 @@ from transformers.trainer_utils import HubStrategy
 from regretless.core.versions import versions
 from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import write_quantization
+from regretless.objectives import Objective
 from regretless.publishing.model_card import Facts, base_license, named, write_card
 from regretless.publishing.upload import public_files
 from regretless.training.argument_checks import given_arguments
@@ -90,9 +92,9 @@ class PublishingTrainer(Trainer):
             **{
                 "name": f"{base.rpartition('/')[2] if origin else plain.config.model_type}-{objective.name}",
                 "objective": objective.name,
-                "title": type(objective).title,
-                "paper": type(objective).paper,
-                "formula": type(objective).formula or (type(objective).__doc__ or "").strip(),
+                "title": _own(type(objective), "title"),
+                "paper": _own(type(objective), "paper"),
+                "formula": _own(type(objective), "formula") or inspect.cleandoc(type(objective).__doc__ or ""),
                 "hyperparameters": objective.model_dump(mode="json"),
                 "arguments": self._shown_arguments(),
                 "adapter": None if adapter is None else _adapter_settings(adapter, model),
@@ -269,6 +271,16 @@ class PublishingTrainer(Trainer):
 
 def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _own(objective: type[Objective], fact: str) -> str:
+    """The objective's title, paper or formula; empty if only a method that it is derived from has one."""
+    for kind in objective.__mro__:
+        if fact in vars(kind):
+            return str(vars(kind)[fact])
+        if "name" in vars(kind):
+            break
+    return ""
 
 
 def _adapter_settings(config: Any, model: nn.Module) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.files import write_jsonl
 from regretless.core.run_folder import processes
 from regretless.core.stage_folder import CACHE
-from regretless.core.terminal import bar
+from regretless.core.terminal import bar, console
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.training_folder import last_complete_checkpoint
 from regretless.objectives import build
@@ -116,6 +116,8 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
     if checkpoint is None and trainer.is_world_process_zero():
         for useless in output.glob("checkpoint-*"):
             shutil.rmtree(useless)
+    if checkpoint is not None and trainer.is_world_process_zero():
+        console.print(f"train {objective}: resumes from {Path(checkpoint).name}", soft_wrap=True)
     with _ProgressBar(f"train {objective}") as progress:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)

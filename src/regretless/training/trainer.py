@@ -429,7 +429,7 @@ class PreferenceTrainer(PublishingTrainer):
         rows = f" for one of {len(sources)} pairs: {', '.join(dict.fromkeys(sources))}" if sources else ""
         return (
             f"step {self.state.global_step + 1}: {what}{rows}; stopped before the optimizer step. "
-            "Check these rows' log-probabilities, or lower learning_rate"
+            "Check these rows' log-probabilities, and `compute` of an objective of your own, or lower learning_rate"
         )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
