@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from importlib import invalidate_caches
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,25 @@ def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     manifest = read_json(tmp_path / "trained" / "manifest.json")
     # At the reference every margin is 0, so exp(0) is 1; DPO's loss would be log 2.
     assert manifest["summary"]["loss"] == pytest.approx(1.0, abs=1e-6)
-    assert manifest["versions"]["regretless-example-plugin"] == "0.1.0"
+    assert manifest["versions"]["regretless-example-plugin"].startswith("0.1.0 (code ")
     wrong = regretless("train", "--pairs", pairs, "--model", model, "--output", tmp_path / "no", "objective=exponental")
     assert wrong.returncode == 2 and "exponential" in wrong.stderr
+
+
+@pytest.mark.parametrize("name", ["my_method.py", "my_method/losses/exponential.py"])
+def test_plugin_when_its_code_changes_then_its_version_does_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The author of a part changes it many times before the version of its package.
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for text in ("beta = 1", "beta = 2", "beta = 1"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        invalidate_caches()
+        found.append(plugins._code_of.__wrapped__("my_method"))
+    assert found[0] == found[2] != found[1]
+    assert plugins._code_of("no_such_module") == "missing"
 
 
 @pytest.mark.slow

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from regretless.core.errors import ConfigError
+from regretless.core.files import fingerprint, path_fingerprint
 
 T = TypeVar("T")
 KINDS = ("objectives", "engines", "verifiers", "rules", "benchmarks", "templates")
@@ -24,9 +27,28 @@ def offered(kind: str) -> Mapping[str, Sequence[EntryPoint]]:
 
 
 def plugin_versions() -> dict[str, str]:
-    """Versions of the installed packages that add parts, by name: results may depend on them."""
+    """Versions of the installed packages that add parts, by name, with a hash of their code: results depend on it."""
     points = [point for kind in KINDS for same in offered(kind).values() for point in same]
-    return {point.dist.name: point.dist.version for point in points if point.dist is not None}
+    codes: dict[str, set[str]] = {}
+    versions = {}
+    for point in points:
+        if point.dist is not None:
+            versions[point.dist.name] = point.dist.version
+            codes.setdefault(point.dist.name, set()).add(_code_of(point.module.partition(".")[0]))
+    return {name: f"{version} (code {' '.join(sorted(codes[name]))})" for name, version in versions.items()}
+
+
+@cache
+def _code_of(module: str) -> str:
+    """Hash of a top-level module's or package's Python files: while a part is written, its version stays the same."""
+    spec = find_spec(module)
+    if spec is None:
+        return "missing"
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.rglob("*.py")}
+    if not folders and spec.has_location and spec.origin is not None:
+        files[module] = Path(spec.origin)
+    return fingerprint({name: path_fingerprint(path) for name, path in files.items()})[:8]
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
