@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
+from hashlib import sha256
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from regretless.core.errors import ConfigError
-from regretless.core.files import fingerprint, path_fingerprint
 
 T = TypeVar("T")
 KINDS = ("objectives", "engines", "verifiers", "rules", "benchmarks", "templates")
@@ -48,7 +48,8 @@ def _code_of(module: str) -> str:
     files = {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.rglob("*.py")}
     if not folders and spec.has_location and spec.origin is not None:
         files[module] = Path(spec.origin)
-    return fingerprint({name: path_fingerprint(path) for name, path in files.items()})[:8]
+    codes = "".join(f"{name} {sha256(files[name].read_bytes()).hexdigest()}\n" for name in sorted(files))
+    return sha256(codes.encode()).hexdigest()[:8]
 
 
 class Registry(MutableMapping[str, T], Generic[T]):
