@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import invalidate_caches
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -16,6 +16,7 @@ from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
+from regretless.core.stage_folder import StageFolder
 from regretless.objectives import OBJECTIVES, Objective
 from regretless.training.train_config import TrainConfig
 
@@ -57,6 +58,42 @@ def test_plugin_when_its_code_changes_then_its_version_does_too(
         found.append(plugins._code_of.__wrapped__("my_method"))
     assert found[0] == found[2] != found[1]
     assert plugins._code_of("no_such_module") == "missing"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Installs a package with the objective `steep`, in the version that is given."""
+
+    def install(version: str) -> None:
+        info = tmp_path / "my_method-0.dist-info"
+        info.mkdir(exist_ok=True)
+        metadata = f"Metadata-Version: 2.1\nName: my-method\nVersion: {version}\n"
+        (info / "METADATA").write_text(metadata, encoding="utf-8")
+        (info / "entry_points.txt").write_text("[regretless.objectives]\nsteep = my_method:Steep\n", encoding="utf-8")
+        (tmp_path / "my_method.py").write_text("", encoding="utf-8")
+        invalidate_caches()
+        plugins.offered.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield install
+    monkeypatch.undo()
+    plugins.offered.cache_clear()
+
+
+def test_stage_when_a_plugin_changes_then_it_is_repeated_only_if_it_names_a_part_of_one(
+    installed: Callable[[str], None],
+) -> None:
+    def keys() -> list[str]:
+        stages = {"sample": {"engine": "vllm"}, "train/dpo": {"objective": "dpo"}, "train": {"objective": "steep"}}
+        return [StageFolder.key_of(stage, settings, {}) for stage, settings in stages.items()]
+
+    without = keys()
+    installed("1.0")
+    first = keys()
+    installed("1.1")
+    second = keys()
+    assert without[:2] == first[:2] == second[:2]
+    assert len({without[2], first[2], second[2]}) == 3
 
 
 @pytest.mark.slow

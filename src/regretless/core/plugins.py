@@ -26,6 +26,11 @@ def offered(kind: str) -> Mapping[str, Sequence[EntryPoint]]:
     return points
 
 
+def plugin_parts() -> set[str]:
+    """Names of all parts that installed packages add."""
+    return {name for kind in KINDS for name in offered(kind)}
+
+
 def plugin_versions() -> dict[str, str]:
     """Versions of the installed packages that add parts, by name, with a hash of their code: results depend on it."""
     points = [point for kind in KINDS for same in offered(kind).values() for point in same]

@@ -336,7 +336,7 @@ class RunFolder:
         if missing:
             raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
-        key = StageFolder.key_of(str(unit), {"settings": unit.settings, "content": hashes}, {})
+        key = StageFolder.key_of(str(unit), unit.settings, hashes)
         return StageFolder(self.path / unit.name, key)
 
     def has(self, path: Path) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regretless.core.files import fingerprint, path_fingerprint, read_json, write_json
-from regretless.core.versions import versions
+from regretless.core.files import fingerprint, read_json, write_json
+from regretless.core.versions import versions, versions_for
 
 MANIFEST = "manifest.json"
 PENDING = "pending.json"
@@ -39,10 +39,10 @@ class StageFolder:
     key: str
 
     @staticmethod
-    def key_of(stage: str, settings: Any, inputs: Mapping[str, Path]) -> str:
-        """Key of a stage: its settings, its inputs' content and the versions that its results depend on."""
-        content = {name: path_fingerprint(path) for name, path in sorted(inputs.items())}
-        return fingerprint({"stage": stage, "settings": settings, "inputs": content, "versions": versions()})
+    def key_of(stage: str, settings: Any, inputs: Mapping[str, str]) -> str:
+        """Key of a stage: its settings, hashes of its inputs' content and the versions that its results depend on."""
+        used = versions_for([stage, settings])
+        return fingerprint({"stage": stage, "settings": settings, "inputs": inputs, "versions": used})
 
     def is_done(self) -> bool:
         """True if the stage finished with this key."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import platform
+from typing import Any
 
-from regretless.core.plugins import plugin_versions
+from regretless.core.plugins import plugin_parts, plugin_versions
 
 VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datasets", "math-verify", "numpy")
 
@@ -18,3 +20,13 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found | plugin_versions()
+
+
+def versions_for(settings: Any) -> dict[str, str]:
+    """The versions that results of these settings depend on: without plug-ins, if no part of one is named in them.
+
+    Where one is named, all plug-ins count, since a part may use another's.
+    """
+    text = json.dumps(settings, ensure_ascii=False, default=str)
+    unused = {} if any(name in text for name in plugin_parts()) else plugin_versions()
+    return {name: version for name, version in versions().items() if name not in unused}

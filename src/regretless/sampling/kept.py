@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
 from regretless.core.run_folder import content, dump, named_paths
-from regretless.core.versions import versions
+from regretless.core.versions import versions_for
 from regretless.data.prompts import PromptRow
 from regretless.data.records import text_key
 from regretless.modeling.load import ModelConfig
@@ -52,13 +52,14 @@ def identities(models: Sequence[ModelConfig], params: SamplingParams) -> list[st
     drawing = params.model_dump(exclude=NOT_DRAWING)
     drawing["server"] = params.server and params.server.model_dump(include=SERVER)
     drawing["vllm"] = params.vllm and params.vllm.model_dump(include=VLLM)
+    used = versions_for(drawing)
     found: list[str] = []
     for model in models:
         files = {text: content(path) for text, path in named_paths(dump(model), Path()).items()}
         # Content in place of a path: a run folder may move.
         settings = {name: files.get(str(value), value) for name, value in dump(model).items()}
         number = 0
-        while (identity := fingerprint([settings, drawing, versions(), number])) in found:
+        while (identity := fingerprint([settings, drawing, used, number])) in found:
             number += 1
         found.append(identity)
     return found

@@ -17,7 +17,7 @@ from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint, read_json, write_json
 from regretless.core.run_folder import RUN, content, named_paths
 from regretless.core.terminal import console
-from regretless.core.versions import versions
+from regretless.core.versions import versions_for
 from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
@@ -372,7 +372,7 @@ def _fingerprint(cell: Cell, search: SearchConfig) -> str:
     about = search.model_dump(
         mode="json", include={"values", "methods", "sampler", "sampler_seed", "seeds", "data_seeds"}
     )
-    return fingerprint({"recipe": recipe, "files": files, "search": about, "versions": versions()})
+    return fingerprint({"recipe": recipe, "files": files, "search": about, "versions": versions_for(recipe)})
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------
