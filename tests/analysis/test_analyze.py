@@ -19,7 +19,7 @@ from regretless.analysis.drift import evenly, logged
 from regretless.analysis.gradients import gradient_places, tenths
 from regretless.analysis.lengths import response_lengths
 from regretless.core.files import read_json, write_json, write_jsonl
-from regretless.core.intervals import mean_by_prompt
+from regretless.core.intervals import mean_by_prompt, share_by_prompt, wilson
 from regretless.data.records import Response
 from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
@@ -172,6 +172,25 @@ def test_calibration_when_margins_are_extreme_or_all_ties_then_numbers_stay_fini
     assert (found["ece"], found["brier"]["value"]) == (0.5, 0.5)
     ties = calibration([0.0, 0.0], ["a", "b"])
     assert (ties["bins"], ties["ece"], ties["accuracy"]["value"], ties["brier"]["value"]) == ([], None, None, 0.25)
+
+
+def test_share_of_pairs_when_prompts_are_few_then_its_interval_stays_within_0_and_1() -> None:
+    # Mean ± t standard errors would be −0.05 to 1.55, and 1 ± 0 where all are right.
+    three_of_four = calibration([2.0, 2.0, 2.0, -2.0], "abcd")
+    assert 0.1 < three_of_four["accuracy"]["low"] < 0.2 and 0.9 < three_of_four["accuracy"]["high"] < 1
+    assert three_of_four["brier"]["low"] == 0 and three_of_four["brier"]["high"] < 1
+    right = share_by_prompt([True] * 6, "aabbcc")
+    quantile = 4.302653  # t with 2 degrees of freedom
+    assert (right["low"], right["high"]) == (pytest.approx(3 / (3 + quantile**2), abs=1e-6), pytest.approx(1.0))
+    # Many prompts of one pair: Wilson's interval. Pairs that repeat their prompt's result add nothing.
+    hits = [number % 10 < 7 for number in range(4000)]
+    many, twice = share_by_prompt(hits, range(4000)), share_by_prompt(hits * 2, [*range(4000)] * 2)
+    plain = wilson(2800, 4000)
+    for found in (many, twice):
+        assert (found["low"], found["high"]) == (
+            pytest.approx(plain.low, abs=1e-5),
+            pytest.approx(plain.high, abs=1e-5),
+        )
 
 
 # --- lengths and steps -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from regretless.core.intervals import mean_by_prompt, wilson
+from regretless.core.intervals import mean_by_prompt, share_by_prompt, wilson
 
 BINS = 10
 OBSERVED = (
@@ -24,7 +24,8 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
     the share of correct predictions with its 95 % Wilson interval. `ece`: the mean over pairs of the difference between
     these two in their bin. `brier`: mean of (1 − σ(margin))². Pairs with a margin of exactly zero predict nothing: they
     are counted in `ties`, and contribute only to `brier`. `accuracy` and `brier` have a standard error clustered by
-    prompt; the intervals of bins treat pairs as independent, and are too narrow if prompts have several pairs.
+    prompt, and intervals within 0 and 1; the intervals of bins treat pairs as independent, and are too narrow if
+    prompts have several pairs.
     """
     margin = np.asarray(margins, dtype=np.float64)
     decided = margin != 0
@@ -53,14 +54,16 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
             }
         )
         distance += count * abs(share - mean)
-    ones = [1.0] * len(margin)
+    brier = mean_by_prompt(np.square(special.expit(-margin)).tolist(), [1.0] * len(margin), prompts)
+    if brier["low"] is not None and brier["high"] is not None:
+        brier |= {"low": max(0.0, brier["low"]), "high": min(1.0, brier["high"])}
     decided_prompts = [prompt for prompt, is_decided in zip(prompts, decided, strict=True) if is_decided]
     return {
         "pairs": len(margin),
         "ties": int((~decided).sum()),
         "confidence": float(confidence.mean()) if len(confidence) else None,
-        "accuracy": mean_by_prompt(right.astype(float).tolist(), [1.0] * len(right), decided_prompts),
+        "accuracy": share_by_prompt(right.tolist(), decided_prompts),
         "ece": distance / len(confidence) if len(confidence) else None,
-        "brier": mean_by_prompt(np.square(special.expit(-margin)).tolist(), ones, prompts),
+        "brier": brier,
         "bins": bins,
     }

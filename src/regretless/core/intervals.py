@@ -248,3 +248,21 @@ def mean_by_prompt(
     weight = sum(x for _, x in sums.values())
     estimate = ratio(sums) if weight else NOTHING
     return {**estimate.shown(), "n": int(weight), "prompts": len(sums)}
+
+
+def share_by_prompt(hits: Sequence[bool], prompts: Sequence[Hashable]) -> dict[str, float | int | None]:
+    """`mean_by_prompt` of a share, with an interval that stays within 0 and 1.
+
+    The Wilson interval of as many independent values as have the share's standard error over prompts, with the t
+    quantile (Dean and Pagano, Journal of Survey Statistics and Methodology 3, 2015). The same in all prompts: of as
+    many values as prompts. Raises ValueError for sequences of different lengths.
+    """
+    found = mean_by_prompt([float(hit) for hit in hits], [1.0] * len(hits), prompts)
+    share, error, n = found["value"], found["standard_error"], found["prompts"]
+    if share is None or error is None or n is None:
+        return found
+    independent = share * (1 - share) / error**2 if error else n
+    squared = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) ** 2 / independent
+    middle = (share + squared / 2) / (1 + squared)
+    reach = math.sqrt(squared * share * (1 - share) + squared**2 / 4) / (1 + squared)
+    return found | {"low": max(0.0, middle - reach), "high": min(1.0, middle + reach)}
