@@ -211,3 +211,33 @@ def test_output_of_another_form_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^mine: .*{message}"):
         _Returning(make=make)(Logps(**make_batch([5, 2, 3])), torch.tensor([[0, 1], [0, 2]]))
+
+
+class _Reading(Objective):
+    """An objective that reads the behavior policy, and says in `needs` what a test tells it."""
+
+    name = "mine"
+    says: frozenset[str]
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.says | {"rejected"}
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        return Output((logps.policy - logps.behavior).sum(dim=1)[pairs[:, 0]])
+
+
+def test_input_that_needs_does_not_name_or_misspells_is_asked_for(make_batch: Callable[..., dict[str, Tensor]]) -> None:
+    given = make_batch([5, 2])
+    behavior = given.pop("behavior")
+    pairs = torch.tensor([[0, 1]])
+    with pytest.raises(
+        ConfigError, match=r"^mine: compute failed: .*it was given no behavior, no .*`needs` has to name"
+    ):
+        _Reading(says=frozenset())(Logps(**given), pairs)
+    with pytest.raises(DataError, match=r"token_numbers.behaviour \(or is the input 'behavior' meant, in `needs`\?\)"):
+        _Reading(says=frozenset({"behaviour"}))(Logps(**given, behavior=behavior), pairs)
+    assert torch.isfinite(_Reading(says=frozenset({"behavior"}))(Logps(**given, behavior=behavior), pairs).loss)
+    # A fault of another kind stays what it is.
+    with pytest.raises(TypeError, match="unsupported"):
+        _Returning(make=lambda rows, pairs: rows + "text")(Logps(**given, behavior=behavior), pairs)

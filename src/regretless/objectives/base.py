@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -151,7 +152,7 @@ class Objective(Section):
     hyperparameters as fields, `needs` where they differ, and `compute`. The fields below modify any method.
 
     Raises DataError if an input in `required` is missing, ValueError for malformed pairs, ConfigError if `compute`
-    returns something else than an `Output` for these pairs and rows.
+    reads an input that `needs` does not name, or returns something else than an `Output` for these pairs and rows.
     """
 
     name: ClassVar[str]
@@ -254,7 +255,16 @@ class Objective(Section):
 
     def _checked_output(self, logps: Logps, pairs: Tensor) -> Output:
         """What `compute` returns. A loss of another shape would be averaged, and trained, without a word."""
-        output: Any = self.compute(logps, pairs)
+        try:
+            output: Any = self.compute(logps, pairs)
+        except (TypeError, AttributeError) as error:
+            absent = [name for name in REMEDIES if getattr(logps, name) is None]
+            if "NoneType" not in str(error) or not absent:
+                raise
+            raise ConfigError(
+                f"{self.name}: compute failed: {error}; it was given no {', no '.join(absent)}; the property `needs` "
+                "has to name the inputs that compute reads"
+            ) from error
         if not isinstance(output, Output):
             raise ConfigError(f"{self.name}: compute returned {type(output).__name__}; return an Output(losses)")
         count, rows = len(pairs), len(logps.policy)
@@ -332,7 +342,13 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
 
 
 def _remedy(name: str) -> str:
-    return REMEDIES.get(name, f"a number per token; the data has to hold it as token_numbers.{name}")
+    return REMEDIES.get(name, f"a number per token; the data has to hold it as token_numbers.{name}{similar(name)}")
+
+
+def similar(name: str) -> str:
+    """A question for the end of a message about a token number: whether one of `INPUTS` was meant."""
+    close = difflib.get_close_matches(name, INPUTS, n=1)
+    return f" (or is the input {close[0]!r} meant, in `needs`?)" if close else ""
 
 
 def margins(values: Tensor, pairs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regretless.objectives.base import Objective
+from regretless.objectives.base import Objective, similar
 
 
 def of_data(objective: Objective) -> tuple[str, ...]:
@@ -21,7 +21,7 @@ def lacks(name: str) -> str:
     """The problem of data without such an input, and what to do."""
     if name == "behavior":
         return "no behavior log-probabilities; use repo_det, or re-score the data"
-    return f"no token_numbers.{name}; sample with an engine that records it"
+    return f"no token_numbers.{name}; sample with an engine that records it{similar(name)}"
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:

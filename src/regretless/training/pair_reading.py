@@ -25,7 +25,7 @@ from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, sa
 from regretless.data.rows import row_count
 from regretless.data.sources import open_source
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
-from regretless.objectives import Objective
+from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import PairDataset
@@ -224,7 +224,10 @@ def _wanted(name: str) -> str:
 
 def _remedy(name: str) -> str:
     if name != "behavior":
-        return f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
+        expected = (
+            f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
+        )
+        return expected + similar(name)
     return (
         "Expected chosen_token_ids, chosen_logps, rejected_token_ids and rejected_logps made with the policy's "
         "tokenizer. Sample with `regretless sample`, which records them, or train with repo_det, which needs none"
