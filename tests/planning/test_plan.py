@@ -18,8 +18,8 @@ from regretless.core.errors import BudgetError
 from regretless.core.files import read_json
 from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.modeling.load import ModelConfig, load_model
-from regretless.planning.counts import Assumed, Estimate
 from regretless.planning.dry_run import PlannedUnit, State
+from regretless.planning.estimate import Assumed, Estimate
 from regretless.planning.plan import Plan, Row, make_plan
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe

@@ -26,7 +26,7 @@ from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
-from regretless.planning.counts import Assumed
+from regretless.planning.estimate import Assumed
 from regretless.planning.plan import make_plan
 from regretless.planning.show import show_plan
 from regretless.reporting import report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import shutil
 import tempfile
@@ -16,23 +15,21 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field
 
 from regretless.core.errors import RegretlessError
-from regretless.core.files import fingerprint
 from regretless.core.run_folder import resolve, substitute
-from regretless.core.settings import Section
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
-from regretless.data.records import Response
 from regretless.data.responses import read_responses
-from regretless.data.rows import row_count, write_records
+from regretless.data.rows import row_count
 from regretless.data.tokenization import encode_prompt
 from regretless.evaluation.chat import chat_results
 from regretless.labeling.judge import PromptGroup, group_responses, make_questions
 from regretless.labeling.verify import PART_ROWS
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import last_complete_checkpoint
+from regretless.planning.chat_turns import ChatTurns
 from regretless.planning.dry_run import PlannedFolder, PlannedUnit, State
+from regretless.planning.estimate import CHARACTERS_PER_TOKEN, Assumed, Estimate
 from regretless.planning.lengths import ResponseLengths, is_sampling, models_in, params_of
 from regretless.planning.trainings import Trainings
 from regretless.runs.recipe import Recipe
@@ -45,8 +42,6 @@ from regretless.servers.ask import Question, key_of
 from regretless.servers.judge_client import JudgeAccess
 from regretless.servers.reply_store import ReplyStore
 
-CHARACTERS_PER_TOKEN = 4.0
-"""Of a text whose tokenizer is not at hand."""
 PROMPT_TOKENS = 200
 """Of a prompt that is not at hand."""
 PAIRED = 0.5
@@ -55,50 +50,6 @@ SHOWN_PROMPTS = 20
 """Prompts whose requests to a judge are written out to estimate the tokens of all."""
 BYTES_PER_TOKEN, BYTES_PER_ROW = 12, 200
 """Of a response in a file: an id and two log-probabilities a token; its texts and names. A float compresses little."""
-COUNTS = ("prompts", "requests", "responses", "tokens_in", "tokens_out", "pairs", "steps", "trained_tokens", "dollars")
-"""Counts in the order in which they are shown; `files` and `bytes` follow them."""
-
-
-class Assumed(Section):
-    """What the user said, in place of what a plan would assume."""
-
-    response_tokens: float | None = Field(default=None, gt=0)
-    """Mean tokens of a response."""
-    paired: float | None = Field(default=None, ge=0, le=1)
-    """Share of prompts with a correct and a wrong response."""
-    reply_tokens: float | None = Field(default=None, gt=0)
-    """Mean tokens of a judge's reply."""
-
-
-@dataclass
-class Estimate:
-    """What a unit of work has made, or would make."""
-
-    unit: PlannedUnit
-    counts: dict[str, float] = field(default_factory=dict)
-    guessed: set[str] = field(default_factory=set)
-    """Counts that rest on an assumption."""
-    parts: tuple[int, int] | None = None
-    """Finished parts and all parts, of an interrupted unit."""
-    seconds: float | None = None
-    """Predicted for what is left to do; None where nothing says it."""
-    is_judge: bool = False
-    """True if its requests go to a judge."""
-
-    @property
-    def left(self) -> float:
-        """Share of the work that is left to do."""
-        if self.unit.state is State.DONE:
-            return 0.0
-        return 1.0 if self.parts is None or not self.parts[1] else 1 - self.parts[0] / self.parts[1]
-
-    def put(self, guessed: bool, /, **counts: float | None) -> None:
-        """Add counts; those that are None are unknown."""
-        for name, value in counts.items():
-            if value is not None:
-                self.counts[name] = value
-                if guessed:
-                    self.guessed.add(name)
 
 
 @dataclass
@@ -119,10 +70,12 @@ class Counting:
     """Prompts of the units of sampling, where they are at hand."""
     tokens: dict[str, list[int]] = field(default_factory=dict)
     """Tokens of each of these prompts, as the last of its models reads it."""
-    _later: dict[str, list[PromptRow]] = field(default_factory=dict)
-    """Prompts of the units that answer chat benchmarks."""
+    turns: ChatTurns = field(init=False)
     _parts: dict[str, tuple[int, int] | None] = field(default_factory=dict)
     """Finished parts when they were first counted: a calibration may replace them."""
+
+    def __post_init__(self) -> None:
+        self.turns = ChatTurns(self.recipe, self.folder, self.lengths)
 
     @property
     def job(self) -> Job:
@@ -131,7 +84,7 @@ class Counting:
 
     def count_all(self) -> None:
         """Count every unit, anew if they were counted before."""
-        self._add_later_turns()
+        self.turns.add_later()
         self.estimates, self.notes = {}, {}
         for unit in list(self.folder.units.values()):
             found = self.estimates[unit.name] = self._count(unit)
@@ -224,7 +177,7 @@ class Counting:
             if isinstance(unit.settings["prompts"], Mapping):
                 source = resolve(PromptSource.parse(unit.settings["prompts"], unit.name), self.folder.path)
                 return load_prompts(source), 0
-            return self._conversation(unit), 0
+            return self.turns.prompts_of(unit), 0
         except (RegretlessError, OSError) as error:
             if not unit.waits_for and not self._is_to_come(unit.settings["prompts"]):
                 unit.problem = str(error)
@@ -307,7 +260,7 @@ class Counting:
             self._ask(estimate, here, chat_results.judge_questions(here, paths), 1.0)
             return
         with tempfile.TemporaryDirectory() as folder:
-            files, _ = self._talk(here, Path(folder), self._answer_tokens(label))
+            files, _ = self.turns.stand_ins(here, Path(folder), self._answer_tokens(label))
             self._ask(estimate, here, chat_results.judge_questions(here, files), 1.0, guessed=True)
 
     def _ask(
@@ -496,69 +449,6 @@ class Counting:
             return source.counts.get(name), name in source.guessed
         return (row_count(path), False) if path.is_file() else (None, True)
 
-    # --- conversations -----------------------------------------------------------------------------------------------
-
-    def _conversation(self, unit: PlannedUnit) -> list[PromptRow]:
-        """Prompts of a unit that answers a chat benchmark. Raises DataError or ConfigError if they are not at hand."""
-        if unit.name not in self._later:
-            turn = int(unit.name.rpartition("/")[2].split("-")[1])
-            earlier = [
-                one.folder / "responses.parquet"
-                for one in self.folder.units.values()
-                if one.folder.parent == unit.folder.parent and int(one.folder.name.split("-")[1]) < turn
-            ]
-            groups = chat_results.next_prompts(self._chat_of(unit), earlier)
-            self._later[unit.name] = groups[params_of(unit).temperature]
-        return self._later[unit.name]
-
-    def _add_later_turns(self) -> None:
-        """Add the units of later turns: their prompts contain answers, so the stage itself cannot name them yet."""
-        talks: dict[Path, list[PlannedUnit]] = {}
-        for unit in self.folder.units.values():
-            if isinstance(unit.settings.get("prompts"), str):
-                talks.setdefault(unit.folder.parent, []).append(unit)
-        for folder, units in talks.items():
-            if all(unit.is_known for unit in units):
-                continue
-            with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(RegretlessError, OSError):
-                expected = self.lengths.of(units[0], units[0].settings["model"], params_of(units[0]))
-                turns = self._talk(self._chat_of(units[0]), Path(scratch), expected.mean)[1]
-                for turn, temperature, rows in turns:
-                    name = f"{units[0].name.rpartition('/')[0]}/turn-{turn}-temperature-{temperature:g}"
-                    if name not in self.folder.units:
-                        sampling = {**units[0].settings["sampling"], "temperature": temperature}
-                        settings = {**units[0].settings, "sampling": sampling}
-                        before = tuple(unit.name for unit in units)
-                        unit = PlannedUnit(name, State.RUN, folder / Path(name).name, settings, waits_for=before)
-                        self.folder.units[name], self._later[name] = unit, rows
-
-    def _chat_of(self, unit: PlannedUnit) -> Any:
-        """Settings of the chat benchmark that a unit answers, whichever of those that share the answers."""
-        assert self.recipe.evaluate is not None
-        kind = unit.folder.parent.name
-        every = self.recipe.evaluate.chat.values()
-        one = next(one for one in every if kind == f"{one.benchmark}-{fingerprint(one.answering())[:8]}")
-        return resolve(one, self.folder.path)
-
-    def _talk(
-        self, config: Any, folder: Path, tokens: float
-    ) -> tuple[list[Path], list[tuple[int, float, list[PromptRow]]]]:
-        """Stand-ins for the responses to all turns of a chat benchmark, of about so many tokens; and its prompts.
-
-        The prompts come with their turn and temperature.
-        """
-        files: list[Path] = []
-        asked: list[tuple[int, float, list[PromptRow]]] = []
-        for turn in itertools.count(1):
-            groups = chat_results.next_prompts(config, files)
-            if not groups:
-                break
-            for temperature, rows in groups.items():
-                files.append(folder / f"{len(files)}.parquet")
-                write_records(files[-1], [_stand_in(row, tokens) for row in rows])
-                asked.append((turn, temperature, rows))
-        return files, asked
-
     def _answer_tokens(self, label: str) -> float:
         """Mean tokens of a model's answers to chat benchmarks."""
         found = [
@@ -624,11 +514,6 @@ def _answers_of(unit: PlannedUnit) -> dict[str, Path]:
 
 def _characters(text: Any) -> int:
     return len(text) if isinstance(text, str) else sum(len(str(message.get("content") or "")) for message in text)
-
-
-def _stand_in(row: PromptRow, tokens: float) -> Response:
-    text = "x" * max(1, round(tokens * CHARACTERS_PER_TOKEN))
-    return Response(prompt_id=row.prompt_id, response_id=row.prompt_id, prompt=row.prompt, response=text)
 
 
 def _stored_prompt_tokens(file: Path) -> float | None:

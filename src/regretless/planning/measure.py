@@ -36,8 +36,9 @@ from regretless.modeling.load import ModelConfig, empty_model, load_model, token
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.training_folder import Trained
 from regretless.pairing import mask, pair
-from regretless.planning.counts import Counting, Estimate
+from regretless.planning.counts import Counting
 from regretless.planning.dry_run import PlannedUnit, State
+from regretless.planning.estimate import Estimate
 from regretless.planning.lengths import Lengths, is_sampling, models_in, params_of
 from regretless.planning.trainings import Data, Trainings
 from regretless.reporting import report

@@ -13,8 +13,9 @@ import torch
 from regretless.core.run_folder import RUN
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console
-from regretless.planning.counts import COUNTS, Assumed, Counting, Estimate
+from regretless.planning.counts import Counting
 from regretless.planning.dry_run import PlannedFolder, State, dry_run, linked_copy
+from regretless.planning.estimate import COUNTS, Assumed, Estimate
 from regretless.planning.lengths import ResponseLengths
 from regretless.planning.measure import Calibration
 from regretless.planning.trainings import Trainings

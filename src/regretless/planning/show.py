@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.padding import Padding
 
 from regretless.core.terminal import FoldingTable
-from regretless.planning.counts import COUNTS
 from regretless.planning.dry_run import State
+from regretless.planning.estimate import COUNTS
 from regretless.planning.plan import Plan, Row
 
 WORDS = {"tokens_in": "tokens in", "tokens_out": "tokens out", "trained_tokens": "trained tokens"}
