@@ -9,7 +9,7 @@ import pytest
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE
 from regretless.runs.preflight import recipe_problems
-from regretless.studies.comparison import compare
+from regretless.studies.compare import compare
 from regretless.studies.distances import distance_tables, measure_distances
 from regretless.studies.page import write_page
 from regretless.studies.runner import run_study

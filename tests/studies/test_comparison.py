@@ -12,8 +12,9 @@ from scipy import stats
 
 from made_runs import BENCHMARK, add_harness, made_run, prefer, rate
 from regretless.core.errors import ConfigError
+from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import Cell, Comparison, Decoding, Over, Row, Table, compare, records
+from regretless.studies.comparison import Cell, Comparison, Decoding, Over, Row, Table, records
 
 N = 40
 

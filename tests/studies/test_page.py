@@ -15,8 +15,8 @@ from made_runs import BENCHMARK, made_run
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
+from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import compare
 from regretless.studies.page import write_page
 
 

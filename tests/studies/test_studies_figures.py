@@ -11,8 +11,9 @@ import pytest
 from made_runs import BENCHMARK, made_run, rate
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
+from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import Row, compare
+from regretless.studies.comparison import Row
 from regretless.studies.figures import Drawing, as_svg, axis_of, distances, drawings, write_figures
 from regretless.training import log
 

@@ -15,8 +15,9 @@ from markupsafe import Markup
 from made_runs import BENCHMARK, made_run, prefer, rate
 from regretless.cli.app import main
 from regretless.core.terminal import terminal
+from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import Comparison, compare
+from regretless.studies.comparison import Comparison
 from regretless.studies.tables import FORMATS, as_csv, as_html, as_latex, as_markdown, for_terminal
 
 LONG = "a_benchmark_whose_name_has_40_characters"

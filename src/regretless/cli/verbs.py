@@ -36,7 +36,8 @@ from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
 from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
-from regretless.studies import comparison, tables
+from regretless.studies import tables
+from regretless.studies.compare import compare as compare_runs
 from regretless.studies.compared_runs import Run
 from regretless.studies.distances import Distance, measure_distances
 from regretless.studies.figures import check_formats
@@ -174,7 +175,7 @@ def _show_study(
     if not runs:
         return
     try:
-        found = comparison.compare(runs, study.config.baseline)
+        found = compare_runs(runs, study.config.baseline)
     except ConfigError as error:
         if not failures:
             raise
@@ -227,7 +228,7 @@ def compare(
     reject("regretless compare", ["--figure-format: needs --output"] if figures and output is None else [])
     with contextlib.ExitStack() as copies:
         read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
-        found = comparison.compare(read, baseline)
+        found = compare_runs(read, baseline)
         if output is not None:
             write_page(found, output, figures)
         screen = terminal()

@@ -1,0 +1,362 @@
+"""Methods side by side on benchmarks: means over seeds, ranks, and paired differences with Holm's correction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from statistics import mean
+from typing import Any, TypeVar
+
+from regretless.core.errors import ConfigError
+from regretless.core.intervals import (
+    UNKNOWN,
+    PairedDifference,
+    difference,
+    difference_over_seeds,
+    holm,
+    known,
+    over_seeds,
+    paired_difference,
+)
+from regretless.core.run_folder import BASE
+from regretless.studies.compared_runs import SEPARATOR, Run
+from regretless.studies.comparison import DIGITS, Cell, Column, Comparison, Decoding, Difference, Over, Row, Table
+from regretless.studies.evaluations import PERCENT, Observation
+from regretless.studies.observations import COMPARE, Observed, observe
+
+T = TypeVar("T")
+
+
+def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
+    """Compare the results of run folders.
+
+    baseline: a method, which all methods of the same model and variant are compared with; or a variant, or one of its
+    settings (`mask=none` of `mask=none, train.beta=0.1`), whose methods are compared with the same ones of variants
+    that differ in it alone. By default `base`, if it was evaluated.
+    Raises ConfigError for runs that cannot be compared (`observe`) and an unknown baseline.
+    """
+    observed = observe(runs)
+    methods = dict.fromkeys(one.method for one in observed.observations)
+    variants = dict.fromkeys(run.variant for run in observed.runs if run.variant)
+    settings = dict.fromkeys(text for variant in variants for text in variant.split(SEPARATOR))
+    if baseline is None:
+        baseline = BASE if BASE in methods and len(methods) > 1 else None
+    elif baseline not in {*methods, *variants, *settings}:
+        names = "; ".join(dict.fromkeys([*methods, *variants, *settings]))
+        raise ConfigError(f"{COMPARE}: --baseline {baseline}: expected one of {names}")
+    groups = [
+        _Group(observed, model, decoding, baseline)
+        for model in dict.fromkeys(run.model or "" for run in observed.runs)
+        for decoding in Decoding
+    ]
+    tables = _corrected([group.table() for group in groups if group.observations])
+    tested = [
+        cell
+        for table in tables
+        for cell in table.cells.values()
+        if cell.difference and cell.difference.p_holm is not None
+    ]
+    notes = [*observed.notes, *(note for group in groups for note in group.notes())]
+    return Comparison(observed, tuple(tables), baseline, len(tested), tuple(dict.fromkeys(notes)))
+
+
+def _corrected(tables: Sequence[Table]) -> list[Table]:
+    """The tables with Holm's correction over all of their p-values."""
+    places = [
+        (number, key, cell.difference)
+        for number, table in enumerate(tables)
+        for key, cell in table.cells.items()
+        if cell.difference is not None and cell.difference.p is not None
+    ]
+    adjusted = holm([versus.p for _, _, versus in places if versus.p is not None])
+    cells = [dict(table.cells) for table in tables]
+    for (number, key, versus), p_holm in zip(places, adjusted, strict=True):
+        cells[number][key] = replace(cells[number][key], difference=replace(versus, p_holm=p_holm))
+    return [replace(table, cells=own) for table, own in zip(tables, cells, strict=True)]
+
+
+Seeds = tuple[int, int | None]
+"""Data seed, and training seed (None for the base model)."""
+
+
+class _Group:
+    """The observations of one model, decoded in one way."""
+
+    def __init__(self, observed: Observed, model: str, decoding: Decoding, baseline: str | None) -> None:
+        self.model, self.decoding, self.baseline = model, decoding, baseline
+        self.observations = [
+            one
+            for one in observed.observations
+            if one.run.model == model and (decoding is Decoding.GREEDY or one.sampled)
+        ]
+        # Only these settings can change the base model: otherwise it is the same in all variants.
+        self.base_varies = any(key.partition(".")[0] in ("model", "pretrain", "world") for key in observed.differing)
+        rows = dict.fromkeys(map(self._row, self.observations))
+        # By variant, and each with the base model first; otherwise in the order of the runs and their recipes.
+        order = list(dict.fromkeys(row.variant for row in rows))
+        self.rows = sorted(rows, key=lambda row: (order.index(row.variant), row.method != BASE))
+        self.columns = list(dict.fromkeys(map(_column, self.observations)))
+        self.by_place: dict[tuple[Row, Column], dict[Seeds, list[Observation]]] = {}
+        for one in self.observations:
+            seeds = (one.run.data_seed or 0, one.train_seed)
+            self.by_place.setdefault((self._row(one), _column(one)), {}).setdefault(seeds, []).append(one)
+
+    def _row(self, one: Observation) -> Row:
+        is_common = one.method == BASE and not self.base_varies
+        return Row(one.method, "" if is_common else one.run.variant or "")
+
+    @cached_property
+    def seeds(self) -> list[Seeds]:
+        """Seeds of the trainings, and of the base model where nothing was trained."""
+        found = {seeds for places in self.by_place.values() for seeds in places}
+        trained = {data for data, training in found if training is not None}
+        return sorted(
+            ((data, training) for data, training in found if training is not None or data not in trained),
+            key=lambda seeds: (seeds[0], seeds[1] or 0),
+        )
+
+    @cached_property
+    def over(self) -> Over:
+        if len(self.seeds) == 1:
+            return Over.PROBLEMS if self.decoding is Decoding.GREEDY else Over.DECODING
+        data, training = ({seeds[part] for seeds in self.seeds} for part in (0, 1))
+        training.discard(None)
+        if len(data) == 1:
+            return Over.TRAINING
+        if len(self.seeds) > len(data):
+            return Over.NESTED
+        return Over.DATA if len(training) < 2 else Over.WHOLE
+
+    def _unit(self, seeds: Seeds) -> int | None:
+        """The seed that a value belongs to: values of one unit are averaged first."""
+        return seeds[1] if self.over is Over.TRAINING else seeds[0]
+
+    @cached_property
+    def units(self) -> list[int | None]:
+        return list(dict.fromkeys(self._unit(seeds) for seeds in self.seeds))
+
+    def _fixed(self) -> str:
+        data, training = self.seeds[0]
+        if self.over is Over.TRAINING:
+            return f"; data seed {data} in all"
+        if self.over is Over.DATA and training is not None:
+            return f"; training seed {training} in all"
+        return ""
+
+    def table(self) -> Table:
+        cells = {(row, column): self._cell(row, column) for row, column in self.by_place}
+        for column in self.columns:
+            ranks = _ranks({row: cells[row, column].value for row in self.rows if (row, column) in cells})
+            for row, rank in ranks.items():
+                cells[row, column] = replace(cells[row, column], rank=rank)
+        return Table(
+            model=self.model,
+            decoding=self.decoding,
+            over=self.over,
+            n=1 if self.over is Over.PROBLEMS else max(cell.n for cell in cells.values()),
+            fixed=self._fixed(),
+            rows=tuple(self.rows),
+            columns=tuple(self.columns),
+            cells=cells,
+        )
+
+    # --- values ---
+
+    def _value(self, one: Observation) -> float | None:
+        return one.value if self.decoding is Decoding.GREEDY else mean(one.sampled.values())
+
+    def _values(self, row: Row, column: Column) -> dict[Seeds, float]:
+        """Value for each pair of seeds; of one model that was evaluated in several runs, the mean."""
+        found = {}
+        for seeds, places in self.by_place.get((row, column), {}).items():
+            values = [value for one in places if (value := self._value(one)) is not None]
+            if values:
+                found[seeds] = mean(values)
+        return found
+
+    def _parts(self, row: Row, column: Column) -> list[tuple[str, float, Run]]:
+        """Each value with its seed's name and its run."""
+        places = self.by_place[row, column]
+        if self.over is Over.DECODING:
+            return [
+                (str(seed), value, one.run)
+                for found in places.values()
+                for one in found
+                for seed, value in one.sampled.items()
+            ]
+        return [
+            (self._seed_name(seeds), value, one.run)
+            for seeds, found in places.items()
+            for one in found
+            if (value := self._value(one)) is not None
+        ]
+
+    def _passes(self, row: Row, column: Column) -> dict[str, float]:
+        """Value of each decoding seed; of one model that was evaluated in several runs, the mean."""
+        found: dict[str, list[float]] = {}
+        for seed, value, _ in self._parts(row, column):
+            found.setdefault(seed, []).append(value)
+        return {seed: mean(values) for seed, values in found.items()}
+
+    def _seed_name(self, seeds: Seeds) -> str:
+        if self.over is Over.PROBLEMS:
+            return ""
+        data, training = seeds
+        if self.over in (Over.NESTED, Over.WHOLE):
+            return str(data) if training in (None, data) else f"{data}/{training}"
+        return str(self._unit(seeds)) if self._unit(seeds) is not None else ""
+
+    def _cell(self, row: Row, column: Column) -> Cell:
+        parts = tuple(self._parts(row, column))
+        versus = self._difference(row, column)
+        if self.over is Over.PROBLEMS:
+            (same,) = self.by_place[row, column].values()
+            is_one = len({one.value for one in same}) == 1
+            low, high = map(known, same[0].interval if is_one else UNKNOWN)
+            value = same[0].value if is_one else mean(value for _, value, _ in parts)
+            return Cell(value, None, low, high, same[0].n, self.over, None, parts, versus)
+        if self.over is Over.DECODING:
+            values = list(self._passes(row, column).values())
+        else:
+            values = [mean(group) for group in _grouped(self._values(row, column), self._unit).values()]
+        if not values:
+            return Cell(None, None, None, None, 0, self.over, None, parts, versus)
+        found = over_seeds(values)
+        # Equal values show nothing of how they vary: an interval without width would be a certainty.
+        low, high = map(known, found.interval if len(set(values)) > 1 else UNKNOWN)
+        return Cell(found.mean, known(found.sd), low, high, found.n, self.over, None, parts, versus)
+
+    # --- differences ---
+
+    def _baseline_of(self, row: Row) -> Row | None:
+        """The row that a row is compared with."""
+        if self.baseline is None:
+            return None
+        if not any(other.method == self.baseline for other in self.rows):
+            is_variant = any(each.variant == self.baseline for each in self.rows)
+            other = replace(row, variant=self.baseline if is_variant else _with(row.variant, self.baseline))
+            return other if other != row and other in self.rows else None
+        candidates = [Row(self.baseline, row.variant), *([Row(BASE)] if self.baseline == BASE else [])]
+        return next((other for other in candidates if other in self.rows and row.method != other.method), None)
+
+    def _difference(self, row: Row, column: Column) -> Difference | None:
+        other = self._baseline_of(row)
+        if other is None or (other, column) not in self.by_place:
+            return None
+        if self.over is Over.DECODING:
+            passes = [self._passes(each, column) for each in (other, row)]
+            common = [seed for seed in passes[0] if seed in passes[1]]
+            sides = ([one[seed] for seed in common] for one in passes)
+            return _over_seeds(other, self.over, *sides) if common else None
+        before, after = self._values(other, column), self._values(row, column)
+        pairs = {
+            seeds: (first, second)
+            for seeds in dict.fromkeys([*before, *after])
+            if seeds[1] is not None or (seeds in before and seeds in after)
+            if (first := _at(before, seeds)) is not None and (second := _at(after, seeds)) is not None
+        }
+        units = _grouped(pairs, self._unit)
+        if len(units) > 1:
+            means = ([mean(pair[side] for pair in group) for group in units.values()] for side in (0, 1))
+            return _over_seeds(other, self.over, *means)
+        return self._over_problems(other, row, column, list(pairs))
+
+    def _over_problems(self, other: Row, row: Row, column: Column, common: Sequence[Seeds]) -> Difference | None:
+        """The difference in the one run, or of the one seed, that both rows have."""
+        if len(common) != 1:
+            return None
+        candidates = [_at(self.by_place[each, column], common[0]) or [] for each in (row, other)]
+        # Of one base model that several runs evaluated, the one beside the trained model.
+        one, partner = next(
+            ((a, b) for a in candidates[0] for b in candidates[1] if a.run == b.run),
+            (candidates[0][0], candidates[1][0]),
+        )
+        value, before = self._value(one), self._value(partner)
+        assert value is not None and before is not None  # only known values are paired
+        if self.decoding is Decoding.SAMPLED:
+            return Difference(other, value - before, None, None, 1, self.over, "", None)
+        if one.verdicts:
+            problems = list(partner.verdicts)
+            found = paired_difference(
+                [partner.verdicts[key] for key in problems], [one.verdicts[key] for key in problems]
+            )
+            return _of_pairs(other, "problems", "exact McNemar", found, PERCENT)
+        if one.sums and partner.sums:
+            estimate = difference(partner.sums, one.sums, one.scale)
+            # Equal differences everywhere show nothing of how they vary.
+            interval = estimate.interval if estimate.standard_error > 0 else UNKNOWN
+            pairs = PairedDifference(estimate.n, estimate.value, interval, estimate.p_value)
+            return _of_pairs(other, "questions", "paired t", pairs)
+        return Difference(other, value - before, None, None, 1, "questions", "", None)
+
+    # --- notes ---
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of the table has to know."""
+        if not self.observations:
+            return
+        where = f"{self.model}, {self.decoding} answers"
+        for row in self.rows:
+            places = {column: found for (other, column), found in self.by_place.items() if other == row}
+            missing = [seeds for seeds in self.seeds if not any(seeds in found for found in places.values())]
+            if missing and row.method != BASE:
+                yield f"{where}: {row.label} lacks {_seeds_text(missing)}; differences use the others."
+            changed = [
+                column.benchmark
+                for column, found in places.items()
+                if any(len({self._value(one) for one in group}) > 1 for group in found.values())
+            ]
+            if changed:
+                yield (
+                    f"{where}: several runs evaluated {row.label} with the same seeds, and its results differ between "
+                    f"them on {', '.join(dict.fromkeys(changed))}; its value is their mean."
+                )
+        if self.over is Over.TRAINING and any(row.method == BASE for row in self.rows):
+            yield f"{BASE} has no training seed: it has one value and no deviation."
+
+
+def _with(variant: str, setting: str) -> str:
+    """The variant with another value of one of its settings, as `key=value`."""
+    key = setting.partition("=")[0]
+    return SEPARATOR.join(setting if text.partition("=")[0] == key else text for text in variant.split(SEPARATOR))
+
+
+def _column(one: Observation) -> Column:
+    return Column(one.benchmark, one.metric, one.unit, one.judge)
+
+
+def _at(values: Mapping[Seeds, T], seeds: Seeds) -> T | None:
+    """The value for these seeds; that of the base model has no training seed."""
+    return values.get(seeds, values.get((seeds[0], None)))
+
+
+def _grouped(values: Mapping[Seeds, Any], unit: Callable[[Seeds], int | None]) -> dict[int | None, list[Any]]:
+    groups: dict[int | None, list[Any]] = {}
+    for seeds, value in values.items():
+        groups.setdefault(unit(seeds), []).append(value)
+    return groups
+
+
+def _over_seeds(other: Row, over: str, first: Sequence[float], second: Sequence[float]) -> Difference:
+    return _of_pairs(other, over, "paired t", difference_over_seeds(first, second))
+
+
+def _of_pairs(other: Row, over: str, test: str, found: PairedDifference, scale: float = 1.0) -> Difference:
+    low, high = (known(scale * bound) for bound in found.interval)
+    p = known(found.p_value)
+    return Difference(other, scale * found.mean, low, high, found.n, over, test if p is not None else "", p)
+
+
+def _ranks(values: Mapping[Row, float | None]) -> dict[Row, int]:
+    """1 for the best rows and 2 for the second, as shown; none where there is nothing to choose."""
+    shown = {row: round(value, DIGITS) for row, value in values.items() if value is not None and math.isfinite(value)}
+    distinct = sorted(set(shown.values()), reverse=True)
+    if len(distinct) < 2:
+        return {}
+    return {row: 1 + distinct.index(value) for row, value in shown.items() if value in distinct[:2]}
+
+
+def _seeds_text(missing: Sequence[Seeds]) -> str:
+    return ", ".join(f"data seed {data} with training seed {training}" for data, training in missing)
