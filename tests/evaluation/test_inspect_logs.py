@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,9 @@ from made_runs import made_run
 from regretless.core.errors import ConfigError
 from regretless.evaluation.inspect_logs import check_inspect, write_logs
 
-INSTALLED = importlib.util.find_spec("inspect_ai") is not None
 
-
-@pytest.mark.skipif(not INSTALLED, reason="needs the package inspect-ai")
 def test_logs_when_read_by_inspect_then_samples_and_accuracy_are_those_of_the_evaluation(tmp_path: Path) -> None:
-    from inspect_ai.log import read_eval_log
-
+    read_eval_log = pytest.importorskip("inspect_ai.log", reason="needs the package inspect-ai").read_eval_log
     run = made_run(tmp_path / "run", {"base": {"sums": [1, 0, 1, 0]}, "dpo": {"sums": [1, 1, 1, 0]}})
     finished = {(label, "sums"): run / "evaluate" / label / "sums" for label in ("base", "dpo")}
     assert write_logs(finished, tmp_path / "logs") == {"logs": 2}
@@ -29,7 +25,7 @@ def test_logs_when_read_by_inspect_then_samples_and_accuracy_are_those_of_the_ev
     assert log.results.scores[0].metrics["interval_low"].value < 0.75
 
 
-@pytest.mark.skipif(INSTALLED, reason="inspect-ai is installed")
-def test_logs_when_inspect_is_missing_then_the_package_to_install_is_named() -> None:
+def test_logs_when_inspect_is_missing_then_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
     with pytest.raises(ConfigError, match="pip install inspect-ai"):
         check_inspect()
