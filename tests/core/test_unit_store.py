@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -64,3 +65,12 @@ def test_unit_when_two_processes_need_it_then_one_does_it_and_after_a_kill_the_o
         tmp_path / "three" / "unit" / "some" / "result.txt"
     )
     assert not do(tmp_path, "one", {"seed": 1}), "what the killed process left is replaced"
+
+
+def test_unit_when_the_run_was_killed_before_it_was_stored_then_the_next_run_stores_it(tmp_path: Path) -> None:
+    (tmp_path / "begun").touch()
+    assert do(tmp_path, "one", {"seed": 1})
+    shutil.rmtree(tmp_path / "units")  # as a kill leaves it between the unit's manifest and the store
+    assert not do(tmp_path, "one", {"seed": 1})
+    assert not do(tmp_path, "two", {"seed": 1}), "taken from the store"
+    assert (tmp_path / "begun").read_text() == "x"

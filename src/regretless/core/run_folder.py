@@ -317,16 +317,22 @@ class RunFolder:
 
     @contextlib.contextmanager
     def _taken(self, folders: Iterable[StageFolder]) -> Iterator[None]:
-        """A block before which units are taken from the store; nobody else does those that are left."""
-        missing = [folder for folder in folders if not folder.is_done()]
-        if self.store is None or not missing:
+        """A block before which units are taken from the store; nobody else does those that are left.
+
+        What is finished here and not in the store is put there: a kill came between the two.
+        """
+        store = self.store
+        if store is None:
             yield
             return
-        with self.store.held(folder.key for folder in missing):
-            for folder in missing:
-                if not folder.is_done():  # another process may have done it here
+        open_ones = [folder for folder in folders if not (folder.is_done() and store.has(folder))]
+        with store.held(folder.key for folder in open_ones):
+            for folder in open_ones:
+                if folder.is_done():  # perhaps by another process, just now
+                    store.put(folder)
+                else:
                     _refuse_foreign(folder.path)
-                    self.store.take(folder)
+                    store.take(folder)
             yield
 
     def stage_folder(self, unit: Unit) -> StageFolder:

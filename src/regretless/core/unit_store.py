@@ -34,17 +34,19 @@ class UnitStore:
                 fcntl.lockf(handle, fcntl.LOCK_EX)  # released with the file, also by a process that is killed
             yield
 
+    def has(self, folder: StageFolder) -> bool:
+        """True if the unit of the folder's key is here."""
+        return StageFolder(self.path / folder.key, folder.key).is_done()
+
     def take(self, folder: StageFolder) -> None:
         """Make the folder the finished unit of its key, if there is one."""
-        source = StageFolder(self.path / folder.key, folder.key)
-        if source.is_done():
-            _link(source.path, folder.path)
+        if self.has(folder):
+            _link(self.path / folder.key, folder.path)
 
     def put(self, folder: StageFolder) -> None:
         """Add a finished unit, unless it is there already."""
-        target = StageFolder(self.path / folder.key, folder.key)
-        if not target.is_done():
-            _link(folder.path, target.path)
+        if not self.has(folder):
+            _link(folder.path, self.path / folder.key)
 
 
 def _link(source: Path, target: Path) -> None:
