@@ -17,6 +17,7 @@ from regretless.runs import pipeline
 from regretless.runs.recipe import Recipe
 from regretless.smoke.miniature import surroundings
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOG = "output.log"
 """The file in a job's folder with its messages."""
 
@@ -35,17 +36,24 @@ class Job:
     store: Path
     smoke: bool = False
     gpus: Sequence[int] | None = None
-    """The devices that it may use; None for all."""
+    """Numbers of the devices that it may use, among those that the study sees; None for all."""
     needs: Sequence[str] = ()
     """Names of the jobs that have to succeed before."""
     after: Sequence[str] = ()
     """Names of the jobs that have to end before, however they do."""
 
 
+def devices(numbers: Sequence[int]) -> str:
+    """The devices with these numbers as a value of `VISIBLE`, which may already restrict what this process sees."""
+    seen = os.environ.get(VISIBLE)
+    names = seen.split(",") if seen else None
+    return ",".join(str(number) if names is None else names[number].strip() for number in numbers)
+
+
 def run_job(job: Job, threads: int) -> None:
     """Run a job in this process, made for it. Raises what its stages raise, which is also the end of its messages."""
     if job.gpus is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
+        os.environ[VISIBLE] = devices(job.gpus)
     recipe, folder = job.recipe, RunFolder(job.recipe.run_dir, store=UnitStore(job.store))
     try:
         with (
