@@ -2,14 +2,17 @@
 
     python experiments/architectures.py              # the tables of docs/architectures.md
     python experiments/architectures.py qwen3 bloom  # some of them, with the whole message
+    python experiments/architectures.py --precision bf16      # those with another answer than in float32
+    python experiments/architectures.py --precision autocast  # the same with float32 weights under autocast
 
 The models have random weights and a layer of each kind that their default configuration names.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import re
-import sys
 import warnings
 from collections import Counter
 from dataclasses import dataclass
@@ -170,15 +173,22 @@ class Verdict:
     model: PreTrainedModel | None = None
 
 
-def verdict(model_type: str) -> Verdict:
-    """The model, if transformers can build it this small, and the rows that it is computed in."""
+def verdict(model_type: str, precision: str = "float32") -> Verdict:
+    """The model, if transformers can build it this small, and the rows that it is computed in.
+
+    precision: float32, bf16 (also the weights), or autocast (to bfloat16).
+    """
     try:
         model = tiny_model(model_type)
     # What goes wrong depends on the architecture.
     except Exception as error:
         return Verdict("not built", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    rounding = torch.autocast("cpu", torch.bfloat16) if precision == "autocast" else contextlib.nullcontext()
     try:
-        answer = choose_rows(model, longest=LONGEST)
+        with rounding:
+            answer = choose_rows(model, longest=LONGEST)
     except ConfigError as error:
         return Verdict("refused", str(error).removeprefix(f"{type(model).__name__}: {CANNOT_SHARE}"), model)
     return Verdict(answer, why_not_grouped(model), model)
@@ -201,14 +211,19 @@ def of_2026(lines: dict[str, str]) -> list[str]:
     ]
 
 
-def main(names: list[str]) -> None:
-    """Print the table, or the whole messages about single model types."""
+def main() -> None:
+    """Print the table, the whole messages about single model types, or what a lower precision changes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="MODEL_TYPE")
+    parser.add_argument("--precision", choices=("float32", "bf16", "autocast"), default="float32")
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    if names:
-        for name in names:
-            found = verdict(name)
-            print(f"{name}: {found.answer}{': ' * bool(found.reason)}{found.reason}", flush=True)
+    if arguments.names or arguments.precision != "float32":
+        for name in arguments.names or MODEL_TYPES:
+            found = verdict(name, arguments.precision)
+            if arguments.names or found.answer != verdict(name).answer:
+                print(f"{name}: {found.answer}{': ' * bool(found.reason)}{found.reason}", flush=True)
         return
     found_rows = {name: verdict(name) for name in MODEL_TYPES}
     lines = {name: row(name, found) for name, found in found_rows.items()}
@@ -222,4 +237,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
