@@ -179,6 +179,19 @@ def test_limit_when_the_block_swallows_the_interruption_then_its_result_does_not
             pass
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_limit_when_an_interruption_is_lost_then_the_next_one_ends_the_block() -> None:
+    class Slow:
+        def __del__(self) -> None:  # exceptions in it are ignored
+            while True:
+                pass
+
+    with pytest.raises(TimeoutError), processor_limit(0.05):
+        Slow()
+        while True:
+            pass
+
+
 @pytest.mark.parametrize(
     "piece",
     [

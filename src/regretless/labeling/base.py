@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 from regretless.data.records import Verdict
 
@@ -52,13 +53,16 @@ def processor_limit(seconds: float) -> Iterator[None]:
 
     late = False
 
-    def end(*_: object) -> None:
+    def end(_: int, frame: FrameType | None) -> None:
         nonlocal late
         late = True
-        raise _OutOfTime
+        # Not where the block is being left: this function, and the module that calls it at the block's end.
+        if frame is not None and frame.f_code.co_filename not in (__file__, contextlib.__file__):
+            raise _OutOfTime
 
     before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    # Again and again: an interruption is lost where Python ignores exceptions, such as in a destructor.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
     try:
         yield
     except _OutOfTime:
