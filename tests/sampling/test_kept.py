@@ -108,7 +108,7 @@ def test_settings_when_they_change_what_is_drawn_then_nothing_is_kept(
         file = Path(settings["prompts"]["dataset"])
         file.write_text(file.read_text().replace("w1", "w3"))
     if change == "version":
-        monkeypatch.setattr("regretless.sampling.kept.versions", lambda: {"torch": "another"})
+        monkeypatch.setattr("regretless.sampling.kept.versions_for", lambda settings: {"torch": "another"})
         changes = {"n": 3}
     assert sum(drawn) == 0
     rows = responses(tmp_path / "run", settings, **changes)
