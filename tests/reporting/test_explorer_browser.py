@@ -311,7 +311,8 @@ def test_response_when_saved_then_the_picture_has_its_texts_on_their_colors(open
     choose(opened, "measure", "regret")
     opened.find_element(By.CSS_SELECTOR, ".side.rejected button").click()
     saved = downloads / "repo-regret-rejected.svg"
-    WebDriverWait(opened, 20).until(lambda _: saved.exists())
+    # Chromium holds the name with an empty file until the download is whole, and then replaces it.
+    WebDriverWait(opened, 20).until(lambda _: saved.exists() and saved.stat().st_size > 0)
     picture = ElementTree.parse(saved).getroot()
     space = "{http://www.w3.org/2000/svg}"
     group = picture.find(f"{space}g")
