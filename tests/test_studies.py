@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,9 +53,17 @@ def test_claim_when_loaded_then_it_has_five_worlds_and_an_equal_search_on_three(
         assert len(load_study(path, smoke=True).cells) == len(study.cells)
 
 
+@pytest.fixture(scope="session")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store that the paper's studies share, for all processes of this test session."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "paper-units"
+
+
 @pytest.mark.parametrize("name", SHAPES)
-def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: Path) -> None:
+def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: Path, units: Path) -> None:
     study = load_study(PROJECT / "studies" / f"{name}.yaml", output_dir=str(tmp_path / "study"), smoke=True)
+    study = replace(study, store=units)
     if study.config.search is not None:
         study, choices = search_settings(study, 2)
         assert {(choice.place.model, choice.place.method) for choice in choices} == {

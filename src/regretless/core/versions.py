@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import platform
+from functools import cache
 from typing import Any
 
 from regretless.core.plugins import plugin_parts, plugin_versions
@@ -15,11 +16,17 @@ VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datas
 
 def versions() -> dict[str, str]:
     """Versions of this package, of the packages that its results depend on (including plug-ins), and of Python."""
+    return _installed() | plugin_versions()
+
+
+@cache
+def _installed() -> dict[str, str]:
+    # Once for a process, which goes on with the packages that it has imported: it parses all their metadata.
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return found | plugin_versions()
+    return found
 
 
 def versions_for(settings: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ from regretless.core.errors import RegretlessError, storage_error
 from regretless.core.run_folder import RunFolder
 from regretless.core.terminal import console
 from regretless.core.unit_store import UnitStore
+from regretless.modeling.load import quiet_libraries
 from regretless.runs import pipeline
 from regretless.runs.recipe import Recipe
 from regretless.smoke.miniature import surroundings
@@ -54,6 +55,7 @@ def run_job(job: Job, threads: int) -> None:
     """Run a job in this process, made for it. Raises what its stages raise, which is also the end of its messages."""
     if job.gpus is not None:
         os.environ[VISIBLE] = devices(job.gpus)
+    quiet_libraries()
     recipe, folder = job.recipe, RunFolder(job.recipe.run_dir, store=UnitStore(job.store))
     try:
         with (
