@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
+        # At Ray's own nice value of 15, workers hardly run while other tests do.
+        os.environ |= {"RAY_worker_niceness": "0"}
         # Ray's own end at exit is a signal handler for each node, which only the main thread may set.
         head = {"num_cpus": 0, "include_dashboard": False}
         self.cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -10,6 +11,8 @@ from regretless.core import interrupt
 
 def main() -> None:
     """Run the command line and end the process."""
+    # peft imports bitsandbytes, which then advises another package for products in 4 bits, also where there are none.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     with interrupt.handled():
         from regretless.cli import app  # inside, so that Ctrl-C is handled while this loads
 
