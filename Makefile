@@ -31,7 +31,7 @@ test: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 20
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs
