@@ -111,21 +111,22 @@ class Wrapped(torch.nn.Linear):
 
 @pytest.mark.parametrize("kind", ["frozen", "trained", "other"])
 @pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("bias", [False, True])
 def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_logits(
-    kind: str, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    kind: str, softcap: float | None, bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = kind == "frozen"
     monkeypatch.setattr(token_logps, "CHUNK_TOKENS", 2)
     monkeypatch.setitem(token_logps.CHUNK_ELEMENTS, "cpu", 2 * 13)  # several chunks of two tokens
     torch.manual_seed(1)
-    linear = (Wrapped if kind == "other" else torch.nn.Linear)(5, 13).double().requires_grad_(not frozen)
+    linear = (Wrapped if kind == "other" else torch.nn.Linear)(5, 13, bias).double().requires_grad_(not frozen)
     reference_linear = torch.nn.Linear(5, 13, bias=False).double().requires_grad_(False)
     hidden = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     reference_hidden = torch.randn(7, 5, dtype=torch.float64)
     targets = torch.randint(13, (7,))
     weight_logp, weight_kl = torch.randn(2, 7, dtype=torch.float64)
     head, reference = Head(linear, softcap), ReferenceHead(reference_hidden, Head(reference_linear, softcap))
-    leaves = [hidden] if frozen else [hidden, linear.weight, linear.bias]
+    leaves = [hidden] if frozen else [hidden, *linear.parameters()]
 
     def capped(logits: torch.Tensor) -> torch.Tensor:
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
@@ -170,6 +171,19 @@ def test_trained_head_when_under_autocast_then_gradients_are_those_of_autograd(m
         assert mine.dtype == torch.float32
         # A sum over chunks, each rounded to bfloat16, against one rounded sum.
         assert expected.norm() > 0 and (mine - expected).norm() <= 5e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_head_when_its_weights_are_bfloat16_then_logps_are_those_of_its_rounded_logits(frozen: bool) -> None:
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(16, 1 << 13, bias=False, dtype=torch.bfloat16).requires_grad_(not frozen)
+    hidden = torch.randn(300, 16, dtype=torch.bfloat16, requires_grad=True)  # three chunks, the last one smaller
+    targets, weights = torch.randint(1 << 13, (300,)), torch.randn(300)
+    plain = linear(hidden).float().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    found = token_scores(hidden, Head(linear), targets).logps
+    assert found.dtype == torch.float32 and torch.equal(found, plain)
+    wanted, got = (torch.autograd.grad((weights * logps).sum(), hidden)[0] for logps in (plain, found))
+    assert wanted.norm() > 0 and (got - wanted).norm() <= 1e-2 * wanted.norm()
 
 
 PEAK = """

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = {"cpu": 1 << 22, "other": 1 << 26}
-"""Logits of a chunk: on a CPU few enough (16 MiB in float32) to stay in cache and in memory it has already."""
+CHUNK_ELEMENTS = {"cpu": 1 << 20, "other": 1 << 26}
+"""Logits of a chunk: on a CPU few enough (4 MiB in float32) to stay in cache."""
 TINY = torch.finfo(torch.float32).tiny ** 0.5
 """About 1e-19: the product of two such numbers is subnormal. Far below the epsilon of every optimizer."""
 ROWS_ADDED = 1 << 13
@@ -36,6 +36,22 @@ class TokenScores(NamedTuple):
     routers: Tensor | None = None
     """(2, E, 1) of the E experts of a mixture, as `modeling.router_loss` sums them up over the row's counted tokens;
     None unless the layout has counted tokens. Of several rows, (2, E, rows)."""
+
+
+class Buffers:
+    """Memory that the chunks of a row share: each of them would take its own, which the system hands out page by page.
+
+    The first chunk is the largest.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """An uninitialized tensor of this shape, the same memory whenever the name is the same."""
+        if name not in self._taken:
+            self._taken[name] = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+        return self._taken[name][: shape[0]]
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,17 @@ class Head:
         # A sharded head has been gathered by `within`, and its hooks must not run for every chunk.
         sharded = isinstance(self.module, FSDPModule)
         return self.finished(type(self.module).forward(self.module, hidden) if sharded else self.module(hidden))
+
+    def linear_logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers) -> Tensor:
+        """`logits` of a linear head, without gradient, in memory of `buffers` as far as they are a plain product."""
+        device, shape = hidden.device.type, (len(hidden), len(weight))
+        casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != weight.dtype
+        if bias is not None or hidden.dtype != weight.dtype or casts:
+            return self.finished(functional.linear(hidden, weight, bias))
+        product = torch.mm(hidden, weight.t(), out=buffers.take("product", shape, weight))
+        if product.dtype in (torch.float16, torch.bfloat16):
+            product = buffers.take("logits", shape, weight, torch.float32).copy_(product)
+        return self.finished(product)
 
     def finished(self, logits: Tensor) -> Tensor:
         """The module's output in float32 or better, multiplied with the factor and soft-capped."""
@@ -226,12 +253,13 @@ def _linear_backward(
     hidden_grad = torch.empty_like(hidden) if wanted[0] else None
     weight_grad = torch.zeros_like(weight) if wanted[1] else None
     bias_grad = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+    buffers = Buffers()
     for rows in _chunks(hidden, weight.shape[0]):
         part = hidden[rows]
-        logits = head.finished(functional.linear(part, weight, bias))
+        logits = head.linear_logits(part, weight, bias, buffers)
         slope = head.slope(logits)
-        difference = logits.softmax(-1)
-        del logits
+        difference = buffers.take("difference", (len(part), len(weight)), logits)
+        torch.softmax(logits, -1, out=difference)
         # ∂ log p[y] / ∂ logits = one-hot − p, and ∂ KL / ∂ logits = p − r: in place, for a chunk is large.
         of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in grads)
         if of_kl is None or reference is None:
@@ -271,8 +299,9 @@ def _linear_forward(
     *,
     with_gradient: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    weight = head.module.weight
+    weight, bias = head.module.weight, head.module.bias
     assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
     # Results lie outside the loop: made between a chunk's logits and the next one's, they would keep the C allocator
     # from using the freed space again, and every chunk would take fresh memory.
     logps = torch.empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
@@ -281,12 +310,14 @@ def _linear_forward(
     kl_gradient = None if reference is None or logp_gradient is None else torch.empty_like(logp_gradient)
     # Where the logits are W h, accurately, the gradient g = W[y] − Σ_v p_v W_v gives the entropy.
     accurate = weight.dtype in (torch.float32, torch.float64) and hidden.device.type == "cpu"
-    plain = head.softcap is None and head.module.bias is None and not torch.is_autocast_enabled("cpu")
+    plain = head.softcap is None and bias is None and not torch.is_autocast_enabled("cpu")
     by_gradient = logp_gradient is not None and accurate and plain
+    buffers = Buffers()
     for rows in _chunks(hidden, weight.shape[0]):
-        logits = head.logits(hidden[rows])
+        logits = head.linear_logits(hidden[rows], weight, bias, buffers)
         chosen = targets[rows].unsqueeze(-1)
-        all_logps = logits.log_softmax(-1)
+        all_logps = buffers.take("logps", (len(chosen), len(weight)), logits)
+        torch.log_softmax(logits, -1, out=all_logps)
         logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
         slope = head.slope(logits)
         if statistics is not None:
