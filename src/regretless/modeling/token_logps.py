@@ -39,16 +39,16 @@ class TokenScores(NamedTuple):
 
 
 class Buffers:
-    """Memory that the chunks of a row share: each of them would take its own, which the system hands out page by page.
+    """Memory that all chunks of a row use, the first of which is the largest.
 
-    The first chunk is the largest.
+    Memory that is freed and taken again for each chunk is provided anew by the operating system, page by page.
     """
 
     def __init__(self) -> None:
         self._taken: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialized tensor of this shape, the same memory whenever the name is the same."""
+        """A tensor of this shape with values left from before; the same name always gives the same memory."""
         if name not in self._taken:
             self._taken[name] = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
         return self._taken[name][: shape[0]]
@@ -81,7 +81,7 @@ class Head:
         return self.finished(type(self.module).forward(self.module, hidden) if sharded else self.module(hidden))
 
     def linear_logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, buffers: Buffers) -> Tensor:
-        """`logits` of a linear head, without gradient, in memory of `buffers` as far as they are a plain product."""
+        """`logits` of a linear head, without gradient; in memory of `buffers` unless it has a bias or casts."""
         device, shape = hidden.device.type, (len(hidden), len(weight))
         casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != weight.dtype
         if bias is not None or hidden.dtype != weight.dtype or casts:
