@@ -93,14 +93,19 @@ def products(shape: dict[str, Any], vocabulary: int, rank: int, pairs: Sequence[
     return found
 
 
-def seconds(needed: Sequence[Product], dtype: torch.dtype, device: str, threads: int) -> dict[str, float]:
-    """Time that torch takes for these products by part, each one measured at its shape; `threads` as for `clock`."""
+def seconds(
+    needed: Sequence[Product], dtype: torch.dtype, device: str, threads: int, steps: float = 1
+) -> dict[str, float]:
+    """Time that torch takes for these products by part, each one measured at its shape; `threads` as for `clock`.
+
+    steps: that the products are computed in. None is measured with more tokens than a step has.
+    """
     known: dict[tuple[int, ...], float] = {}
     found: dict[str, float] = {}
     for product in needed:
         sizes = (product.heads, product.rows, product.inner, product.columns)
         if sizes not in known:
-            known[sizes] = _seconds(product, dtype, device, threads)
+            known[sizes] = _seconds(product, dtype, device, threads, steps)
         found[product.part] = found.get(product.part, 0.0) + known[sizes] * product.times
     return found
 
@@ -112,14 +117,17 @@ def clock(device: str, threads: int) -> float:
     return time.process_time() if device == "cpu" and threads == 1 else time.perf_counter()
 
 
-def _seconds(product: Product, dtype: torch.dtype, device: str, threads: int) -> float:
+def _seconds(product: Product, dtype: torch.dtype, device: str, threads: int, steps: float) -> float:
     """Least time of one product; of a part of its tokens where there are many, in proportion."""
-    rows, inner, columns = product.rows, product.inner, product.columns
-    most = ROWS if product.sums_tokens else min(ROWS, max(1, OUTPUTS // columns))
-    if product.sums_tokens:
-        inner, scale = min(inner, most), inner / min(inner, most)
-    else:
-        rows, scale = min(rows, most), rows / min(rows, most)
+    rows, inner, columns, scale = product.rows, product.inner, product.columns, 1.0
+    if product.heads == 1:  # the tokens of attention's products are those of one sequence
+        tokens = inner if product.sums_tokens else rows
+        measured = min(ROWS, max(1, round(tokens / steps)))
+        if product.sums_tokens:
+            inner = measured
+        else:
+            rows = measured = min(measured, max(1, OUTPUTS // columns))
+        scale = tokens / measured
     batch = () if product.heads == 1 else (product.heads,)
     left = torch.randn(*batch, rows, inner, device=device).to(dtype)
     right = torch.randn(*batch, inner, columns, device=device).to(dtype)

@@ -166,7 +166,8 @@ def _limit(case: Case, dtype: Any) -> float:
     import limit
 
     needed = limit.products(case.model, case.vocabulary, LORA["r"], case.pairs)
-    return sum(limit.seconds(needed, dtype, case.device, case.threads).values()) / len(case.pairs)
+    steps = max(1.0, len(case.pairs) / case.pairs_per_step)
+    return sum(limit.seconds(needed, dtype, case.device, case.threads, steps).values()) / len(case.pairs)
 
 
 def _peak_mib(device: str, reset: bool = False) -> float:

@@ -141,9 +141,9 @@ def cases(args: argparse.Namespace) -> list[Case]:
         Case(
             "GSM8K 2×2, 1.7 billion weights in bfloat16",
             151_936,
-            whole_queries(large, 12),
+            whole_queries(large, 24),
             3,
-            pairs_per_step=4,
+            pairs_per_step=8,
             model=QWEN3_1_7B,
             bf16=True,
             threads=2,

@@ -55,7 +55,7 @@ def test_sweep_when_a_stage_does_not_survive_kills_then_it_says_so_and_else_all_
     assert not sweep(small(tmp_path), tmp_path, kills=4, seed=0, prepare=appends)
     said = capfd.readouterr().out
     assert "DIFFERENT" in said and "differs: world/rows.jsonl: " in said
-    assert sweep(small(tmp_path), tmp_path, kills=4, seed=0, prepare=writes_anew)
+    assert sweep(small(tmp_path), tmp_path, kills=2, seed=0, prepare=writes_anew)
     assert "0 trials did not end as the undisturbed run" in capfd.readouterr().out
 
 

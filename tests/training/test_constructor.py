@@ -285,7 +285,8 @@ def test_several_gpus_when_one_process_sees_them_then_it_uses_one_and_says_so(
 def test_training_arguments_when_they_would_be_ignored_then_all_are_refused_at_once(tmp_path: Path) -> None:
     ignored = {"label_smoothing_factor": 0.1, "auto_find_batch_size": True, "dataloader_drop_last": True}
     ignored |= {"bf16_full_eval": True, "train_sampling_strategy": "group_by_length", "batch_eval_metrics": True}
-    with pytest.raises(ConfigError, match=r"6 problem\(s\)") as caught:
+    ignored |= {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}
+    with pytest.raises(ConfigError, match=r"9 problem\(s\)") as caught:
         PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, **ignored)
     assert all(f"\n  - {name}: not used here: " in str(caught.value) for name in ignored)
     assert PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, dataloader_drop_last=False).max_steps == -1

@@ -32,7 +32,6 @@ HARDWARE = (
     "deepspeed",
     "fsdp",
     "fsdp_config",
-    "torch_compile",
     "optim",
     "use_cpu",
     "pairs_cache_dir",

@@ -43,7 +43,7 @@ SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_pen
 LENGTH = {"max_new_tokens": 16, "batch_size": 256}
 OFFLINE = {"push_to_hub": False, "report_to": "none", "log_completions_steps": None}
 """Nothing of a smoke run leaves the machine: no model goes to the hub, no log to a tracker."""
-PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "torch_compile": False, "num_train_epochs": 1}
+PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "num_train_epochs": 1}
 """Training arguments that need special hardware, or that are meaningless for a few steps."""
 HERE = {"processes": 1, "strategy": "ddp", "gradient_accumulation_steps": 1}
 """These models are too small to be trained faster by several processes."""

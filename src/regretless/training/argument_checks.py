@@ -50,7 +50,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "hub_strategy": tuple(HubStrategy),
     "log_level": tuple(trainer_log_levels),
     "log_level_replica": tuple(trainer_log_levels),
-    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"),
 }
@@ -164,8 +163,8 @@ def problem_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> tu
 
     The first reason only: it is what transformers and its optimizers and schedulers raise.
     """
-    # These change how this process computes from now on, where they can be had.
-    lasting = {"tf32", "torch_compile"} if is_torch_tf32_available() else set()
+    # This changes how this process computes from now on, where it can be had.
+    lasting = {"tf32"} if is_torch_tf32_available() else set()
     place = ""
     try:
         with _same_environment():

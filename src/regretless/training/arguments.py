@@ -33,8 +33,13 @@ UNUSED = {
     "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
     "batch_eval_metrics": "metrics are those of the objective",
     "include_for_metrics": "metrics are those of the objective",
+    **dict.fromkeys(
+        ("torch_compile", "torch_compile_backend", "torch_compile_mode"),
+        "torch would compile the whole model again for each row's layout, for minutes, until it stops compiling; "
+        "what is compiled on CUDA, FlexAttention, is compiled once without this argument",
+    ),
 }
-"""Arguments of the Trainer that would have no effect or only part of it, and why."""
+"""Arguments of the Trainer that would have no effect, only part of it, or one that nobody wants, and why."""
 
 
 @answering
