@@ -34,7 +34,7 @@ def case(
     vocabulary: int = VOCABULARY,
     width: int = 256,
     layers: int = 8,
-    steps: int = 4,
+    steps: int = 3,
 ) -> Case:
     """Steps of `queries` queries with `responses` responses each, half of them chosen over the other half."""
     half = responses // 2
@@ -46,7 +46,7 @@ def case(
         "num_attention_heads": width // 64,
         "num_key_value_heads": max(1, width // 128),
     }
-    return Case("", vocabulary, pairs, steps, pairs_per_step=queries * half * half, model=model)
+    return Case("", vocabulary, pairs, pairs_per_step=queries * half * half, model=model)
 
 
 CURVES: dict[str, list[dict[str, int]]] = {

@@ -3,43 +3,64 @@
     python benchmarks/gpu.py --peak-tflops 989      # Qwen3-1.7B's shape, LoRA r = 32, bfloat16; H100, H200: 989
     python benchmarks/gpu.py --tiny --skip-trl      # the same path in miniature, on a CPU too
 
-Weights are random: speed and memory do not depend on them. Model FLOPs are those of the necessary matrix products
-(benchmarks/limit.py). The comparison with TRL needs `pip install .[bench]`.
+It prints tables for docs/performance.md and ends within `--minutes`: what comes last is left out, by name, if the time
+is short. Weights are random: speed and memory do not depend on them. Model FLOPs are those of the necessary matrix
+products (benchmarks/limit.py), so utilization counts each distinct token once; "pairwise" counts the products that a
+pairwise trainer would need for the same pairs. The comparison with TRL needs `pip install .[bench]`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from limit import products
-from pairs import Pair, conversation_pairs, synthetic_pairs
+from pairs import Pair, conversation_pairs, synthetic_pairs, whole_queries
 from sides import LORA, PAIRS_PER_STEP, QWEN3_1_7B, SMALL_QWEN3, Case, measure
-from train_vs_trl import TRL_GRID, against_trl, markdown, share_of_limit
+from train_vs_trl import TRL_GRID, agree, ratio, share_of_limit
 
 from regretless.core.terminal import never_fail_to_print
 
-MICROBATCHES = (2, 4, 8, 16)
+MICROBATCHES = (4, 8, 16)
+"""Of TRL; the fastest is compared with."""
+LENGTHS_STEPS = 200
+"""Steps of one query each, with ever new lengths, in which compilations are counted."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "layers compiled": {"compile_layers": True},
+    "Liger": {"use_liger_kernel": True},
+    "checkpointing": {"gradient_checkpointing": True},
+    "checkpointing, offloaded": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}},
+}
 
 
 def check(
-    shape: dict[str, Any], vocabulary: int, pairs: list[Pair], device: str, dtype: torch.dtype
+    shape: dict[str, Any],
+    vocabulary: int,
+    pairs: list[Pair],
+    device: str,
+    dtype: torch.dtype,
+    compiled: bool = False,
 ) -> dict[str, float]:
     """Log-probabilities (nats) and LoRA gradient (relative L2) against one sequence at a time in float32."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from regretless.modeling.forward import grouped, response_scores
+    from regretless.modeling.compiled_layers import compile_layers
+    from regretless.modeling.forward import causal_model, grouped, response_scores
     from regretless.modeling.layout import lay_out
 
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3", vocab_size=vocabulary, **shape)
-    model = get_peft_model(AutoModelForCausalLM.from_config(config).float(), LoraConfig(**LORA))
+    with torch.device(device):
+        model = get_peft_model(AutoModelForCausalLM.from_config(config, dtype=torch.float32), LoraConfig(**LORA))
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -67,6 +88,8 @@ def check(
     wanted_gradient = gradient()
 
     model.to(dtype)
+    if compiled:
+        compile_layers(causal_model(model))
     with grouped(model):
         logps = response_scores(model, layout.to(torch.device(device))).logps
         parts = [logps[place] for place in places]
@@ -80,50 +103,164 @@ def check(
     }
 
 
+class Utilization:
+    """Share of a device's peak that a speed in pairs is worth."""
+
+    def __init__(self, case: Case, peak_tflops: float | None) -> None:
+        self._peak = peak_tflops
+
+        def flops(pairs: Sequence[Pair]) -> float:
+            needed = products(case.model, case.vocabulary, LORA["r"], pairs)
+            return sum(product.flops for product in needed)
+
+        # A pairwise trainer computes the prompt and the response of each side by themselves.
+        alone = [pair | {"chosen_ids": pair[side], "rejected_ids": pair[side]} for pair in case.pairs for side in SIDES]
+        self._distinct, self._pairwise = (
+            each / len(case.pairs) / 1e12 for each in (flops(case.pairs), sum(flops([pair]) for pair in alone))
+        )
+
+    def cells(self, pairs_per_second: float) -> list[str]:
+        """TFLOP/s and share of the peak, of the distinct tokens' products and of a pairwise trainer's."""
+        rates = (pairs_per_second * self._distinct, pairs_per_second * self._pairwise)
+        return [f"{rate:.3g}" + (f" ({rate / self._peak:.1%})" if self._peak else "") for rate in rates]
+
+
+def median(runs: list[dict[str, Any]], key: str) -> float:
+    """Median of a measured quantity."""
+    return statistics.median(run[key] for run in runs)
+
+
+class Measured:
+    """Measurements until a deadline, as rows of the tables."""
+
+    def __init__(self, end: float, peak_tflops: float | None) -> None:
+        self.runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self.missing: list[str] = []
+        self._end, self._peak = end, peak_tflops
+
+    def add(self, name: str, case: Case, sides: dict[str, tuple[str, dict[str, Any]]], repeats: int) -> bool:
+        """Measure the sides in alternation; False, and noted as missing, if there is no time for one repeat."""
+        runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
+        for repeat in range(repeats):
+            began = time.monotonic()
+            try:
+                found = {
+                    side: measure(kind, case, options, seconds=self._end - time.monotonic())
+                    for side, (kind, options) in sides.items()
+                }
+            except TimeoutError:
+                if repeat == 0:
+                    self.missing.append(name)
+                    return False
+                break
+            for side, run in found.items():
+                runs[side].append(run)
+            if time.monotonic() + (time.monotonic() - began) > self._end:
+                break  # another one would take as long
+        self.runs[name] = runs
+        return True
+
+    def row(self, name: str, case: Case, label: str) -> str:
+        """Row of the table for what was added by this name."""
+        runs = self.runs[name]
+        ours, trl = runs["ours"], runs.get("TRL")
+        cells = [label, f"{median(ours, 'pairs_per_second'):.2f}"]
+        if trl:
+            memory = ratio(runs, "peak_over_base_mib", "ours", "TRL")
+            cells += [f"{median(trl, 'pairs_per_second'):.2f}", ratio(runs, "pairs_per_second", "ours", "TRL"), memory]
+        else:
+            cells += ["–", "–", "–"]
+        cells += [f"{median(ours, 'peak_over_base_mib'):.0f}", share_of_limit(ours)]
+        cells += Utilization(case, self._peak).cells(median(ours, "pairs_per_second"))
+        return "| " + " | ".join([*cells, str(max(run["compilations"] for run in ours))]) + " |"
+
+
+SIDES = ("chosen_ids", "rejected_ids")
+HEADER = (
+    "pairs/s", "TRL best, pairs/s", "÷ TRL best", "memory ÷ TRL best", "MiB over the weights", "share of the limit",
+    "TFLOP/s, distinct", "TFLOP/s, pairwise", "compilations",
+)  # fmt: skip
+
+
+def head(first: str, columns: Sequence[str]) -> str:
+    """First two lines of a table."""
+    return "| " + " | ".join([first, *columns]) + " |\n" + "|---" * (1 + len(columns)) + "|"
+
+
+def checks(shape: dict[str, Any], vocabulary: int, prompt: int, response: int, device: str) -> dict[str, Any]:
+    """Print and return what `check` finds by precision; conversations have beginnings that responses share."""
+    pairs = synthetic_pairs(2, 2, 2, prompt, response, vocabulary)
+    turn = max(8, response // 4)
+    pairs += conversation_pairs(1, 2, 2, prompt, turns=4, part_at=3, turn=turn, vocabulary=vocabulary)
+    found: dict[str, Any] = {}
+    for dtype, compiled in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+        key = str(dtype).removeprefix("torch.") + (", layers compiled" if compiled else "")
+        found[key] = check(shape, vocabulary, pairs, device, dtype, compiled)
+        numbers = ", ".join(f"{what} {value:.2e}" for what, value in found[key].items())
+        print(f"{key}, against plain float32: {numbers}", flush=True)
+    return found
+
+
+def trl_best(case: Case) -> dict[str, Any]:
+    """TRL's configuration with the fastest micro-batch, after loss and gradient of one batch have been compared."""
+    print(f"both sides on one batch: {agree(case)}", flush=True)
+    grid = [TRL_GRID[0] | {"per_device_train_batch_size": size} for size in MICROBATCHES]
+    short = replace(case, pairs=whole_queries(case.pairs, 2 * case.pairs_per_step))
+    best = max(grid, key=lambda options: measure("trl", short, options)["pairs_per_second"])
+    print(f"TRL best: micro-batch {best['per_device_train_batch_size']}\n", flush=True)
+    return best
+
+
 def main() -> None:
     """Print what was checked and measured."""
     never_fail_to_print()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a small model and short responses")
     parser.add_argument("--skip-trl", action="store_true", help="measure this package only")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--minutes", type=float, default=9.0, help="time for everything")
     parser.add_argument("--peak-tflops", type=float, help="the device's dense bfloat16 peak, for utilization")
     parser.add_argument("--json", type=Path, help="also write all measurements to this file")
     args = parser.parse_args()
+    measured = Measured(time.monotonic() + 60 * args.minutes, args.peak_tflops)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape, vocabulary = (SMALL_QWEN3, 512) if args.tiny else (QWEN3_1_7B, 151_936)
     prompt, response = (20, 30) if args.tiny else (104, 306)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, P≈{prompt}, R≈{response}\n")
+    found = checks(shape, vocabulary, prompt, response, device)
 
-    few = synthetic_pairs(2, 2, 2, prompt, response, vocabulary)
-    few += conversation_pairs(1, 2, 2, prompt, turns=4, part_at=3, turn=max(8, response // 4), vocabulary=vocabulary)
-    found: dict[str, Any] = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        found[str(dtype)] = check(shape, vocabulary, few, device, dtype)
-        print(f"{dtype} against plain float32: " + ", ".join(f"{k} {v:.2e}" for k, v in found[str(dtype)].items()))
+    # bfloat16 throughout on a GPU; on a CPU it would only be slow.
+    common: dict[str, Any] = {"device": device, "bf16": device == "cuda"}
+    steps, half = (6, 2) if args.tiny else (LENGTHS_STEPS, 8)
+    small = synthetic_pairs(steps, 2, 2, 50, 100, 512)
+    measured.add("lengths", Case("lengths", 512, small, pairs_per_step=4, **common), {"ours": ("ours", {})}, 1)
+    for run in measured.runs.get("lengths", {}).get("ours", []):
+        print(f"{run['compilations']} compilations in {steps} steps of new lengths after the first\n", flush=True)
 
     pairs = synthetic_pairs(PAIRS_PER_STEP * args.steps // 4, 2, 2, prompt, response, vocabulary)
-    # bfloat16 throughout on a GPU; on a CPU it would only be slow.
-    case = Case("2×2", vocabulary, pairs, args.steps, False, PAIRS_PER_STEP, shape, device, device == "cuda")
-    if args.skip_trl:
-        runs = {"ours": [measure("ours", case, {}) for _ in range(args.repeats)]}
-    else:
-        grid = [TRL_GRID[0] | {"per_device_train_batch_size": size} for size in MICROBATCHES]
-        compared = against_trl(case, args.repeats, grid)
-        runs = compared["runs"]
-        print("\n" + markdown({case.name: compared}, [case]))
-    speeds = [run["pairs_per_second"] for run in runs["ours"]]
-    flops = sum(product.flops for product in products(shape, vocabulary, LORA["r"], pairs))
-    rate = statistics.median(speeds) * flops / len(pairs)
-    memory = statistics.median(run["peak_over_base_mib"] for run in runs["ours"])
-    share = f", {rate / 1e12 / args.peak_tflops:.1%} of the peak" if args.peak_tflops else ""
-    print(f"\nours: {statistics.median(speeds):.2f} pairs/s, {memory:.0f} MiB over the weights", end="")
-    print(f", {rate / 1e12:.3f} TFLOP/s{share}, {share_of_limit(runs['ours'])} of the limit", end="")
-    print(f", {max(run['compilations_after_first_step'] for run in runs['ours'])} compilations after the first step")
+    case = Case("2×2", vocabulary, pairs, model=shape, **common)
+    pairs = synthetic_pairs(max(2, args.steps // 4), half, half, prompt, response // 2, vocabulary)
+    many = Case(f"{2 * half} responses", vocabulary, pairs, pairs_per_step=half * half, model=shape, **common)
+    sides: dict[str, tuple[str, dict[str, Any]]] = {"ours": ("ours", {})}
+    if not args.skip_trl:
+        sides["TRL"] = ("trl", trl_best(case))
+    print(head("responses a query", HEADER))
+    for each, repeats in ((case, args.repeats), (many, 1)):
+        if measured.add(each.name, each, sides, repeats):
+            print(measured.row(each.name, each, each.name), flush=True)
+    for variant, options in VARIANTS.items():
+        absent = "use_liger_kernel" in options and importlib.util.find_spec("liger_kernel") is None
+        # On a CPU there is nothing to offload from, and Liger's kernels do not run.
+        if absent or (device == "cpu" and variant not in ("layers compiled", "checkpointing")):
+            measured.missing.append(variant)
+        elif measured.add(variant, case, {"ours": ("ours", options)}, 1):
+            print(measured.row(variant, case, f"2×2, {variant}"), flush=True)
+    if measured.missing:
+        print(f"\nnot measured: {', '.join(measured.missing)}")
     if args.json:
-        args.json.write_text(json.dumps(found | {"runs": runs}, indent=1))
+        args.json.write_text(json.dumps(found | {"runs": measured.runs}, indent=1))
 
 
 if __name__ == "__main__":

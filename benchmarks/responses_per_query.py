@@ -60,16 +60,20 @@ def case(responses: int, steps: int) -> Case:
     """Steps of one query with so many responses."""
     half = responses // 2
     pairs = synthetic_pairs(steps, half, half, PROMPT, RESPONSE, VOCABULARY)
-    return Case("", VOCABULARY, pairs, steps, pairs_per_step=half * half)
+    return Case("", VOCABULARY, pairs, pairs_per_step=half * half)
 
 
 def main() -> None:
     """Count and measure every number of responses, and print the table."""
+    from regretless.training.packing import MOST
+
     never_fail_to_print()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--responses", type=int, nargs="*", default=[2, 4, 8, 16, 32, 64])
-    parser.add_argument("--budget", type=int, default=2048, help="max_tokens_per_microbatch; default: that of CPUs")
-    parser.add_argument("--steps", type=int, default=4, help="of a run; the first is not timed")
+    parser.add_argument(
+        "--budget", type=int, default=MOST["cpu"], help="max_tokens_per_microbatch; default: that of CPUs"
+    )
+    parser.add_argument("--steps", type=int, default=3, help="of a run, after one that is not timed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens-only", action="store_true", help="count tokens and measure nothing")
     parser.add_argument("--json", type=Path, help="also write all measurements to this file")

@@ -61,8 +61,7 @@ class Case:
     name: str
     vocabulary: int
     pairs: list[Pair]
-    steps: int
-    """Optimizer steps of a run; the first is not timed."""
+    """All are trained on once and timed, after a step that is not."""
     with_default: bool = False
     """TRL at its defaults too."""
     pairs_per_step: int = PAIRS_PER_STEP
@@ -78,9 +77,9 @@ class Case:
 
 
 def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str, Any]:
-    """Train `case.steps` steps with one side; pairs per second of the steps after the first, and peak memory (MiB).
+    """Train one epoch with one side; pairs per second, and peak memory (MiB).
 
-    `what`: "batch" instead gives the loss and LoRA gradient of the first pairs, with adapters that do something, and
+    `what`: "batch" instead gives the loss and LoRA gradient of the pairs, with adapters that do something, and
     "profile" the seconds a pair by kind of operation.
     """
     import limit
@@ -94,27 +93,40 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3", vocab_size=case.vocabulary, **case.model)
     dtype = torch.bfloat16 if case.bf16 or case.exact else torch.float32
-    # Made in its own type: a float32 copy would count in the process's peak memory.
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).to(case.device)
+    # Made in its own type and place: a float32 copy would count in the process's peak memory.
+    with torch.device(case.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if case.exact:
         model = model.float()
     backend = Tokenizer(models.WordLevel({f"w{n}": n for n in range(16)}, unk_token="w1"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w2", unk_token="w1")
     before = _peak_mib(case.device, reset=True)
-    marks: list[tuple[float, float]] = []
-    compiled: list[int] = []
+    marks: list[tuple[float, float, int]] = []
+    recorded = torch.profiler.profile()
+
+    def mark() -> None:
+        busy = limit.clock(case.device, case.threads)  # synchronizes first
+        marks.append((time.perf_counter(), busy, counters["stats"]["unique_graphs"]))
 
     class Clock(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if case.device == "cuda":
-                torch.cuda.synchronize()
-            marks.append((time.perf_counter(), limit.clock(case.device, case.threads)))
-            compiled.append(counters["stats"]["unique_graphs"])
+        """Marks the beginning and the end of the epoch."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # Both sides take fresh memory and choose their kernels in the same step, and then train on the same pairs.
+            _warm_up(trainer, case.pairs_per_step)
+            if what == "profile":
+                recorded.start()
+            mark()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            mark()
+            if what == "profile":
+                recorded.stop()
 
     with TemporaryDirectory() as folder:
         common = {
             "output_dir": folder,
-            "max_steps": 1 if what == "batch" else case.steps,
+            "num_train_epochs": 1,
             "learning_rate": 1e-5,
             "logging_steps": 1 if what == "batch" else 1000,
             "save_strategy": "no",
@@ -140,25 +152,35 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
             start = time.perf_counter()
             trainer.prepare_reference()
             trainer.reference_seconds = time.perf_counter() - start
-        if what == "profile":
-            with torch.profiler.profile() as recorded:
-                trainer.train()
-            return _by_kind(recorded, case.steps * case.pairs_per_step)
         trainer.add_callback(Clock())
         trainer.train()
+    if what == "profile":
+        return _by_kind(recorded, len(case.pairs))
     peak = _peak_mib(case.device) - before
-    pairs = (len(marks) - 1) * case.pairs_per_step
-    seconds, busy = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
+    pairs = len(case.pairs)
+    seconds, busy, compilations = (end - start for start, end in zip(*marks, strict=True))
     return {
         "pairs_per_second": pairs / seconds,
         "busy_seconds_per_pair": busy / pairs,
         "limit_seconds_per_pair": _limit(case, dtype) if side == "ours" else None,
-        "reference_pairs_per_second": len(case.pairs) / trainer.reference_seconds
-        if trainer.reference_seconds
-        else None,
+        "reference_pairs_per_second": pairs / trainer.reference_seconds if trainer.reference_seconds else None,
         "peak_over_base_mib": peak,
-        "compilations_after_first_step": compiled[-1] - compiled[0],
+        "compilations": compilations,
     }
+
+
+def _warm_up(trainer: Any, pairs: int) -> None:
+    """Gradients of one step on the first pairs, in micro-batches of the trainer's size; they are thrown away."""
+    import torch
+
+    size = trainer.args.per_device_train_batch_size
+    trainer.current_gradient_accumulation_steps = 1
+    for start in range(0, pairs, size):
+        rows = [trainer.train_dataset[number] for number in range(start, min(start + size, pairs))]
+        trainer.training_step(trainer.model_wrapped, trainer.data_collator(rows))
+    trainer.model.zero_grad()
+    if trainer.args.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _limit(case: Case, dtype: Any) -> float:
@@ -267,8 +289,12 @@ def _by_kind(recorded: Any, pairs: int) -> dict[str, Any]:
     return seconds
 
 
-def measure(side: str, case: Case, options: dict[str, Any], what: What = "speed") -> dict[str, Any]:
-    """Run one worker in a fresh process and return what it measured."""
+def measure(
+    side: str, case: Case, options: dict[str, Any], what: What = "speed", seconds: float | None = None
+) -> dict[str, Any]:
+    """Run one worker in a fresh process and return what it measured. Raises TimeoutError after so many seconds."""
+    if seconds is not None and seconds <= 0:
+        raise TimeoutError
     with TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.pickle"
         task.write_text(json.dumps({"side": side, "case": asdict(case), "options": options, "what": what}))
@@ -277,13 +303,13 @@ def measure(side: str, case: Case, options: dict[str, Any], what: What = "speed"
             "TOKENIZERS_PARALLELISM": "false",
             "TRL_EXPERIMENTAL_SILENCE": "1",
         }
-        done = subprocess.run(
-            [sys.executable, __file__, str(task), str(result)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, __file__, str(task), str(result)]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False, timeout=seconds
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError from error
         if done.returncode:
             raise SystemExit(f"{side} {options} failed on {case.name}:\n{done.stderr[-3000:]}")
         return dict(pickle.loads(result.read_bytes()))

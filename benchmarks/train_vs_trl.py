@@ -80,7 +80,7 @@ def against_trl(case: Case, repeats: int, grid: Sequence[dict[str, Any]]) -> dic
     gaps = agree(case)
     best = grid[0]
     if len(grid) > 1:
-        short = replace(case, pairs=whole_queries(case.pairs, 3 * case.pairs_per_step), steps=min(case.steps, 3))
+        short = replace(case, pairs=whole_queries(case.pairs, 2 * case.pairs_per_step))
         best = max(grid, key=lambda options: measure("trl", short, options)["pairs_per_second"])
     sides = {"ours": ("ours", case, {}), "TRL best": ("trl", case, best)}
     if case.with_default:
@@ -89,10 +89,10 @@ def against_trl(case: Case, repeats: int, grid: Sequence[dict[str, Any]]) -> dic
     return found | gaps | {"trl_best": best}
 
 
-def among_ours(pairs: list[Pair], steps: int, repeats: int) -> dict[str, Any]:
+def among_ours(pairs: list[Pair], repeats: int) -> dict[str, Any]:
     """Alternating repeats of DPO, RePO, TDPO, and DPO with as many masked pairs as original ones, on equal queries."""
-    plain = Case("ours", 8192, pairs, steps)
-    masked = Case("ours", 8192, with_masked(pairs, each=2), steps)
+    plain = Case("ours", 8192, pairs)
+    masked = Case("ours", 8192, with_masked(pairs, each=2))
     # As many queries a step with masked pairs as without, so that a step is the same work but for the masked pairs.
     masked.pairs_per_step = round(PAIRS_PER_STEP * len(masked.pairs) / len(pairs))
     sides = {
@@ -118,31 +118,29 @@ def cases(args: argparse.Namespace) -> list[Case]:
     """The cases that the given data allows."""
     one = synthetic_pairs(48, 1, 1, 150, 300, 8192)
     grouped = synthetic_pairs(12, 2, 2, 104, 306, 8192)
-    sixteen = Case(
-        "16 responses a query, P≈104, R≈150", 8192, synthetic_pairs(3, 8, 8, 104, 150, 8192), 3, pairs_per_step=64
-    )
+    many = synthetic_pairs(3, 8, 8, 104, 150, 8192)
+    sixteen = Case("16 responses a query, P≈104, R≈150", 8192, many, pairs_per_step=64)
     turns = conversation_pairs(12, 2, 2, prompt=104, turns=4, part_at=3, turn=100, vocabulary=8192)
-    conversations = Case("2×2 conversations of 4 turns that part at the 3rd", 8192, turns, 3)
+    conversations = Case("2×2 conversations of 4 turns that part at the 3rd", 8192, turns)
     if not args.data or not args.tokenizer:
-        random = Case("random 2×2, P≈104, R≈306", 8192, grouped, 3, True)
-        return [random, Case("one pair a prompt", 8192, one, 3), sixteen, conversations]
+        random = Case("random 2×2, P≈104, R≈306", 8192, grouped, True)
+        return [random, Case("one pair a prompt", 8192, one), sixteen, conversations]
     real = gsm8k_pairs(args.data, args.tokenizer, "2x2", 8192)
     mixed = gsm8k_pairs(args.data, args.tokenizer, "mixed", 8192)
     large = gsm8k_pairs(args.data, args.tokenizer, "2x2", None)
     return [
-        Case("GSM8K 2×2", 8192, whole_queries(real, 96), 5, True),
+        Case("GSM8K 2×2", 8192, whole_queries(real, 96), True),
         # Six pairs a query: steps of 24 hold four whole queries, as those of 16 do without masked pairs.
-        Case("GSM8K 2×2 + masked", 8192, whole_queries(with_masked(real), 144), 5, pairs_per_step=24),
-        Case("GSM8K mixed 1×2, 2×1, 2×2", 8192, whole_queries(mixed, 96), 5),
-        Case("one pair a prompt, P≈150, R≈300", 8192, one, 3),
-        Case("GSM8K 2×2, vocabulary 151,936", 151_936, whole_queries(large, 32), 2),
+        Case("GSM8K 2×2 + masked", 8192, whole_queries(with_masked(real), 144), pairs_per_step=24),
+        Case("GSM8K mixed 1×2, 2×1, 2×2", 8192, whole_queries(mixed, 96)),
+        Case("one pair a prompt, P≈150, R≈300", 8192, one),
+        Case("GSM8K 2×2, vocabulary 151,936", 151_936, whole_queries(large, 32)),
         sixteen,
         conversations,
         Case(
             "GSM8K 2×2, 1.7 billion weights in bfloat16",
             151_936,
-            whole_queries(large, 24),
-            3,
+            whole_queries(large, 16),
             pairs_per_step=8,
             model=QWEN3_1_7B,
             bf16=True,
@@ -269,7 +267,7 @@ def main() -> None:
     every = [replace(case, threads=max(case.threads, args.threads)) for case in cases(args)]
     if args.quick:
         first = every[0]
-        quick = replace(first, pairs=whole_queries(first.pairs, 3 * PAIRS_PER_STEP), steps=3, with_default=False)
+        quick = replace(first, pairs=whole_queries(first.pairs, 2 * PAIRS_PER_STEP), with_default=False)
         print(markdown({quick.name: against_trl(quick, 1, TRL_GRID[:1])}, [quick]))
         return
     if args.profile:
@@ -296,7 +294,7 @@ def main() -> None:
             few = (1, TRL_GRID[:1]) if case.once else (args.repeats, TRL_GRID)
             keep(case.name, against_trl(case, *few))
     if wanted("ours"):
-        keep("ours", among_ours(every[0].pairs, 5, args.repeats))
+        keep("ours", among_ours(every[0].pairs, args.repeats))
     print(markdown(results, every))
 
 

@@ -165,9 +165,14 @@ def test_gpu_script_when_run_in_miniature_then_shared_and_plain_gradients_agree(
     command = [sys.executable, FOLDER / "gpu.py", "--tiny", "--skip-trl", "--repeats", "1", "--steps", "2"]
     subprocess.run([*command, "--json", result], check=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
     found = json.loads(result.read_text())
-    assert found["torch.float32"]["gradient_relative"] < 1e-5
-    assert found["torch.bfloat16"]["gradient_relative"] < 0.1
-    assert found["runs"]["ours"][0]["pairs_per_second"] > 0
+    assert found["float32"]["gradient_relative"] < 1e-5
+    assert found["bfloat16"]["gradient_relative"] < 0.1
+    assert found["bfloat16, layers compiled"]["gradient_relative"] < 0.1
+    assert set(found["runs"]) == {"lengths", "2×2", "4 responses", "layers compiled", "checkpointing"}
+    for runs in found["runs"].values():
+        assert runs["ours"][0]["pairs_per_second"] > 0
+        # Lengths of rows differ, and nothing is compiled again for them.
+        assert runs["ours"][0]["compilations"] == 0
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
 from regretless.modeling.layout import Item, token_count
-from regretless.training.packing import cut_rows, pack_rows
+from regretless.training.packing import cut_rows, filled_tokens, pack_rows
 
 
 def test_responses_when_spread_over_rows_then_each_is_in_one_and_only_a_single_one_may_be_too_long() -> None:
@@ -59,6 +61,31 @@ def test_query_when_larger_than_a_microbatch_then_it_is_cut_by_what_costs_less()
     assert pack_rows([[shorter[0]], [(prompt, (6,) * 30)], shorter], 41) == [[0, 2], [1]]
     # One of two that share nothing is too large by itself: there is nothing to gain from a first pass.
     assert pack_rows([[masked[0]], [chosen[0]]], 41) == [[0], [1]]
+
+
+def test_rows_of_several_prompts_when_filled_up_to_less_then_a_single_query_may_still_be_larger() -> None:
+    queries = [
+        [[((n, n), (m,) * 8), ((n, n), (m + 1,) * 8)] for m in range(0, 2 * pairs, 2)]
+        for n, pairs in enumerate((1, 1, 2, 1))
+    ]
+    units = [unit for query in queries for unit in query]  # 18, 18, 34 and 18 tokens, the third with two pairs
+    assert pack_rows(units, 100) == [[2, 3, 0, 1, 4]]
+    assert pack_rows(units, 100, filled=40) == [[2, 3], [0, 1], [4]]
+    assert pack_rows(units, 30, filled=40) == pack_rows(units, 30) == [[0], [1], [2], [3], [4]]
+    assert pack_rows(units, 100, "plain", filled=40) == [[0, 1], [2, 3], [4]]
+
+
+def test_filled_tokens_when_layers_are_wider_then_rows_of_several_prompts_are_smaller() -> None:
+    def model(width: int) -> PreTrainedModel:
+        shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_attention_heads": 2, "head_dim": width // 2}
+        config = AutoConfig.for_model("qwen3", vocab_size=11, num_hidden_layers=2, num_key_value_heads=1, **shape)
+        return AutoModelForCausalLM.from_config(config)
+
+    # Weights of a layer: queries and output w² each, keys and values w²/2 each, three matrices 3 w² in the MLP; norms.
+    assert filled_tokens(model(32), 4096) == 2048
+    assert abs(filled_tokens(model(160), 4096) - 4 * 10**8 / (12 * 160**2)) < 4  # norms have weights, too
+    assert filled_tokens(model(256), 4096) == 1024
+    assert filled_tokens(model(256), 300) == 300
 
 
 def test_responses_when_they_share_beginnings_then_rows_keep_them_together_and_count_them_once() -> None:

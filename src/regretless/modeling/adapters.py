@@ -1,11 +1,11 @@
-"""LoRA's linear layers as four matrix products, without the elementwise passes over wide outputs between them."""
+"""LoRA's linear layers as few matrix products, without the elementwise passes over wide outputs between them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 @contextlib.contextmanager
 def fused_adapters(model: nn.Module) -> Iterator[None]:
-    """Within the block, plain LoRA layers of `model` compute W x + s B (A x) by products that add to their result.
+    """Within the block, plain LoRA layers of `model` compute W x + s B (A x) by matrix products alone.
 
     peft's own forward makes the product with B, scales it, adds it, and casts the input to the adapter's type and back
     under autocast: each of these reads and writes a tensor as wide as the layer, forward and backward. Layers of other
@@ -33,25 +33,68 @@ def fused_adapters(model: nn.Module) -> Iterator[None]:
             del vars(layer)["forward"]
 
 
+class Adapter(NamedTuple):
+    """Weights of W x + b + s B (A x), all of one type."""
+
+    weight: Tensor
+    """W (O, I), frozen."""
+    bias: Tensor | None
+    """b (O,), frozen."""
+    narrow: Tensor
+    """A (r, I)."""
+    wide: Tensor
+    """B (O, r)."""
+    scaling: float
+    """s."""
+
+    def output(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's output (N, O) for rows (N, I), and A x (N, r)."""
+        reduced = rows @ self.narrow.t()
+        result = functional.linear(rows, self.weight, self.bias)
+        return result.addmm_(reduced, self.wide.t(), alpha=self.scaling), reduced
+
+    def input_gradient(self, grad: Tensor, grad_reduced: Tensor) -> Tensor:
+        """Gradient of the rows (N, I), given that of the output (N, O) and its product with B (N, r)."""
+        return (grad @ self.weight).addmm_(grad_reduced, self.narrow, alpha=self.scaling)
+
+    def weight_gradients(
+        self, grad: Tensor, grad_reduced: Tensor, rows: Tensor, reduced: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of A and B, given those of `input_gradient`, the rows and A x."""
+        return (grad_reduced.t() @ rows).mul_(self.scaling), (grad.t() @ reduced).mul_(self.scaling)
+
+
+def adapter_of(layer: Any, x: Tensor) -> Adapter | None:
+    """Weights of a layer that is plain LoRA on a plain frozen linear layer, in the type that `x` is computed in.
+
+    None for any other layer, and where types differ without autocast.
+    """
+    name = _plain_adapter(layer)
+    if name is None:
+        return None
+    base, narrow, wide = layer.base_layer, layer.lora_A[name].weight, layer.lora_B[name].weight
+    kind = x.device.type
+    automatic = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(kind) if automatic else x.dtype
+    if not automatic and {base.weight.dtype, narrow.dtype, wide.dtype} != {dtype}:
+        return None
+    bias = None if base.bias is None else base.bias.to(dtype)
+    return Adapter(base.weight.to(dtype), bias, narrow.to(dtype), wide.to(dtype), layer.scaling[name])
+
+
 def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    name = None if args or kwargs else _plain_adapter(layer)
-    if name is not None:
-        base, narrow, wide = layer.base_layer, layer.lora_A[name].weight, layer.lora_B[name].weight
-        kind = x.device.type
-        automatic = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-        dtype = torch.get_autocast_dtype(kind) if automatic else x.dtype
-        if automatic or {base.weight.dtype, narrow.dtype, wide.dtype} == {dtype}:
-            bias = None if base.bias is None else base.bias.to(dtype)
-            found: Tensor = _Adapted.apply(  # type: ignore[no-untyped-call]
-                x.to(dtype), base.weight.to(dtype), bias, narrow.to(dtype), wide.to(dtype), layer.scaling[name]
-            )
-            return found
-    result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
-    return result
+    adapter = None if args or kwargs else adapter_of(layer, x)
+    if adapter is None:
+        result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
+        return result
+    found: Tensor = _Adapted.apply(x.to(adapter.weight.dtype), *adapter)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _plain_adapter(layer: Any) -> str | None:
     """Name of the layer's one active adapter, if there is nothing but plain LoRA on a plain frozen linear layer."""
+    if type(layer) is not LoraLinear:
+        return None
     names = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(names) != 1 or names[0] in layer.lora_variant:
         return None
@@ -72,16 +115,14 @@ def _is_plain(part: nn.Module) -> bool:
 
 
 class _Adapted(torch.autograd.Function):
-    """W x + b + s B (A x) with W and b frozen; x (..., I), W (O, I), A (r, I), B (O, r), all of one type."""
+    """The output of an `Adapter`, given as its weights, for x (..., I)."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, narrow: Tensor, wide: Tensor, scaling: float
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        reduced = rows @ narrow.t()
-        result = functional.linear(rows, weight, bias)
-        result.addmm_(reduced, wide.t(), alpha=scaling)
+        result, reduced = Adapter(weight, bias, narrow, wide, scaling).output(rows)
         ctx.save_for_backward(rows, weight, narrow, wide, reduced)
         ctx.scaling, ctx.shape = scaling, x.shape
         return result.view(*x.shape[:-1], -1)
@@ -90,13 +131,11 @@ class _Adapted(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, narrow, wide, reduced = ctx.saved_tensors
+        adapter = Adapter(weight, None, narrow, wide, ctx.scaling)
         grad = upstream.reshape(-1, upstream.shape[-1])
         grad_reduced = grad @ wide
-        grad_x = grad_narrow = grad_wide = None
+        grad_x = None
         if ctx.needs_input_grad[0]:
-            grad_x = (grad @ weight).addmm_(grad_reduced, narrow, alpha=ctx.scaling).view(ctx.shape)
-        if ctx.needs_input_grad[3]:
-            grad_narrow = (grad_reduced.t() @ rows).mul_(ctx.scaling)
-        if ctx.needs_input_grad[4]:
-            grad_wide = (grad.t() @ reduced).mul_(ctx.scaling)
-        return grad_x, None, None, grad_narrow, grad_wide, None
+            grad_x = adapter.input_gradient(grad, grad_reduced).view(ctx.shape)
+        of_weights = adapter.weight_gradients(grad, grad_reduced, rows, reduced)
+        return grad_x, None, None, *of_weights, None

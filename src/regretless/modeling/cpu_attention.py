@@ -15,6 +15,8 @@ from regretless.modeling.layout import Segment
 NAME = "regretless_grouped"
 MASK_STEP = 1024
 """A mask's size grows in steps of this many positions, so that few masks are built."""
+BLOCK = 128
+"""Least number of queries computed together: fewer would see fewer keys in vain, and products would be too small."""
 
 
 def grouped_attention(
@@ -110,9 +112,16 @@ def _attend(
     # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
     size = -(-columns // MASK_STEP) * MASK_STEP
     whole = _causal_mask(size, window, sink and window is not None, query.dtype, query.device)
-    mask = whole[columns - rows : columns, :columns]
     if softcap is None:
-        return F.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=shared)
+        # The first of many queries do not see the keys of the last ones, and need no products with them.
+        blocks, stop = [], columns - rows
+        for part in torch.split(query, -(-rows // max(1, rows // BLOCK)), dim=2):
+            start, stop = stop, stop + part.shape[2]
+            first = 0 if window is None or sink else max(0, start + 1 - window)
+            mask, seen = whole[start:stop, first:stop], (key[:, :, first:stop], value[:, :, first:stop])
+            blocks.append(F.scaled_dot_product_attention(part, *seen, mask, dropout, scale=scaling, enable_gqa=shared))
+        return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
+    mask = whole[columns - rows : columns, :columns]
     # SDPA has no soft-capping, so the full score matrix is computed.
     scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap + mask
     precise = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype

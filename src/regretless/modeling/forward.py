@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention
 from regretless.modeling.adapters import fused_adapters
+from regretless.modeling.compiled_layers import Row, compiled_layers, is_compiled
+from regretless.modeling.gated_mlp import lean_mlps
 from regretless.modeling.layout import Layout
 from regretless.modeling.norms import fused_norms
 from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
@@ -50,6 +52,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     inner = causal_model(model)
     head, decoder = head_of(inner), decoder_of(inner)
     padded = in_one_row(inner.device) if one_row is None else one_row
+    compiled = is_compiled(inner)
 
     def forward(
         input_ids: Tensor,
@@ -67,7 +70,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
             padding = (0, gpu_attention.padded_length(layout.tokens) - layout.tokens)
             input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
             extra["row_mask"] = gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)
-        extra |= asked(layout, hidden_only=hidden_only)
+        extra = {"row": Row(extra)} if compiled else extra | asked(layout, hidden_only=hidden_only)
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden = head.cast(output.last_hidden_state[0, layout.predict])
         if hidden_only:
@@ -78,10 +81,16 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
     with (
         replaced_forward(inner, forward),
         attention_by(inner, gpu_attention.NAME if padded else cpu_attention.NAME),
-        fused_adapters(inner),
-        fused_norms(inner),
+        compiled_layers(inner) if compiled else _fused(inner),
         forked_states(inner),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _fused(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block, parts of the model's layers take fewer passes over memory, and keep less of it."""
+    with fused_adapters(model), fused_norms(model), lean_mlps(model):
         yield
 
 

@@ -172,9 +172,14 @@ def compiled(backend: Any = "inductor") -> Callable[..., Any]:
     It is compiled again for each type of numbers, with and without gradients, window or soft-capping. Beyond torch's
     limit of such variants it would run uncompiled, with a score for each pair of positions: with `fullgraph` it raises.
     """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
+    allow_variants()
     function: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     return function
+
+
+def allow_variants() -> None:
+    """Let torch compile a function more often than by default."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
 
 
 @cache

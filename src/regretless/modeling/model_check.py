@@ -331,16 +331,17 @@ class ModelCheck:
         layout = layout.to(self.device)
         with (
             self._reasons("a row with several prompts"),
-            self._watch(layout.position_ids) as seen,
+            self._cut_at_embeddings(layout.position_ids) as embeddings,
             grouped(self.model),
             torch.enable_grad(),
         ):
-            scores = response_scores(self.model, layout).logps
             for target in (1, 2, 5):
                 place, (prompt, _) = places[target], items[target]
                 own = own_positions(layout, int(layout.predict[place[-1]]))
-                score = scores[place].sum()
-                grads = torch.autograd.grad(score, seen.embeddings, retain_graph=True, allow_unused=True)
+                # A pass for each: compiled layers give up what they keep in the first backward pass.
+                embeddings.clear()
+                score = response_scores(self.model, layout).logps[place].sum()
+                grads = torch.autograd.grad(score, embeddings, allow_unused=True)
                 dense = torch.stack([(grad != 0).any(0).any(-1) for grad in grads if grad is not None]).any(0)
                 leaks = dense.clone()
                 leaks[own] = False
@@ -514,11 +515,9 @@ class ModelCheck:
     # --- hooks -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _watch(
-        self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None, *, rows: int = 1
-    ) -> Iterator[_Seen]:
-        """Within the block, tensors that pass through the model's modules are recorded; gradients end at embeddings."""
-        seen = _Seen()
+    def _cut_at_embeddings(self, positions: Tensor, *, rows: int = 1) -> Iterator[list[Tensor]]:
+        """Within the block, gradients end at embeddings of rows with these positions, which are collected."""
+        leaves: list[Tensor] = []
         count = positions.shape[1]
         shapes = ((rows, count), (rows, gpu_attention.padded_length(count)))  # on a GPU the row is padded
 
@@ -526,14 +525,23 @@ class ModelCheck:
             if not isinstance(output, Tensor) or output.dim() < 3 or tuple(output.shape[:2]) not in shapes:
                 return output
             leaf = output.detach().requires_grad_()
-            seen.embeddings.append(leaf)
+            leaves.append(leaf)
             return leaf.clone()  # some models change it in place
+
+        embeddings = [module for module in self.inner.modules() if isinstance(module, nn.Embedding)]
+        with hooked([module.register_forward_hook(embedded) for module in embeddings]):
+            yield leaves
+
+    @contextlib.contextmanager
+    def _watch(self, positions: Tensor, note: Callable[[str, bool, Any], None] = lambda *_: None) -> Iterator[_Seen]:
+        """Within the block, tensors that pass through the model's modules are recorded; gradients end at embeddings."""
+        positional: list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]] = []
 
         def before(name: str, placed: bool) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 note(name, False, (args, kwargs))
                 if placed and any(are_positions(value, positions) for value in (*args, *kwargs.values())):
-                    seen.positional.append((name, module, args, kwargs))
+                    positional.append((name, module, args, kwargs))
 
             return hook
 
@@ -543,14 +551,13 @@ class ModelCheck:
         hooks = []
         for name, module in self.inner.named_modules():
             if isinstance(module, nn.Embedding):
-                hooks.append(module.register_forward_hook(embedded))
                 continue
             without = next(module.parameters(), None) is None
             hooks.append(module.register_forward_pre_hook(before(name, without), with_kwargs=True))
             if module is not self.inner:
                 hooks.append(module.register_forward_hook(after(name)))
-        with hooked(hooks):
-            yield seen
+        with self._cut_at_embeddings(positions) as embeddings, hooked(hooks):
+            yield _Seen(embeddings=embeddings, positional=positional)
 
     @contextlib.contextmanager
     def _reasons(self, what: str, verb: str = "it cannot compute") -> Iterator[None]:

@@ -34,7 +34,12 @@ def fused_norms(model: nn.Module) -> Iterator[None]:
 
 
 def _is_rms_norm(module: nn.Module) -> bool:
-    return _code(module) == _code(LlamaRMSNorm) and "forward" not in vars(module)
+    return same_code(module, LlamaRMSNorm) and "forward" not in vars(module)
+
+
+def same_code(module: Any, kind: type[nn.Module]) -> bool:
+    """Whether a module computes by the same code as modules of this kind; many architectures have copies of it."""
+    return _code(module) == _code(kind)
 
 
 def _code(module: Any) -> tuple[Any, ...] | None:
@@ -59,7 +64,7 @@ class _RmsNorm(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         result = torch.empty_like(rows)
         inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=x.device)
-        for part in _parts(rows):
+        for part in parts(rows):
             values = rows[part].float()
             # Llama's own operations: a reference with frozen norms equals a policy with trained ones to the last bit.
             inverse[part] = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + epsilon)
@@ -74,7 +79,7 @@ class _RmsNorm(torch.autograd.Function):
         grads = upstream.reshape(rows.shape)
         result = torch.empty_like(rows)
         # With g = w ∂loss/∂y and s = 1/√(mean x² + ε): ∂loss/∂x = s g − s³ mean(g x) x.
-        for part in _parts(rows):
+        for part in parts(rows):
             values, scale = rows[part].float(), inverse[part]
             grad = (grads[part] * weight).float()
             along = (grad * values).sum(-1, keepdim=True).mul_(scale.pow(3)).div_(-rows.shape[-1])
@@ -82,6 +87,7 @@ class _RmsNorm(torch.autograd.Function):
         return result.view(upstream.shape), None, None
 
 
-def _parts(rows: Tensor) -> list[slice]:
+def parts(rows: Tensor) -> list[slice]:
+    """Slices of rows (N, D) with few enough elements to stay in a processor's cache."""
     size = max(1, ELEMENTS // rows.shape[-1])
     return [slice(start, start + size) for start in range(0, len(rows), size)]

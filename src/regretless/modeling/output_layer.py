@@ -47,7 +47,7 @@ def head_of(model: PreTrainedModel) -> Head:
     return Head(module, own=lambda hidden: _own_logits(model, decoder, hidden[None])[0])
 
 
-def decoder_of(model: PreTrainedModel) -> nn.Module:
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model without its language-model head. Raises ConfigError if it has no such part."""
     # Some causal models call other parts `decoder`, or give their decoder a name that differs from their prefix.
     for decoder in (model.get_decoder(), model.base_model, getattr(model, "model", None)):

@@ -85,16 +85,16 @@ class PlainCheck(ModelCheck):
         layout = layout.to(self.device)
         with (
             self._reasons("a batch of padded rows"),
-            self._watch(layout.position_ids, rows=len(items)) as seen,
+            self._cut_at_embeddings(layout.position_ids, rows=len(items)) as embeddings,
             plain(self.model),
             torch.enable_grad(),
         ):
             scores = response_scores(self.model, layout).logps
-            if not seen.embeddings:
+            if not embeddings:
                 raise Refused("its input embeddings were not found, so that nothing can be said of what it mixes")
             for row, (item, place) in enumerate(zip(items, places, strict=True)):
                 score = scores[place].sum()
-                grads = torch.autograd.grad(score, seen.embeddings, retain_graph=True, allow_unused=True)
+                grads = torch.autograd.grad(score, embeddings, retain_graph=True, allow_unused=True)
                 found = [grad for grad in grads if grad is not None]
                 if not found or not all(bool(grad.isfinite().all()) for grad in found):
                     raise Refused("the gradient of a response's score is not finite")
@@ -106,7 +106,7 @@ class PlainCheck(ModelCheck):
                 # The last token's own score has no part in the row.
                 if bool(own[row_length(item) :].any()):
                     raise Refused("a response's score depends on padding behind it: the model is not causal")
-                if self._sees_later(scores, int(place[0]), seen.embeddings, row, len(item[0])):
+                if self._sees_later(scores, int(place[0]), embeddings, row, len(item[0])):
                     raise Refused("a token's score depends on the tokens after it: the model is not causal")
                 if not bool(own[: len(item[0])].any()):
                     raise Refused("a response's score does not depend on its prompt")

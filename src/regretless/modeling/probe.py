@@ -21,6 +21,7 @@ KNOWN = {
     "s_aux",
     "segments",
     "row_mask",
+    "row",
     "calls",
     "forks",
     "position_ids",

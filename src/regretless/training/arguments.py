@@ -35,8 +35,8 @@ UNUSED = {
     "include_for_metrics": "metrics are those of the objective",
     **dict.fromkeys(
         ("torch_compile", "torch_compile_backend", "torch_compile_mode"),
-        "torch would compile the whole model again for each row's layout, for minutes, until it stops compiling; "
-        "what is compiled on CUDA, FlexAttention, is compiled once without this argument",
+        "torch would compile the whole model again for each row's layout, for minutes, until it stops compiling; set "
+        "compile_layers=True",
     ),
 }
 """Arguments of the Trainer that would have no effect, only part of it, or one that nobody wants, and why."""
@@ -128,7 +128,7 @@ class PreferenceConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Most distinct tokens computed at a time, which bounds memory and does not change results. By "
-            "default 2048 on a CPU and 16384 on a GPU."
+            "default 16384 on a GPU, and on a CPU 4096 for one prompt, 1024 to 2048 for several together."
         },
     )
     group_pairs: bool = field(
@@ -143,6 +143,13 @@ class PreferenceConfig(TrainingArguments):
             "help": "How sequences are laid out: `grouped` computes the tokens that pairs share once and refuses a "
             "model for which that is not correct; `plain` gives each sequence a row of its own; `auto` takes the first "
             "where it is correct for the model, else the second. Results are the same."
+        },
+    )
+    compile_layers: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether torch compiles the model's layers for shared rows, once for all lengths, which takes "
+            "about a minute. Not with checkpointing, FSDP, recurrent layers or experts."
         },
     )
     pairs_cache_dir: str | None = field(
@@ -238,6 +245,14 @@ class PreferenceConfig(TrainingArguments):
             for name in ("beta", "label_smoothing", "ld_alpha")
             if given.get(name) is not None and name in (self.objective_kwargs or {})
         ]
+        if given.get("compile_layers") is True:
+            # The newer of the two names is not in every version of transformers.
+            others = ("gradient_checkpointing", "activation_checkpointing", "fsdp")
+            problems += [
+                f"compile_layers: not together with {name}, which computes layers in a way of its own; remove one"
+                for name in others
+                if given.get(name)
+            ]
         reject("PreferenceConfig", problems)
         super().__post_init__()
         self.objective = self.objective or objective_of(losses_of(self.loss_type), self.loss_weights) or DEFAULT_METHOD

@@ -25,6 +25,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.hub import one_attempt
 from regretless.core.run_folder import is_first_process
 from regretless.core.terminal import console
+from regretless.modeling.compiled_layers import compile_layers
 from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
@@ -115,6 +116,8 @@ def models_of(
         match_reference(reference, policy)
     if args.disable_dropout:
         turn_off_dropout(policy, reference)
+    if args.compile_layers:
+        compile_layers(causal_model(policy))
     return policy, reference
 
 
@@ -247,6 +250,15 @@ def check_parallelism(args: TrainingArguments) -> None:
             if (getattr(config, name, 1) or 1) > 1
         ],
     )
+
+
+def check_offloading(args: PreferenceConfig) -> None:
+    """Raise ConfigError if what checkpointing keeps is to be moved from a CPU's memory to the same memory."""
+    if (args.gradient_checkpointing_kwargs or {}).get("offload") and args.device.type == "cpu":
+        raise ConfigError(
+            "gradient_checkpointing_kwargs: offload moves the layers' inputs from a GPU's memory to the host's, and "
+            "this training has no GPU; leave it out"
+        )
 
 
 def use_one_gpu(args: TrainingArguments) -> None:

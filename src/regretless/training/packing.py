@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TypeVar
 
+import torch
+from transformers import PreTrainedModel
+
 from regretless.modeling.layout import Ids, Item, by_prompt, token_count
+from regretless.modeling.output_layer import decoder_of
 from regretless.modeling.prefix_tree import hosts, prefix_tree
 from regretless.modeling.rows import RowKind, computed_tokens, row_length, sequences
 from regretless.modeling.scoring import fill_rows
@@ -15,19 +19,48 @@ from regretless.modeling.scoring import fill_rows
 T = TypeVar("T")
 COST_WITH_GRADIENT = 2
 """Forward passes that a token with gradient costs: its own, and the backward pass (two if all weights are trained)."""
+MOST = {"cpu": 4096, "other": 16384}
+"""Tokens of a micro-batch at most, by kind of device, if nothing is set."""
+WORK = 4 * 10**8
+"""Multiply-adds of a layer's products in a row: with so many, PyTorch's own time per operation does not matter."""
+FILLED = (1024, 2048)
+"""Tokens up to which rows of several prompts are filled on a CPU, least and most."""
 
 
-def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = "grouped") -> list[list[int]]:
+def most_tokens(device: torch.device) -> int:
+    """Tokens of a micro-batch at most on a device, if nothing is set."""
+    return MOST["cpu" if device.type == "cpu" else "other"]
+
+
+def filled_tokens(model: PreTrainedModel, most: int) -> int:
+    """Tokens up to which micro-batches of several prompts are filled, `most` or fewer.
+
+    On CPUs, larger ones are not faster and need more memory, as soon as a layer's matrix products take much longer than
+    PyTorch's calls.
+    """
+    if model.device.type != "cpu":
+        return most
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+    weights = decoder_of(model).num_parameters(exclude_embeddings=True) // max(1, layers)
+    least, enough = FILLED
+    return min(most, enough, max(least, WORK // max(1, weights)))
+
+
+def pack_rows(
+    units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = "grouped", filled: int | None = None
+) -> list[list[int]]:
     """Split units (the responses of one pair each) into micro-batches of at most `max_tokens` distinct tokens.
 
+    Those of several prompts have at most `filled` tokens (by default `max_tokens`).
     Neighboring units of one prompt stay together if they fit. Else they become one micro-batch, whose responses
     `cut_rows` spreads over rows, or several, each with some of the units and all of their responses: whichever costs
     less. The longest are placed first, each in the first micro-batch with enough space. Plain rows are computed
     together by length, so that few are padded. Returns the units' indices by micro-batch.
     """
+    filled = min(max_tokens, filled or max_tokens)
     if kind == "plain":
         order = sorted(range(len(units)), key=lambda index: -max(map(row_length, units[index])))
-        packed = fill_rows([units[index] for index in order], max_tokens, kind)
+        packed = fill_rows([units[index] for index in order], filled, kind)
         return [[order[place] for place in row] for row in packed]
     pieces: list[tuple[int, list[int]]] = []
     for _, run in groupby(range(len(units)), key=lambda index: units[index][0][0]):
@@ -49,7 +82,7 @@ def pack_rows(units: Sequence[Sequence[Item]], max_tokens: int, kind: RowKind = 
             if fits and COST_WITH_GRADIENT * sum(used for used, _ in apart) <= cost:
                 parts = apart
         pieces += parts
-    return [row for _, row in _first_fit(pieces, max_tokens)]
+    return [row for _, row in _first_fit(pieces, filled)]
 
 
 def cut_rows(items: Sequence[Item], max_tokens: int, kind: RowKind = "grouped") -> list[list[Item]]:

@@ -38,6 +38,7 @@ from regretless.training.completions import CompletionTables
 from regretless.training.constructor import (
     check_arguments,
     check_kinds,
+    check_offloading,
     check_optimizer,
     check_parallelism,
     models_of,
@@ -50,7 +51,7 @@ from regretless.training.data import PairDataset, StepLoader, StepSampler, Train
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, TokenCount, add_batch_metrics, add_step_tokens
-from regretless.training.packing import pack_rows
+from regretless.training.packing import filled_tokens, most_tokens, pack_rows
 from regretless.training.pair_reading import evaluation_data, pair_dataset
 from regretless.training.passes import Idle, Passes, joined
 from regretless.training.publish import PublishingTrainer
@@ -102,6 +103,7 @@ class PreferenceTrainer(PublishingTrainer):
         args = args or PreferenceConfig(output_dir="trainer_output")
         use_one_gpu(args)
         check_parallelism(args)
+        check_offloading(args)
         self.objective = build(args.objective, **args.hyperparameters)
         processing_class = tokenizer_for(model, processing_class, args)
         model, reference = models_of(model, ref_model, args, processing_class, quantization_config, peft_config)
@@ -114,7 +116,7 @@ class PreferenceTrainer(PublishingTrainer):
             needs_distributions=self._needs_distributions,
         )
         self._rows: RowKind = "grouped"
-        self._microbatch_tokens = args.max_tokens_per_microbatch or (16384 if torch.cuda.is_available() else 2048)
+        self._microbatch_tokens = args.max_tokens_per_microbatch or most_tokens(args.device)
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.required
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
@@ -216,7 +218,7 @@ class PreferenceTrainer(PublishingTrainer):
             values = score_responses(
                 model,
                 [items[index] for index in mine],
-                max_tokens=self._microbatch_tokens,
+                max_tokens=self._filled_tokens,
                 description="reference",
                 rows=self.args.rows,
             )
@@ -340,9 +342,13 @@ class PreferenceTrainer(PublishingTrainer):
         distinct = DistinctTokens()
         batches = [
             self._batch([used[index] for index in row], distinct)
-            for row in pack_rows(items, self._microbatch_tokens, self._rows)
+            for row in pack_rows(items, self._microbatch_tokens, self._rows, self._filled_tokens)
         ]
         return weighed(batches, len(pairs), self.accelerator, sharded=self.is_fsdp_enabled)
+
+    @property
+    def _filled_tokens(self) -> int:
+        return filled_tokens(causal_model(self.model), self._microbatch_tokens)
 
     def _scores(self, model: nn.Module, layout: Layout, *, statistics: bool) -> TokenScores:
         with self.accelerator.autocast():
@@ -410,7 +416,7 @@ class PreferenceTrainer(PublishingTrainer):
         else:
             items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
         # Sharded models need equally many forward passes on every process: one.
-        budget = sys.maxsize if self.is_fsdp_enabled else self._microbatch_tokens
+        budget = sys.maxsize if self.is_fsdp_enabled else self._filled_tokens
         with self.accelerator.autocast():
             model = self.accelerator.unwrap_model(self.model)
             policy = score_responses(model, items, max_tokens=budget, rows=self._rows)

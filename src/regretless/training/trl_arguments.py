@@ -40,7 +40,11 @@ REFUSED: Mapping[str, Instead] = {
         "sampled with in place of estimates",
     ),
     "discopop_tau": Instead((0.05,), "the loss discopop is not implemented; " + OWN),
-    "activation_offloading": Instead((False,), "lower max_tokens_per_microbatch, or set gradient_checkpointing=True"),
+    "activation_offloading": Instead(
+        (False,),
+        "lower max_tokens_per_microbatch, or set gradient_checkpointing=True, with "
+        "gradient_checkpointing_kwargs={'offload': True} to keep the layers' inputs in the host's memory",
+    ),
     "sync_ref_model": Instead((False,), "the reference is fixed, so that its log-probabilities can be cached"),
     "ref_model_mixup_alpha": Instead((0.6,), "the reference is fixed, so that its log-probabilities can be cached"),
     "ref_model_sync_steps": Instead((512,), "the reference is fixed, so that its log-probabilities can be cached"),
