@@ -1,4 +1,4 @@
-"""Attention sinks in shared rows against the model's own eager attention and against the definition."""
+"""Attention in shared rows, with and without sinks, against the definition and the model's own eager attention."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from regretless.modeling import cpu_attention
 from regretless.modeling.cpu_attention import grouped_attention
 from regretless.modeling.forward import attention_by, grouped, response_scores
 from regretless.modeling.gpu_attention import BLOCK, RowMask, flex_grouped_attention
@@ -58,16 +59,24 @@ def test_sinks_when_rows_are_shared_then_values_and_gradients_are_those_of_eager
 
 
 @pytest.mark.parametrize("window", [None, 3, 40])
-@pytest.mark.parametrize("flex", [False, True])
-def test_sinks_when_heads_have_other_sizes_then_output_is_the_definition(window: int | None, flex: bool) -> None:
+@pytest.mark.parametrize("kernel", ["flex", "whole", "blocks"])
+@pytest.mark.parametrize("with_sinks", [True, False])
+def test_attention_when_heads_have_other_sizes_then_output_and_gradients_are_the_definition(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, kernel: str, with_sinks: bool
+) -> None:
     torch.manual_seed(0)
+    flex = kernel == "flex"
+    # Segments of 9, 7 and 5 queries in blocks of at least 2: of 3, 3 and 3; 3, 3 and 1; and 3 and 2.
+    monkeypatch.setattr(cpu_attention, "BLOCK", 2 if kernel == "blocks" else cpu_attention.BLOCK)
     segments = (Segment(7), Segment(5, 0), Segment(1, 0), Segment(2), Segment(9, 3))
     length = BLOCK
     used = 7 + 5 + 1 + 2 + 9
     rows = length if flex else used
-    query, key, value = (torch.randn(1, heads, rows, 16) for heads in (4, 2, 2))
-    sinks = torch.tensor([-30.0, 0.0, 1.0, 40.0])
-    options = {"scaling": 0.3, "sliding_window": window, "s_aux": sinks}
+    states = [torch.randn(1, heads, rows, 16, requires_grad=not flex) for heads in (4, 2, 2)]
+    query, key, value = states
+    # Without sinks: a score of minus infinity.
+    sinks = torch.tensor([-30.0, 0.0, 1.0, 40.0]) if with_sinks else torch.full((4,), -torch.inf)
+    options = {"scaling": 0.3, "sliding_window": window, "s_aux": sinks if with_sinks else None}
     mask = RowMask(segments, length, torch.device("cpu"))
     if flex:
         found = flex_grouped_attention(torch.nn.Module(), query, key, value, None, row_mask=mask, **options)[0]
@@ -80,6 +89,10 @@ def test_sinks_when_heads_have_other_sizes_then_output_is_the_definition(window:
     scores = torch.cat((scores.masked_fill(~sees, -torch.inf), sinks.view(1, 4, 1, 1).expand(1, 4, rows, 1)), -1)
     wanted = (scores.softmax(-1)[..., :-1] @ value.repeat_interleave(2, 1)).transpose(1, 2)
     torch.testing.assert_close(found[:, :used], wanted[:, :used], rtol=1e-4, atol=1e-5)
+    if not flex:  # it has no backward pass on a CPU
+        weights = torch.randn_like(wanted)
+        got, expected = (torch.autograd.grad((output * weights).sum(), states) for output in (found, wanted))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_sinks_when_scores_are_also_capped_then_it_is_refused() -> None:

@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.training_folder import last_complete_checkpoint
 from regretless.objectives import OBJECTIVES, Logps, build
+from regretless.training import trainer as trainer_module
 from regretless.training.data import PairDataset
 from regretless.training.trainer import PreferenceTrainer
 
@@ -421,7 +423,16 @@ def test_checkpoint_when_saved_then_it_loads_with_peft_and_carries_tokenizer_and
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_gradient_checkpointing_when_on_then_the_trained_weights_are_the_same(lora: bool, make_trainer: Make) -> None:
+@pytest.mark.parametrize("options", [{}, {"every_n_layers": 2}, {"offload": True}])
+def test_gradient_checkpointing_when_on_then_the_trained_weights_are_the_same(
+    lora: bool, options: dict[str, object], make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "offload" in options:
+        with pytest.raises(ConfigError, match="this training has no GPU"):
+            make_trainer(gradient_checkpointing=True, gradient_checkpointing_kwargs=options)
+        # Nevertheless moved, from a CPU's memory to the same: into memory that is not pinned, which needs a GPU.
+        monkeypatch.setattr(trainer_module, "check_offloading", lambda args: None)
+        monkeypatch.setattr(torch.cpu, "is_available", lambda: False)
     results = []
     for checkpointing in (False, True):
         trainer = make_trainer(
@@ -430,10 +441,14 @@ def test_gradient_checkpointing_when_on_then_the_trained_weights_are_the_same(lo
             max_steps=2,
             optim="sgd",
             gradient_checkpointing=checkpointing,
+            gradient_checkpointing_kwargs=options or None,
             learning_rate=0.1,
         )
         trainer.train()
         results.append(torch.cat([weight.flatten() for weight in weights_of(trainer).values()]))
+        layers = [layer for layer in trainer.model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        flags = [layer.gradient_checkpointing for layer in layers]
+        assert flags == [checkpointing, checkpointing and "every_n_layers" not in options]
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
