@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.core.errors import ConfigError
@@ -189,6 +190,17 @@ def test_check_when_precision_is_low_then_what_is_right_passes_and_what_is_wrong
             expected = pytest.raises(ConfigError, match="differ from") if wrong else contextlib.nullcontext()
             with low, expected:
                 check_grouped(model)
+
+
+def test_check_of_a_new_adapter_when_under_autocast_then_it_passes() -> None:
+    # An adapter's B is zero and filled for one pass of the check. Autocast would keep the filled weights, as cast.
+    model = tiny("qwen3", initializer_range=0.2).bfloat16()
+    model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    adapter = [weight for name, weight in model.named_parameters() if "lora_B" in name]
+    assert adapter and all(weight.dtype == torch.float32 and not weight.any() for weight in adapter)
+    with torch.autocast("cpu", torch.bfloat16):
+        check_grouped(model)
+    assert not any(weight.any() for weight in adapter)
 
 
 def test_check_when_it_has_run_then_the_model_is_as_it_was() -> None:

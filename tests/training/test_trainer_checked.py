@@ -65,5 +65,6 @@ def test_training_when_it_begins_then_the_model_has_passed_once_in_the_precision
     assert runs == []
     trainer.train()
     assert runs == [bf16]
+    assert trainer._rows == "grouped"
     lengths = [len(p.prompt_ids) + max(len(p.chosen.ids), len(p.rejected.ids or ())) for p in pairs]
     assert trainer.train_dataset.longest >= max(lengths)

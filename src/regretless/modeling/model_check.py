@@ -270,10 +270,13 @@ class ModelCheck:
         try:
             for weights in zeros:
                 weights.copy_(torch.linspace(0.01, 0.02, weights.numel(), device=weights.device).view(weights.shape))
+            torch.clear_autocast_cache()
             yield
         finally:
             for weights in zeros:
                 weights.zero_()
+            # Autocast keeps casted weights until the outermost block ends, and would compute on with the filled ones.
+            torch.clear_autocast_cache()
 
     def _first_to_mix(self, seen: _Seen, own: int) -> str:
         """The first and innermost module with unmixed input and mixed output."""
