@@ -65,14 +65,12 @@ def case(responses: int, steps: int) -> Case:
 
 def main() -> None:
     """Count and measure every number of responses, and print the table."""
-    from regretless.training.packing import MOST
+    from regretless.training.packing import MOST_CPU
 
     never_fail_to_print()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--responses", type=int, nargs="*", default=[2, 4, 8, 16, 32, 64])
-    parser.add_argument(
-        "--budget", type=int, default=MOST["cpu"], help="max_tokens_per_microbatch; default: that of CPUs"
-    )
+    parser.add_argument("--budget", type=int, default=MOST_CPU, help="max_tokens_per_microbatch; default: that of CPUs")
     parser.add_argument("--steps", type=int, default=3, help="of a run, after one that is not timed")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens-only", action="store_true", help="count tokens and measure nothing")

@@ -112,7 +112,7 @@ def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str,
         """Marks the beginning and the end of the epoch."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # Both sides take fresh memory and choose their kernels in the same step, and then train on the same pairs.
+            # The first step takes memory and chooses kernels, so it is not timed.
             _warm_up(trainer, case.pairs_per_step)
             if what == "profile":
                 recorded.start()

@@ -13,8 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AttentionInterface, PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import cpu_attention
-from regretless.modeling.compiled_layers import compile_layers, is_compiled
+from regretless.modeling import compiled_layers, cpu_attention, gpu_attention
+from regretless.modeling.compiled_layers import compile_layers, is_compiled, leave_uncompiled
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import Layout, lay_out
 from regretless.modeling.row_choice import choose_rows
@@ -37,8 +37,8 @@ def rows(count: int) -> list[Layout]:
     ]
 
 
-def adapted(kind: str) -> PreTrainedModel:
-    model = tiny_of_kind(kind)
+def adapted(kind: str, **settings: object) -> PreTrainedModel:
+    model = tiny_of_kind(kind, **settings)
     config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     torch.manual_seed(1)
     model = get_peft_model(model, config).train()
@@ -64,6 +64,8 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
         yield
     AttentionInterface.register(cpu_attention.NAME, cpu_attention.grouped_attention)
+    AttentionInterface.register(gpu_attention.NAME, gpu_attention.flex_grouped_attention)
+    compiled_layers._register_attention.cache_clear()
     torch._dynamo.reset()
 
 
@@ -84,6 +86,20 @@ def test_layers_when_compiled_then_results_are_equal_and_new_rows_compile_nothin
     assert counts[0] > 0
     assert set(counts) == {counts[0]}
     assert all(module._compiled_call_impl is None for module in model.modules())
+    leave_uncompiled(causal_model(model))
+    assert torch.equal(results(model, layouts[0])[0], wanted[0][0])
+    assert counter.frame_count == counts[0]
+
+
+def test_layers_when_there_are_more_then_they_share_what_is_compiled() -> None:
+    counts = []
+    for layers in (2, 4):
+        torch._dynamo.reset()
+        model, counter = adapted("qwen3", num_hidden_layers=layers), CompileCounterWithBackend("aot_eager")
+        compile_layers(causal_model(model), counter)
+        results(model, rows(1)[0])
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[1] > 0
 
 
 def test_layers_when_compiled_by_inductor_then_the_model_passes_the_check_that_it_is_trained_after() -> None:
@@ -98,6 +114,15 @@ def test_layers_when_compiled_by_inductor_then_the_model_passes_the_check_that_i
 
 
 def test_layers_when_their_code_depends_on_the_row_then_compiling_them_is_refused() -> None:
-    for kind, why in (("qwen3_next", "recurrent layers"), ("qwen3_moe", "a mixture of experts")):
+    for kind, why in (("qwen3_next", "recurrent layers"), ("qwen3_moe", "experts"), ("llama4_text", "experts")):
         with pytest.raises(ConfigError, match=f"compile_layers: .* has {why}"):
             compile_layers(tiny_of_kind(kind))
+    model = tiny_of_kind("qwen3")
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ConfigError, match="has checkpointing on"):
+        compile_layers(model)
+    model = tiny_of_kind("qwen3")
+    model._no_split_modules = ["AnotherLayer"]
+    with pytest.raises(ConfigError, match="has no layers of the kinds that its _no_split_modules names"):
+        compile_layers(model)
+    assert not is_compiled(model)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from regretless.modeling import cpu_attention
@@ -93,6 +95,25 @@ def test_attention_when_heads_have_other_sizes_then_output_and_gradients_are_the
         weights = torch.randn_like(wanted)
         got, expected = (torch.autograd.grad((output * weights).sum(), states) for output in (found, wanted))
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "keys"), [(None, [6, 9, 12]), (4, [6, 6, 6])])
+def test_attention_when_queries_are_in_blocks_then_masked_keys_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, keys: list[int]
+) -> None:
+    monkeypatch.setattr(cpu_attention, "BLOCK", 3)
+    seen, attend = [], functional.scaled_dot_product_attention
+
+    def counting(query: Tensor, key: Tensor, *others: object, **options: object) -> Tensor:
+        seen.append((query.shape[2], key.shape[2]))
+        return attend(query, key, *others, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counting)
+    states = torch.randn(1, 2, 12, 8)
+    options = {"segments": (Segment(3), Segment(9, 0)), "scaling": 0.3, "sliding_window": window}
+    grouped_attention(torch.nn.Module(), states, states, states, None, **options)
+    # The response's 9 queries see the prompt's 3 keys and those up to their own, or a window's.
+    assert seen[-3:] == [(3, count) for count in keys]
 
 
 def test_sinks_when_scores_are_also_capped_then_it_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from regretless.modeling import norms
+from regretless.modeling import forward, replacing
 from regretless.modeling.adapters import fused_adapters
+from regretless.modeling.forward import grouped, response_scores
 from regretless.modeling.gated_mlp import lean_mlps
+from regretless.modeling.layout import lay_out
+from tiny_kinds import tiny_of_kind
 
 WIDTH, INNER = 12, 20
 LAYERS = ("gate_proj", "up_proj", "down_proj")
@@ -51,6 +54,16 @@ def results(model: nn.Module, x: Tensor) -> tuple[list[Tensor], int]:
     """Output and gradients, and how many numbers were kept for the backward pass."""
     x = x.clone().requires_grad_()
     model.zero_grad()
+    with keeping() as kept:
+        output = model(x)
+    (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+    found = [output.detach(), x.grad, *(p.grad.clone() for p in model.parameters() if p.requires_grad)]
+    return found, sum(kept.values())
+
+
+@contextmanager
+def keeping() -> Iterator[dict[int, int]]:
+    """Sizes of the storages that are kept for a backward pass, by their place."""
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -58,17 +71,14 @@ def results(model: nn.Module, x: Tensor) -> tuple[list[Tensor], int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model(x)
-    (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
-    found = [output.detach(), x.grad, *(p.grad.clone() for p in model.parameters() if p.requires_grad)]
-    return found, sum(kept.values())
+        yield kept
 
 
-@pytest.mark.parametrize("elements", [norms.ELEMENTS, 50])
+@pytest.mark.parametrize("elements", [replacing.ELEMENTS, 50])
 def test_mlp_when_lean_then_values_and_gradients_are_equal_and_two_wide_tensors_fewer_are_kept(
     monkeypatch: pytest.MonkeyPatch, elements: int
 ) -> None:
-    monkeypatch.setattr(norms, "ELEMENTS", elements)
+    monkeypatch.setattr(replacing, "ELEMENTS", elements)
     model, tokens = adapted(), 14
     x = torch.randn(2, tokens // 2, WIDTH, dtype=torch.float64)
     with fused_adapters(model):
@@ -120,3 +130,26 @@ def test_mlp_when_it_is_another_then_it_keeps_its_own_forward(make: Callable[[],
     assert as_many == kept
     for mine, theirs in zip(found, wanted, strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_model_when_it_computes_shared_rows_then_its_mlps_are_lean(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, inner = 3, 48
+    config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(tiny_of_kind("qwen3", num_hidden_layers=layers, intermediate_size=inner), config).train()
+    layout, _ = lay_out([((5, 6, 7), (8, 9, 2)), ((5, 6, 7), (9, 2))])
+
+    def count() -> int:
+        with keeping() as kept, grouped(model):
+            response_scores(model, layout).logps.sum().backward()
+        return sum(kept.values())
+
+    fewer = count()
+    monkeypatch.setattr(forward, "lean_mlps", lambda model: nullcontext())
+    assert count() - fewer == layers * 2 * layout.tokens * inner
+
+
+def test_parts_when_on_another_device_then_there_is_one() -> None:
+    rows = torch.empty(3 * replacing.ELEMENTS, 2, device="meta")
+    assert list(replacing.parts(rows)) == [slice(None)]
+    sizes = [part.stop - part.start for part in replacing.parts(torch.empty(100_000, 2))]
+    assert sizes == [replacing.ELEMENTS // 2, replacing.ELEMENTS // 2]

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from regretless.modeling import norms
+from regretless.modeling import replacing
 from regretless.modeling.norms import fused_norms
 
 SHAPE = {
@@ -41,7 +41,7 @@ def frozen(norm: nn.Module, dtype: torch.dtype) -> nn.Module:
 def test_norm_when_in_few_passes_then_it_is_that_of_transformers(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, elements: int
 ) -> None:
-    monkeypatch.setattr(norms, "ELEMENTS", elements)
+    monkeypatch.setattr(replacing, "ELEMENTS", elements)
     torch.manual_seed(0)
     norm = frozen(Qwen3RMSNorm(16, eps=0.1), dtype)
     x = (3 * torch.randn(2, 9, 3, 16)).to(dtype)

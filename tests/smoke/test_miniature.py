@@ -24,3 +24,13 @@ def test_smoke_run_when_the_recipe_uploads_and_tracks_then_no_training_of_it_doe
         arguments = section.split_for(method)[1]
         wanted = {"push_to_hub": False, "report_to": "none", "log_completions_steps": None}
         assert {name: arguments[name] for name in wanted} == wanted, method
+
+
+def test_smoke_run_when_the_recipe_needs_a_gpu_then_no_training_of_it_does() -> None:
+    checkpointing = ("gradient_checkpointing=true", "gradient_checkpointing_kwargs={offload: true}")
+    needs = (*checkpointing, "use_liger_kernel=true", "compile_layers=true", "bf16=true")
+    small = smoke_recipe(load_recipe(QUICKSTART, [f"train.{text}" for text in needs]))
+    assert small.train is not None
+    arguments = small.train.split_for("dpo")[1]
+    assert "gradient_checkpointing_kwargs" not in arguments and arguments["gradient_checkpointing"] is True
+    assert not any(arguments[name] for name in ("use_liger_kernel", "compile_layers", "bf16"))

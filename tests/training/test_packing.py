@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regretless.modeling.layout import Item, token_count
-from regretless.training.packing import cut_rows, filled_tokens, pack_rows
+from regretless.training.packing import cut_rows, filled_tokens, most_tokens, pack_rows
 
 
 def test_responses_when_spread_over_rows_then_each_is_in_one_and_only_a_single_one_may_be_too_long() -> None:
@@ -81,11 +82,12 @@ def test_filled_tokens_when_layers_are_wider_then_rows_of_several_prompts_are_sm
         config = AutoConfig.for_model("qwen3", vocab_size=11, num_hidden_layers=2, num_key_value_heads=1, **shape)
         return AutoModelForCausalLM.from_config(config)
 
+    cpu = torch.device("cpu")
     # Weights of a layer: queries and output w² each, keys and values w²/2 each, three matrices 3 w² in the MLP; norms.
-    assert filled_tokens(model(32), 4096) == 2048
-    assert abs(filled_tokens(model(160), 4096) - 4 * 10**8 / (12 * 160**2)) < 4  # norms have weights, too
-    assert filled_tokens(model(256), 4096) == 1024
-    assert filled_tokens(model(256), 300) == 300
+    assert filled_tokens(model(32), cpu) == 2048
+    assert abs(filled_tokens(model(160), cpu) - 4 * 10**8 / (12 * 160**2)) < 4  # norms have weights, too
+    assert filled_tokens(model(256), cpu) == 1024
+    assert filled_tokens(model(256), torch.device("cuda")) == most_tokens(torch.device("cuda")) == 16384
 
 
 def test_responses_when_they_share_beginnings_then_rows_keep_them_together_and_count_them_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import TrainerCallback, modeling_utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError
@@ -433,6 +433,14 @@ def test_gradient_checkpointing_when_on_then_the_trained_weights_are_the_same(
         # Nevertheless moved, from a CPU's memory to the same: into memory that is not pinned, which needs a GPU.
         monkeypatch.setattr(trainer_module, "check_offloading", lambda args: None)
         monkeypatch.setattr(torch.cpu, "is_available", lambda: False)
+    moves: list[object] = []
+
+    class Counted(torch.autograd.graph.save_on_cpu):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)
+            moves.append(self)
+
+    monkeypatch.setattr(modeling_utils, "save_on_cpu", Counted, raising=False)
     results = []
     for checkpointing in (False, True):
         trainer = make_trainer(
@@ -449,6 +457,7 @@ def test_gradient_checkpointing_when_on_then_the_trained_weights_are_the_same(
         layers = [layer for layer in trainer.model.modules() if isinstance(layer, GradientCheckpointingLayer)]
         flags = [layer.gradient_checkpointing for layer in layers]
         assert flags == [checkpointing, checkpointing and "every_n_layers" not in options]
+    assert bool(moves) == ("offload" in options)
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from test_trainer import chosen_logps, logits_of, plain_loss
 
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.compiled_layers import is_compiled
+from regretless.training.arguments import PreferenceConfig
+from regretless.training.train_config import TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 from tiny_kinds import tiny_of_kind
 
@@ -112,3 +116,26 @@ def test_rows_when_set_by_name_then_training_is_the_same_and_grouped_refuses_wha
     trainer = make_trainer(model=tiny_of_kind("jamba").float(), objective="dpo", rows="grouped")
     with pytest.raises(ConfigError, match=r"\(JambaMambaMixer\) does not continue"):
         trainer.train()
+
+
+def test_compiled_layers_when_rows_are_not_shared_then_it_is_refused_before_the_first_step(
+    make_trainer: Make, tmp_path: Path
+) -> None:
+    trainer = make_trainer(model=tiny_of_kind("bloom").float(), objective="dpo", compile_layers=True)
+    with pytest.raises(ConfigError, match=r"compile_layers: .* computed in plain rows: .*set it to false"):
+        trainer.train()
+    others = {"rows": "plain", "gradient_checkpointing": True, "fsdp": "full_shard"}
+    with pytest.raises(ConfigError, match=r"3 problem\(s\)") as caught:
+        PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, compile_layers=True, **others)
+    for what in ("with gradient_checkpointing, ", "with fsdp, ", "compute shared rows, not plain ones; remove one"):
+        assert what in str(caught.value)
+    with pytest.raises(ConfigError, match="compile_layers: fsdp2 gathers weights"):
+        TrainConfig.parse({"objective": "dpo", "strategy": "fsdp2", "compile_layers": True}, "train")
+
+
+def test_layers_when_an_earlier_trainer_compiled_them_then_another_one_does_not(make_trainer: Make) -> None:
+    model = tiny_of_kind("bloom").float()
+    make_trainer(model=model, objective="dpo", lora=False, compile_layers=True)
+    assert is_compiled(model)
+    make_trainer(model=model, objective="dpo", lora=False)
+    assert not is_compiled(model)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,24 +11,17 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from regretless.modeling.replacing import has_hooks, is_replaced_by, replaced_forwards
 
-@contextlib.contextmanager
-def fused_adapters(model: nn.Module) -> Iterator[None]:
+
+def fused_adapters(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within the block, plain LoRA layers of `model` compute W x + s B (A x) by matrix products alone.
 
     peft's own forward makes the product with B, scales it, adds it, and casts the input to the adapter's type and back
     under autocast: each of these reads and writes a tensor as wide as the layer, forward and backward. Layers of other
     kinds (DoRA, several adapters, dropout, quantized or sharded weights, hooks) keep peft's forward.
     """
-    # A layer whose forward is replaced already (by accelerate, or by an outer block) stays as it is.
-    layers = [module for module in model.modules() if type(module) is LoraLinear and "forward" not in vars(module)]
-    for layer in layers:
-        vars(layer)["forward"] = partial(_forward, layer)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del vars(layer)["forward"]
+    return replaced_forwards(model, lambda module: type(module) is LoraLinear, _forward)
 
 
 class Adapter(NamedTuple):
@@ -93,7 +84,7 @@ def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _plain_adapter(layer: Any) -> str | None:
     """Name of the layer's one active adapter, if there is nothing but plain LoRA on a plain frozen linear layer."""
-    if type(layer) is not LoraLinear:
+    if type(layer) is not LoraLinear or not is_replaced_by(layer, _forward):
         return None
     names = [name for name in layer.active_adapters if name in layer.lora_A]
     if layer.disable_adapters or layer.merged or len(names) != 1 or names[0] in layer.lora_variant:
@@ -109,9 +100,9 @@ def _plain_adapter(layer: Any) -> str | None:
 
 def _is_plain(part: nn.Module) -> bool:
     """Whether a call of this module is a product with its weight and nothing else."""
-    hooks = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
     # Sharded and quantized layers are of other classes; weights divided among devices are no plain parameters.
-    return type(part) is nn.Linear and type(part.weight) is nn.Parameter and not hooks and "forward" not in vars(part)
+    plain = type(part) is nn.Linear and type(part.weight) is nn.Parameter
+    return plain and not has_hooks(part) and "forward" not in vars(part)
 
 
 class _Adapted(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention
 from regretless.modeling.recurrent import recurrent_layers
-from regretless.modeling.router_loss import has_router_loss
 
 _compiled: WeakKeyDictionary[PreTrainedModel, dict[nn.Module, Callable[..., Any]]] = WeakKeyDictionary()
 """By model, its layers with their compiled calls."""
@@ -28,34 +27,35 @@ class Row:
         self.keywords = keywords
 
 
-def _attention_of_row(attend: Callable[..., Any], *args: Any, row: Row | None = None, **kwargs: Any) -> Any:
-    return attend(*args, **kwargs, **(row.keywords if row else {}))
-
-
 def compile_layers(model: PreTrainedModel, backend: Any = "inductor") -> None:
     """Compile the decoder layers of `model` for shared rows (`modeling.forward.grouped`) of any length.
 
-    All layers share the compiled code. Attention is called from it: it knows the segments of a row, and FlexAttention
-    is compiled by itself. Rows of new lengths compile nothing again. Compilation takes place in the first rows: with
-    and without gradient, in training and in evaluation.
-    Raises ConfigError for a model with recurrent layers or with experts, whose Python code depends on a row's tokens.
+    All layers share the compiled code. It calls attention, which depends on a row's segments and is not part of it;
+    FlexAttention is compiled by itself. Compilation takes place in the first rows: with and without gradient, in
+    training and in evaluation.
+    Raises ConfigError for a model whose layers cannot be compiled so.
     """
-    if recurrent_layers(model) or has_router_loss(model):
-        kind = "recurrent layers" if recurrent_layers(model) else "a mixture of experts"
-        raise ConfigError(
-            f"compile_layers: {type(model).__name__} has {kind}, whose code depends on the row; set it to false"
-        )
-    names = model._no_split_modules or ()
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ConfigError(f"compile_layers: {type(model).__name__} does not name its layers; set it to false")
-    for name, attend in (
-        (cpu_attention.NAME, cpu_attention.grouped_attention),
-        (gpu_attention.NAME, gpu_attention.flex_grouped_attention),
-    ):
-        AttentionInterface.register(name, torch.compiler.disable(partial(_attention_of_row, attend)))  # type: ignore[no-untyped-call]
+    kind = type(model).__name__
+    layers = [module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())]
+    why = None
+    if recurrent_layers(model):
+        why = "has recurrent layers, whose code depends on a row's segments"
+    elif any("experts" in f"{name} {type(module).__name__}".lower() for name, module in model.named_modules()):
+        why = "has experts, whose code depends on which tokens they get"
+    elif not layers:
+        why = "has no layers of the kinds that its _no_split_modules names"
+    elif any(getattr(layer, "gradient_checkpointing", False) for layer in layers):
+        why = "has checkpointing on, which computes layers again by code of its own"
+    if why is not None:
+        raise ConfigError(f"compile_layers: {kind} {why}; set it to false")
+    _register_attention()
     gpu_attention.allow_variants()
     _compiled[model] = {layer: torch.compile(layer._call_impl, dynamic=True, backend=backend) for layer in layers}
+
+
+def leave_uncompiled(model: PreTrainedModel) -> None:
+    """Undo `compile_layers`, for example that of an earlier trainer of the same model."""
+    _compiled.pop(model, None)
 
 
 def is_compiled(model: PreTrainedModel) -> bool:
@@ -65,12 +65,27 @@ def is_compiled(model: PreTrainedModel) -> bool:
 
 @contextlib.contextmanager
 def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block, calls of a layer of `model` run its compiled code."""
+    """Within the block, calls of a layer of `model` run its compiled code; blocks may be nested."""
     layers = _compiled.get(model, {})
+    before = [(layer, layer._compiled_call_impl) for layer in layers]
     for layer, call in layers.items():
         layer._compiled_call_impl = call
     try:
         yield
     finally:
-        for layer in layers:
-            layer._compiled_call_impl = None
+        for layer, outer in before:
+            layer._compiled_call_impl = outer
+
+
+@cache  # compiled code is compiled again for another function
+def _register_attention() -> None:
+    for name, attend in (
+        (cpu_attention.NAME, cpu_attention.grouped_attention),
+        (gpu_attention.NAME, gpu_attention.flex_grouped_attention),
+    ):
+        of_row = partial(_attention_of_row, attend)
+        AttentionInterface.register(name, torch.compiler.disable(of_row))  # type: ignore[no-untyped-call]
+
+
+def _attention_of_row(attend: Callable[..., Any], *args: Any, row: Row | None = None, **kwargs: Any) -> Any:
+    return attend(*args, **kwargs, **(row.keywords if row else {}))

@@ -16,7 +16,7 @@ NAME = "regretless_grouped"
 MASK_STEP = 1024
 """A mask's size grows in steps of this many positions, so that few masks are built."""
 BLOCK = 128
-"""Least number of queries computed together: fewer would see fewer keys in vain, and products would be too small."""
+"""Queries in a block, or up to twice as many. Smaller blocks skip more masked keys, but products become too small."""
 
 
 def grouped_attention(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,52 +13,33 @@ from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from regretless.modeling.adapters import Adapter, adapter_of
-from regretless.modeling.norms import parts, same_code
+from regretless.modeling.replacing import has_hooks, parts, replaced_forwards, same_code
 
 
-@contextlib.contextmanager
-def lean_mlps(model: nn.Module) -> Iterator[None]:
+def lean_mlps(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within the block, MLPs of `model` with the formula of Llama's, and plain LoRA on `down_proj`, keep two tensors.
 
     Autograd would keep four tensors as wide as the MLP: the gate, what SiLU makes of it, the other factor, and their
     product. The second and the fourth are computed again from the others: a cheap pass over memory, no matrix product.
     Call it inside `fused_adapters`.
     """
-    mlps = [module for module in model.modules() if _is_gated(module)]
-    for module in mlps:
-        vars(module)["forward"] = partial(_forward, module)
-    try:
-        yield
-    finally:
-        for module in mlps:
-            del vars(module)["forward"]
+    return replaced_forwards(model, _is_gated, _forward)
 
 
 def _is_gated(module: Any) -> bool:
-    return (
-        same_code(module, LlamaMLP)
-        and type(module.act_fn) in (nn.SiLU, SiLUActivation)
-        and "forward" not in vars(module)
-    )
+    return same_code(module, LlamaMLP) and type(module.act_fn) in (nn.SiLU, SiLUActivation)
 
 
 def _forward(module: Any, x: Tensor) -> Tensor:
-    adapter = adapter_of(module.down_proj, x) if torch.is_grad_enabled() and not _is_hooked(module) else None
+    # The last layer and the activation are not called, so hooks on them would not run.
+    whole = not torch.is_grad_enabled() or has_hooks(module.down_proj) or has_hooks(module.act_fn)
+    adapter = None if whole else adapter_of(module.down_proj, x)
     if adapter is None:
         result: Tensor = type(module).forward(module, x)
         return result
-    dtype = adapter.weight.dtype
-    found: Tensor = _GatedProduct.apply(module.gate_proj(x).to(dtype), module.up_proj(x).to(dtype), *adapter)  # type: ignore[no-untyped-call]
+    gate, up = (layer(x).to(adapter.weight.dtype) for layer in (module.gate_proj, module.up_proj))
+    found: Tensor = _GatedProduct.apply(gate, up, *adapter)  # type: ignore[no-untyped-call]
     return found
-
-
-def _is_hooked(module: Any) -> bool:
-    """Whether the two layers that are not called have hooks, which would not run."""
-    return any(
-        hooks
-        for part in (module.down_proj, module.act_fn)
-        for hooks in (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    )
 
 
 class _GatedProduct(torch.autograd.Function):

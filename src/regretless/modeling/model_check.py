@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import gpu_attention
+from regretless.modeling.compiled_layers import is_compiled
 from regretless.modeling.forward import (
     attention_by,
     causal_model,
@@ -112,10 +113,10 @@ def run_check(model: nn.Module, longest: int | None, check: type[ModelCheck], pa
 
 
 def place_of(model: nn.Module, inner: PreTrainedModel) -> tuple[Any, ...]:
-    """Where and how a model computes: device, types of weights and autocast, wrapper."""
+    """Where and how a model computes: device, types of weights and autocast, wrapper, compiled or not."""
     kind = inner.device.type
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return kind, inner.dtype, automatic, type(model).__name__
+    return kind, inner.dtype, automatic, type(model).__name__, is_compiled(inner)
 
 
 def longest_sequence(inner: PreTrainedModel, longest: int | None) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,39 +10,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-ELEMENTS = 1 << 17
-"""Elements of a part of the input: few enough that its float32 copies stay in a processor's cache."""
+from regretless.modeling.replacing import parts, replaced_forwards, same_code
 
 
-@contextlib.contextmanager
-def fused_norms(model: nn.Module) -> Iterator[None]:
+def fused_norms(model: nn.Module) -> contextlib.AbstractContextManager[None]:
     """Within the block, RMS norms of `model` with the formula of Llama's and frozen weights take fewer passes.
 
     They are recognized by the code of their forward, which many architectures share. Autograd would keep and read a
     tensor for each of its operations. Other norms, and those with hooks, keep their own forward.
     """
-    norms = [module for module in model.modules() if _is_rms_norm(module)]
-    for module in norms:
-        vars(module)["forward"] = partial(_forward, module)
-    try:
-        yield
-    finally:
-        for module in norms:
-            del vars(module)["forward"]
-
-
-def _is_rms_norm(module: nn.Module) -> bool:
-    return same_code(module, LlamaRMSNorm) and "forward" not in vars(module)
-
-
-def same_code(module: Any, kind: type[nn.Module]) -> bool:
-    """Whether a module computes by the same code as modules of this kind; many architectures have copies of it."""
-    return _code(module) == _code(kind)
-
-
-def _code(module: Any) -> tuple[Any, ...] | None:
-    code = getattr(module.forward, "__code__", None)
-    return None if code is None else (code.co_code, code.co_names, code.co_consts)
+    return replaced_forwards(model, lambda module: same_code(module, LlamaRMSNorm), _forward)
 
 
 def _forward(module: Any, x: Tensor) -> Tensor:
@@ -85,9 +60,3 @@ class _RmsNorm(torch.autograd.Function):
             along = (grad * values).sum(-1, keepdim=True).mul_(scale.pow(3)).div_(-rows.shape[-1])
             result[part] = grad.mul_(scale).addcmul_(values, along)
         return result.view(upstream.shape), None, None
-
-
-def parts(rows: Tensor) -> list[slice]:
-    """Slices of rows (N, D) with few enough elements to stay in a processor's cache."""
-    size = max(1, ELEMENTS // rows.shape[-1])
-    return [slice(start, start + size) for start in range(0, len(rows), size)]

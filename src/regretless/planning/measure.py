@@ -47,7 +47,7 @@ from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import sample_prompts
 from regretless.training import train
 from regretless.training.log import FILE, read
-from regretless.training.packing import filled_tokens, most_tokens
+from regretless.training.packing import filled_tokens
 from regretless.training.train_config import TrainConfig
 
 BRIEF, LONG = 4.0, 20.0
@@ -238,7 +238,7 @@ class Calibration:
             scorer = load_model(model)
             score_responses(scorer, items[:8])
             began = time.monotonic()
-            score_responses(scorer, items, max_tokens=filled_tokens(scorer, most_tokens(scorer.device)))
+            score_responses(scorer, items, max_tokens=filled_tokens(scorer, scorer.device))
             tokens = int(data.train.tokens[: len(some)].sum())
             self._rates[model.label] = tokens / (time.monotonic() - began)
         return beyond / self._rates[model.label]

@@ -43,8 +43,16 @@ SAMPLE = {"n": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_pen
 LENGTH = {"max_new_tokens": 16, "batch_size": 256}
 OFFLINE = {"push_to_hub": False, "report_to": "none", "log_completions_steps": None}
 """Nothing of a smoke run leaves the machine: no model goes to the hub, no log to a tracker."""
-PLAIN = {"bf16": False, "fp16": False, "deepspeed": None, "fsdp": None, "num_train_epochs": 1}
-"""Training arguments that need special hardware, or that are meaningless for a few steps."""
+PLAIN = {
+    "bf16": False,
+    "fp16": False,
+    "deepspeed": None,
+    "fsdp": None,
+    "use_liger_kernel": False,
+    "compile_layers": False,
+    "num_train_epochs": 1,
+}
+"""Training arguments that need special hardware, or time, or that are meaningless for a few steps."""
 HERE = {"processes": 1, "strategy": "ddp", "gradient_accumulation_steps": 1}
 """These models are too small to be trained faster by several processes."""
 PRETRAIN = {
@@ -57,8 +65,8 @@ PRETRAIN = {
     "warmup_steps": 5,
 }
 TRAIN = {**PLAIN, **OFFLINE, **HERE, "max_steps": 2, "pairs_per_step": 4, "warmup_steps": 0, "logging_steps": 1}
-STEP_SIZE = "per_device_train_batch_size"
-"""A setting that `pairs_per_step` replaces."""
+LEFT_OUT = ("per_device_train_batch_size", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+"""Training arguments that `pairs_per_step` replaces, or that may need a GPU."""
 EVAL_PAIRS = 8
 """Pairs from more than one prompt: KTO needs answers to another prompt."""
 SERVER = {"api_key_env": local_judge.KEY_VARIABLE, "concurrency": 8}
@@ -162,7 +170,7 @@ def _pretrained(model: ModelConfig) -> dict[str, Any]:
 
 def _pretrain(entry: Mapping[str, Any]) -> dict[str, Any]:
     model = ModelConfig(**entry["model"])
-    return {**_without_step_size(entry), **PRETRAIN, "model": _tiny(model), "methods": {}}
+    return {**_kept(entry), **PRETRAIN, "model": _tiny(model), "methods": {}}
 
 
 def _trained_name(model: ModelConfig) -> str:
@@ -209,15 +217,15 @@ def _inspect(section: Mapping[str, Any]) -> dict[str, Any]:
 
 def _train(section: Mapping[str, Any]) -> dict[str, Any]:
     methods = {
-        name: {key: value for key, value in _without_step_size(entry).items() if key not in TRAIN}
+        name: {key: value for key, value in _kept(entry).items() if key not in TRAIN}
         for name, entry in section.get("methods", {}).items()
     }
     held_out = min(section.get("eval_pairs", 0), EVAL_PAIRS)
-    return {**_without_step_size(section), **TRAIN, "methods": methods, "eval_pairs": held_out}
+    return {**_kept(section), **TRAIN, "methods": methods, "eval_pairs": held_out}
 
 
-def _without_step_size(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if key != STEP_SIZE}
+def _kept(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in LEFT_OUT}
 
 
 def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ UNUSED = {
         "compile_layers=True",
     ),
 }
-"""Arguments of the Trainer that would have no effect, only part of it, or one that nobody wants, and why."""
+"""Arguments of the Trainer that are refused, because they would have no effect or the wrong one, and why."""
 
 
 @answering
@@ -148,8 +148,8 @@ class PreferenceConfig(TrainingArguments):
     compile_layers: bool = field(
         default=False,
         metadata={
-            "help": "Whether torch compiles the model's layers for shared rows, once for all lengths, which takes "
-            "about a minute. Not with checkpointing, FSDP, recurrent layers or experts."
+            "help": "Whether torch compiles the model's layers for shared rows. One compilation serves rows of all "
+            "lengths. Not with checkpointing, FSDP, recurrent layers or experts."
         },
     )
     pairs_cache_dir: str | None = field(
@@ -253,6 +253,8 @@ class PreferenceConfig(TrainingArguments):
                 for name in others
                 if given.get(name)
             ]
+            if given.get("rows") == "plain":
+                problems.append("compile_layers: the compiled layers compute shared rows, not plain ones; remove one")
         reject("PreferenceConfig", problems)
         super().__post_init__()
         self.objective = self.objective or objective_of(losses_of(self.loss_type), self.loss_weights) or DEFAULT_METHOD

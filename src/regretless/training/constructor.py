@@ -25,7 +25,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.hub import one_attempt
 from regretless.core.run_folder import is_first_process
 from regretless.core.terminal import console
-from regretless.modeling.compiled_layers import compile_layers
+from regretless.modeling.compiled_layers import compile_layers, leave_uncompiled
 from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
@@ -116,8 +116,6 @@ def models_of(
         match_reference(reference, policy)
     if args.disable_dropout:
         turn_off_dropout(policy, reference)
-    if args.compile_layers:
-        compile_layers(causal_model(policy))
     return policy, reference
 
 
@@ -163,6 +161,13 @@ def tokenizer_for(model: str | nn.Module, processing_class: Any, args: Preferenc
             raise ConfigError(f"pad_token: {args.pad_token!r} is not in the tokenizer's vocabulary; choose one that is")
         processing_class.pad_token = args.pad_token
     return processing_class
+
+
+def compile_models(args: PreferenceConfig, *models: nn.Module | None) -> None:
+    """Compile the layers of policy and reference alike, so that both round alike, or undo it."""
+    for model in models:
+        if model is not None:
+            (compile_layers if args.compile_layers else leave_uncompiled)(causal_model(model))
 
 
 def turn_off_dropout(*models: nn.Module | None) -> None:
@@ -256,8 +261,8 @@ def check_offloading(args: PreferenceConfig) -> None:
     """Raise ConfigError if what checkpointing keeps is to be moved from a CPU's memory to the same memory."""
     if (args.gradient_checkpointing_kwargs or {}).get("offload") and args.device.type == "cpu":
         raise ConfigError(
-            "gradient_checkpointing_kwargs: offload moves the layers' inputs from a GPU's memory to the host's, and "
-            "this training has no GPU; leave it out"
+            "gradient_checkpointing_kwargs (activation_checkpointing_kwargs): offload moves the layers' inputs from a "
+            "GPU's memory to the host's, and this training has no GPU; leave it out"
         )
 
 

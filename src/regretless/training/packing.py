@@ -19,31 +19,31 @@ from regretless.modeling.scoring import fill_rows
 T = TypeVar("T")
 COST_WITH_GRADIENT = 2
 """Forward passes that a token with gradient costs: its own, and the backward pass (two if all weights are trained)."""
-MOST = {"cpu": 4096, "other": 16384}
-"""Tokens of a micro-batch at most, by kind of device, if nothing is set."""
+MOST_CPU, MOST_GPU = 4096, 16384
+"""Tokens of a micro-batch at most, if nothing is set: of one prompt on a CPU, of any number of them on a GPU."""
+FILLED = (1024, 2048)
+"""Tokens of a micro-batch of several prompts on a CPU, if nothing is set: of wide layers and of narrow ones."""
 WORK = 4 * 10**8
 """Multiply-adds of a layer's products in a row: with so many, PyTorch's own time per operation does not matter."""
-FILLED = (1024, 2048)
-"""Tokens up to which rows of several prompts are filled on a CPU, least and most."""
 
 
 def most_tokens(device: torch.device) -> int:
     """Tokens of a micro-batch at most on a device, if nothing is set."""
-    return MOST["cpu" if device.type == "cpu" else "other"]
+    return MOST_GPU if device.type == "cuda" else MOST_CPU
 
 
-def filled_tokens(model: PreTrainedModel, most: int) -> int:
-    """Tokens up to which micro-batches of several prompts are filled, `most` or fewer.
+def filled_tokens(model: PreTrainedModel, device: torch.device) -> int:
+    """Tokens up to which micro-batches of several prompts are filled on a device, if nothing is set.
 
     On CPUs, larger ones are not faster and need more memory, as soon as a layer's matrix products take much longer than
     PyTorch's calls.
     """
-    if model.device.type != "cpu":
-        return most
+    if device.type == "cuda":
+        return MOST_GPU
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     weights = decoder_of(model).num_parameters(exclude_embeddings=True) // max(1, layers)
-    least, enough = FILLED
-    return min(most, enough, max(least, WORK // max(1, weights)))
+    least, most = FILLED
+    return min(most, max(least, WORK // max(1, weights)))
 
 
 def pack_rows(
@@ -51,7 +51,7 @@ def pack_rows(
 ) -> list[list[int]]:
     """Split units (the responses of one pair each) into micro-batches of at most `max_tokens` distinct tokens.
 
-    Those of several prompts have at most `filled` tokens (by default `max_tokens`).
+    Those of several prompts, and all of plain rows, have at most `filled` tokens (by default `max_tokens`).
     Neighboring units of one prompt stay together if they fit. Else they become one micro-batch, whose responses
     `cut_rows` spreads over rows, or several, each with some of the units and all of their responses: whichever costs
     less. The longest are placed first, each in the first micro-batch with enough space. Plain rows are computed

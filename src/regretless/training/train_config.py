@@ -158,6 +158,8 @@ class TrainConfig(Section):
                 for name in ("fsdp", "deepspeed")
                 if values.get(name)
             }
+            if values.get("compile_layers"):
+                found["compile_layers"] = "fsdp2 gathers weights in the layers that would be compiled; remove one"
             if values.get("log_completions_steps") is not None:
                 found["log_completions_steps"] = "a model sharded by fsdp2 cannot answer on one process; leave it out"
         return found

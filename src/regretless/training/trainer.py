@@ -26,7 +26,7 @@ from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, in_rows, response_scores
 from regretless.modeling.layout import Item, Layout, token_count
 from regretless.modeling.router_loss import DistinctTokens, router_loss
-from regretless.modeling.row_choice import choose_rows, note_plain_rows
+from regretless.modeling.row_choice import choose_rows, note_plain_rows, why_not_grouped
 from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
@@ -41,6 +41,7 @@ from regretless.training.constructor import (
     check_offloading,
     check_optimizer,
     check_parallelism,
+    compile_models,
     models_of,
     router_coefficient,
     taken,
@@ -115,8 +116,10 @@ class PreferenceTrainer(PublishingTrainer):
             adapters_off=peft_config is not None,
             needs_distributions=self._needs_distributions,
         )
+        compile_models(args, model, self.reference.frozen)
         self._rows: RowKind = "grouped"
         self._microbatch_tokens = args.max_tokens_per_microbatch or most_tokens(args.device)
+        self._filled_tokens = args.max_tokens_per_microbatch or filled_tokens(causal_model(model), args.device)
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.required
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
@@ -136,6 +139,8 @@ class PreferenceTrainer(PublishingTrainer):
         check_optimizer(self.optimizer, self.model)
         if self.is_fsdp_enabled and getattr(causal_model(model), "is_quantized", False):
             raise ConfigError("model: a quantized base is not sharded (untested); use ddp, one copy for each process")
+        if self.is_fsdp_enabled and args.compile_layers:
+            raise ConfigError("compile_layers: not together with FSDP, which gathers weights in the layers; remove one")
         self._log_state = LogState(self, self._means["train"], self._token_count)
         for callback in (self._live_log, self._log_state, CompletionTables(self)):
             self.add_callback(callback)
@@ -171,6 +176,13 @@ class PreferenceTrainer(PublishingTrainer):
             if len(kinds) > 1:
                 kinds = {choose_rows(model, longest, "plain") for model in models}
             (self._rows,) = kinds
+            if self._rows == "plain" and self.args.compile_layers:
+                why = why_not_grouped(models[0])
+                raise ConfigError(
+                    "compile_layers: the compiled layers compute shared rows, and this model is computed in plain rows"
+                    + (f": {why}" if why else "")
+                    + "; set it to false"
+                )
 
     def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
         """Reference log-probabilities for the remaining steps, and for the evaluation data if they may be read.
@@ -345,10 +357,6 @@ class PreferenceTrainer(PublishingTrainer):
             for row in pack_rows(items, self._microbatch_tokens, self._rows, self._filled_tokens)
         ]
         return weighed(batches, len(pairs), self.accelerator, sharded=self.is_fsdp_enabled)
-
-    @property
-    def _filled_tokens(self) -> int:
-        return filled_tokens(causal_model(self.model), self._microbatch_tokens)
 
     def _scores(self, model: nn.Module, layout: Layout, *, statistics: bool) -> TokenScores:
         with self.accelerator.autocast():
