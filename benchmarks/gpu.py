@@ -3,10 +3,11 @@
     python benchmarks/gpu.py --peak-tflops 989      # Qwen3-1.7B's shape, LoRA r = 32, bfloat16; H100, H200: 989
     python benchmarks/gpu.py --tiny --skip-trl      # the same path in miniature, on a CPU too
 
-It prints tables for docs/performance.md and ends within `--minutes`: what comes last is left out, by name, if the time
-is short. Weights are random: speed and memory do not depend on them. Model FLOPs are those of the necessary matrix
-products (benchmarks/limit.py), so utilization counts each distinct token once; "pairwise" counts the products that a
-pairwise trainer would need for the same pairs. The comparison with TRL needs `pip install .[bench]`.
+It prints tables for docs/performance.md. Measurements stop after `--minutes`; those without a result, because they
+failed or the time was over, are named at the end. Weights are random: speed and memory do not depend on them. Model
+FLOPs are those of the necessary matrix products (benchmarks/limit.py), so utilization counts each distinct token once;
+"pairwise" counts the products that a pairwise trainer would need for the same pairs. The comparison with TRL needs
+`pip install .[bench]`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import argparse
 import importlib.util
 import json
 import statistics
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from limit import products
@@ -29,6 +31,7 @@ from train_vs_trl import TRL_GRID, agree, ratio, share_of_limit
 
 from regretless.core.terminal import never_fail_to_print
 
+Result = TypeVar("Result")
 MICROBATCHES = (4, 8, 16)
 """Of TRL; the fastest is compared with."""
 LENGTHS_STEPS = 200
@@ -135,29 +138,38 @@ class Measured:
 
     def __init__(self, end: float, peak_tflops: float | None) -> None:
         self.runs: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        self.missing: list[str] = []
-        self._end, self._peak = end, peak_tflops
+        self.missing: dict[str, str] = {}
+        """What has no result, and why."""
+        self.end, self._peak = end, peak_tflops
+
+    def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
+        """What `work` returns; None, and noted as missing, if the time is over or a worker failed."""
+        try:
+            return work()
+        except TimeoutError:
+            self.missing[name] = "no time left"
+        except SystemExit as failed:
+            self.missing[name] = "failed"
+            print(f"{name}: {failed}", file=sys.stderr, flush=True)
+        return None
 
     def add(self, name: str, case: Case, sides: dict[str, tuple[str, dict[str, Any]]], repeats: int) -> bool:
-        """Measure the sides in alternation; False, and noted as missing, if there is no time for one repeat."""
-        runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-        for repeat in range(repeats):
-            began = time.monotonic()
-            try:
-                found = {
-                    side: measure(kind, case, options, seconds=self._end - time.monotonic())
-                    for side, (kind, options) in sides.items()
-                }
-            except TimeoutError:
-                if repeat == 0:
-                    self.missing.append(name)
-                    return False
+        """Measure the sides in alternation; False if not even one repeat of all of them has a result."""
+
+        def once() -> dict[str, dict[str, Any]]:
+            return {side: measure(kind, case, options, until=self.end) for side, (kind, options) in sides.items()}
+
+        began = time.monotonic()
+        first = self.attempt(name, once)
+        if first is None:
+            return False
+        found, seconds = [first], time.monotonic() - began
+        while len(found) < repeats and time.monotonic() + seconds < self.end:
+            again = self.attempt(f"repeat {len(found) + 1} of {name}", once)
+            if again is None:
                 break
-            for side, run in found.items():
-                runs[side].append(run)
-            if time.monotonic() + (time.monotonic() - began) > self._end:
-                break  # another one would take as long
-        self.runs[name] = runs
+            found.append(again)
+        self.runs[name] = {side: [each[side] for each in found] for side in sides}
         return True
 
     def row(self, name: str, case: Case, label: str) -> str:
@@ -201,12 +213,12 @@ def checks(shape: dict[str, Any], vocabulary: int, prompt: int, response: int, d
     return found
 
 
-def trl_best(case: Case) -> dict[str, Any]:
+def trl_best(case: Case, until: float) -> dict[str, Any]:
     """TRL's configuration with the fastest micro-batch, after loss and gradient of one batch have been compared."""
-    print(f"both sides on one batch: {agree(case)}", flush=True)
+    print(f"both sides on one batch: {agree(case, until)}", flush=True)
     grid = [TRL_GRID[0] | {"per_device_train_batch_size": size} for size in MICROBATCHES]
     short = replace(case, pairs=whole_queries(case.pairs, 2 * case.pairs_per_step))
-    best = max(grid, key=lambda options: measure("trl", short, options)["pairs_per_second"])
+    best = max(grid, key=lambda options: measure("trl", short, options, until=until)["pairs_per_second"])
     print(f"TRL best: micro-batch {best['per_device_train_batch_size']}\n", flush=True)
     return best
 
@@ -231,6 +243,10 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, P≈{prompt}, R≈{response}\n")
     found = checks(shape, vocabulary, prompt, response, device)
 
+    def keep() -> None:
+        if args.json:
+            args.json.write_text(json.dumps(found | {"runs": measured.runs}, indent=1))
+
     # bfloat16 throughout on a GPU; on a CPU it would only be slow.
     common: dict[str, Any] = {"device": device, "bf16": device == "cuda"}
     steps, half = (6, 2) if args.tiny else (LENGTHS_STEPS, 8)
@@ -238,29 +254,34 @@ def main() -> None:
     measured.add("lengths", Case("lengths", 512, small, pairs_per_step=4, **common), {"ours": ("ours", {})}, 1)
     for run in measured.runs.get("lengths", {}).get("ours", []):
         print(f"{run['compilations']} compilations in {steps} steps of new lengths after the first\n", flush=True)
+    keep()
 
     pairs = synthetic_pairs(PAIRS_PER_STEP * args.steps // 4, 2, 2, prompt, response, vocabulary)
     case = Case("2×2", vocabulary, pairs, model=shape, **common)
     pairs = synthetic_pairs(max(2, args.steps // 4), half, half, prompt, response // 2, vocabulary)
     many = Case(f"{2 * half} responses", vocabulary, pairs, pairs_per_step=half * half, model=shape, **common)
     sides: dict[str, tuple[str, dict[str, Any]]] = {"ours": ("ours", {})}
-    if not args.skip_trl:
-        sides["TRL"] = ("trl", trl_best(case))
+    best = None if args.skip_trl else measured.attempt("TRL", lambda: trl_best(case, measured.end))
+    if best is not None:
+        sides["TRL"] = ("trl", best)
+
+    def show(name: str, each: Case, label: str) -> None:
+        print(measured.row(name, each, label), flush=True)
+        keep()
+
     print(head("responses a query", HEADER))
     for each, repeats in ((case, args.repeats), (many, 1)):
         if measured.add(each.name, each, sides, repeats):
-            print(measured.row(each.name, each, each.name), flush=True)
+            show(each.name, each, each.name)
     for variant, options in VARIANTS.items():
-        absent = "use_liger_kernel" in options and importlib.util.find_spec("liger_kernel") is None
-        # On a CPU there is nothing to offload from, and Liger's kernels do not run.
-        if absent or (device == "cpu" and variant not in ("layers compiled", "checkpointing")):
-            measured.missing.append(variant)
+        if "use_liger_kernel" in options and importlib.util.find_spec("liger_kernel") is None:
+            measured.missing[variant] = "not installed"
+        elif device == "cpu" and variant not in ("layers compiled", "checkpointing"):
+            measured.missing[variant] = "needs a GPU"
         elif measured.add(variant, case, {"ours": ("ours", options)}, 1):
-            print(measured.row(variant, case, f"2×2, {variant}"), flush=True)
+            show(variant, case, f"2×2, {variant}")
     if measured.missing:
-        print(f"\nnot measured: {', '.join(measured.missing)}")
-    if args.json:
-        args.json.write_text(json.dumps(found | {"runs": measured.runs}, indent=1))
+        print("\nnot measured: " + ", ".join(f"{name} ({why})" for name, why in measured.missing.items()))
 
 
 if __name__ == "__main__":

@@ -290,9 +290,13 @@ def _by_kind(recorded: Any, pairs: int) -> dict[str, Any]:
 
 
 def measure(
-    side: str, case: Case, options: dict[str, Any], what: What = "speed", seconds: float | None = None
+    side: str, case: Case, options: dict[str, Any], what: What = "speed", until: float | None = None
 ) -> dict[str, Any]:
-    """Run one worker in a fresh process and return what it measured. Raises TimeoutError after so many seconds."""
+    """Run one worker in a fresh process and return what it measured.
+
+    until: moment of `time.monotonic()`. Raises TimeoutError at that moment, and SystemExit if the worker fails.
+    """
+    seconds = None if until is None else until - time.monotonic()
     if seconds is not None and seconds <= 0:
         raise TimeoutError
     with TemporaryDirectory() as folder:

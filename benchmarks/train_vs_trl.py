@@ -46,19 +46,19 @@ TRL_GRID: list[dict[str, Any]] = [
 ]
 
 
-def agree(case: Case) -> dict[str, Any]:
+def agree(case: Case, until: float | None = None) -> dict[str, Any]:
     """Relative differences of loss and LoRA gradient between the two sides on one batch, in float32.
 
     In bfloat16 each side rounds for itself, so each is compared with float32 computation on the same weights. Raises
     SystemExit if a difference is more than rounding explains: in bfloat16, a gradient's that is half as much again as
-    TRL's, or a loss, of a few rounded scores, that is 15 % off.
+    TRL's, or a loss, of a few rounded scores, that is 15 % off. `until`: as for `measure`.
     """
     count = min(PAIRS_COMPARED, case.pairs_per_step)
     first = replace(case, pairs=case.pairs[:count])
-    ours = measure("ours", first, {}, "batch")
-    trl = measure("trl", first, {"per_device_train_batch_size": count}, "batch")
+    ours = measure("ours", first, {}, "batch", until)
+    trl = measure("trl", first, {"per_device_train_batch_size": count}, "batch", until)
     if case.bf16:
-        exact = measure("ours", replace(first, bf16=False, exact=True), {}, "batch")
+        exact = measure("ours", replace(first, bf16=False, exact=True), {}, "batch", until)
         gaps, theirs = _gaps(ours, exact), _gaps(trl, exact)
         limits = {"loss_gap": 0.15, "gradient_gap": 1.5 * theirs["gradient_gap"]}
     else:

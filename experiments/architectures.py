@@ -4,6 +4,7 @@
     python experiments/architectures.py qwen3 bloom  # some of them, with the whole message
     python experiments/architectures.py --precision bf16      # those with another answer than in float32
     python experiments/architectures.py --precision autocast  # the same with float32 weights under autocast
+    python experiments/architectures.py --adapter             # with LoRA: those with another answer than without
 
 The models have random weights and a layer of each kind that their default configuration names.
 """
@@ -20,12 +21,14 @@ from typing import Any
 
 import torch
 import transformers
+from peft import LoraConfig
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from regretless.core.errors import ConfigError
 from regretless.modeling.model_check import CANNOT_SHARE
 from regretless.modeling.row_choice import choose_rows, why_not_grouped
+from regretless.training.adapter import add_adapter
 
 MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 """Model types with a causal language model in transformers."""
@@ -52,6 +55,7 @@ MODELS_OF_2026 = {
 }
 """Model types of families in use in 2026."""
 
+LORA: dict[str, Any] = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 HIDDEN, HEADS, HEAD, WINDOW = 32, 4, 8, 12
 LONGEST = 60
 """Tokens of the longest sequence that the models are asked about: longer than their windows and chunks."""
@@ -173,10 +177,11 @@ class Verdict:
     model: PreTrainedModel | None = None
 
 
-def verdict(model_type: str, precision: str = "float32") -> Verdict:
+def verdict(model_type: str, precision: str = "float32", *, adapter: bool = False) -> Verdict:
     """The model, if transformers can build it this small, and the rows that it is computed in.
 
-    precision: float32, bf16 (also the weights), or autocast (to bfloat16).
+    precision: float32, bf16 (also the weights), or autocast (to bfloat16). adapter: with LoRA on all linear layers, and
+    on what peft adapts besides.
     """
     try:
         model = tiny_model(model_type)
@@ -187,8 +192,9 @@ def verdict(model_type: str, precision: str = "float32") -> Verdict:
         model.to(torch.bfloat16)
     rounding = torch.autocast("cpu", torch.bfloat16) if precision == "autocast" else contextlib.nullcontext()
     try:
+        trained = add_adapter(model, LoraConfig(**LORA), seed=0) if adapter else model
         with rounding:
-            answer = choose_rows(model, longest=LONGEST)
+            answer = choose_rows(trained, longest=LONGEST)
     except ConfigError as error:
         return Verdict("refused", str(error).removeprefix(f"{type(model).__name__}: {CANNOT_SHARE}"), model)
     return Verdict(answer, why_not_grouped(model), model)
@@ -216,12 +222,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="MODEL_TYPE")
     parser.add_argument("--precision", choices=("float32", "bf16", "autocast"), default="float32")
+    parser.add_argument("--adapter", action="store_true")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    if arguments.names or arguments.precision != "float32":
+    if arguments.names or arguments.precision != "float32" or arguments.adapter:
         for name in arguments.names or MODEL_TYPES:
-            found = verdict(name, arguments.precision)
+            found = verdict(name, arguments.precision, adapter=arguments.adapter)
             if arguments.names or found.answer != verdict(name).answer:
                 print(f"{name}: {found.answer}{': ' * bool(found.reason)}{found.reason}", flush=True)
         return

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,22 @@ def test_gpu_script_when_run_in_miniature_then_shared_and_plain_gradients_agree(
         assert runs["ours"][0]["pairs_per_second"] > 0
         # Lengths of rows differ, and nothing is compiled again for them.
         assert runs["ours"][0]["compilations"] == 0
+
+
+def test_gpu_script_when_a_worker_fails_or_the_time_is_over_then_this_is_named_and_the_rest_is_measured() -> None:
+    from gpu import Measured
+    from pairs import synthetic_pairs
+    from sides import SMALL_QWEN3, Case
+
+    tiny = {**SMALL_QWEN3, "num_hidden_layers": 1}
+    case = Case("tiny", 64, synthetic_pairs(1, 2, 2, 5, 5, 64), pairs_per_step=4, model=tiny)
+    measured = Measured(time.monotonic() + 300, None)
+    assert not measured.add("wrong", case, {"ours": ("ours", {"objective": "dpo", "no_such_setting": 1})}, 1)
+    assert measured.add("right", case, {"ours": ("ours", {})}, 1)
+    measured.end = time.monotonic()
+    assert not measured.add("late", case, {"ours": ("ours", {})}, 1)
+    assert measured.missing == {"wrong": "failed", "late": "no time left"}
+    assert list(measured.runs) == ["right"]
 
 
 @pytest.mark.slow

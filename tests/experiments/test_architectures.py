@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import architectures
 import pytest
 import torch
 import transformers
+from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from one_by_one import gradients, own_logps
 from regretless.modeling.forward import in_rows, response_scores
 from regretless.modeling.rows import RowKind, lay_out_rows
+from regretless.training.adapter import no_products, with_adapter
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "architectures.md").read_text(encoding="utf-8")
 ROWS = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.splitlines() if line.startswith("| ")}
+ADAPTED = ("falcon", "falcon_h1", "phimoe", "qwen2", "llama", "roc_bert")
+"""Further ones that are checked with an adapter: layers of their own code, or a layer's output changed in place."""
 COMMON = {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "qwen3_moe"}
 
 
@@ -70,6 +75,23 @@ def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_
         for parameter in model.parameters():
             parameter.mul_(4 if parameter.dim() > 1 else 1)
     assert_right(model, "grouped")
+
+
+@pytest.mark.parametrize("model_type", sorted({*itertools.chain(*architectures.MODELS_OF_2026.values()), *ADAPTED}))
+def test_architecture_when_it_has_an_adapter_then_it_is_computed_in_the_same_rows(model_type: str) -> None:
+    found = architectures.verdict(model_type, adapter=True)
+    assert found.answer == architectures.verdict(model_type).answer, found.reason
+
+
+def test_all_linear_when_a_layer_is_no_product_then_it_alone_has_no_adapter() -> None:
+    left_out = {name: no_products(architectures.tiny_model(name)) for name in ("falcon", "phimoe", "qwen3")}
+    assert left_out == {"falcon": [], "phimoe": ["model.layers.0.mlp.router", "model.layers.1.mlp.router"], "qwen3": []}
+    with torch.device("meta"):
+        empty = architectures.tiny_model("phimoe")
+    config = LoraConfig(**architectures.LORA)
+    adapted = {name for name, _ in with_adapter(empty, config).named_modules() if name.endswith(".lora_A")}
+    assert len(adapted) == 2 * 4 and not any("router" in name for name in adapted)
+    assert config.exclude_modules is None, "settings are the caller's"
 
 
 def test_page_when_read_then_its_counts_are_those_of_its_table() -> None:

@@ -64,6 +64,17 @@ def test_adapters_when_fused_then_values_and_gradients_are_those_of_peft(fused_c
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_adapters_when_the_model_changes_their_output_in_place_then_gradients_are_those_of_peft() -> None:
+    model, x = adapted(), torch.randn(2, 7, 12, dtype=torch.float64)
+    for layer in ("up", "down"):
+        getattr(model.base_model.model, layer).register_forward_hook(lambda module, given, output: output.mul_(3.0))
+    wanted = results(model, x)
+    with fused_adapters(model):
+        found = results(model, x)
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_adapters_when_fused_under_autocast_then_they_are_as_close_to_exact_ones_as_pefts(
     fused_calls: list[int],
 ) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from regretless.modeling.replacing import has_hooks, is_replaced_by, replaced_forwards
+from regretless.modeling.replacing import flat, has_hooks, is_replaced_by, replaced_forwards
 
 
 def fused_adapters(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -78,8 +78,9 @@ def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if adapter is None:
         result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
-    found: Tensor = _Adapted.apply(x.to(adapter.weight.dtype), *adapter)  # type: ignore[no-untyped-call]
-    return found
+    rows = flat(x).to(adapter.weight.dtype)
+    found: Tensor = _Adapted.apply(rows, *adapter)  # type: ignore[no-untyped-call]
+    return found.view(*x.shape[:-1], -1)
 
 
 def _plain_adapter(layer: Any) -> str | None:
@@ -106,27 +107,22 @@ def _is_plain(part: nn.Module) -> bool:
 
 
 class _Adapted(torch.autograd.Function):
-    """The output of an `Adapter`, given as its weights, for x (..., I)."""
+    """The output of an `Adapter`, given as its weights, for rows (N, I)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, narrow: Tensor, wide: Tensor, scaling: float
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, narrow: Tensor, wide: Tensor, scaling: float
     ) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
         result, reduced = Adapter(weight, bias, narrow, wide, scaling).output(rows)
         ctx.save_for_backward(rows, weight, narrow, wide, reduced)
-        ctx.scaling, ctx.shape = scaling, x.shape
-        return result.view(*x.shape[:-1], -1)
+        ctx.scaling = scaling
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, narrow, wide, reduced = ctx.saved_tensors
         adapter = Adapter(weight, None, narrow, wide, ctx.scaling)
-        grad = upstream.reshape(-1, upstream.shape[-1])
         grad_reduced = grad @ wide
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            grad_x = adapter.input_gradient(grad, grad_reduced).view(ctx.shape)
-        of_weights = adapter.weight_gradients(grad, grad_reduced, rows, reduced)
-        return grad_x, None, None, *of_weights, None
+        grad_rows = adapter.input_gradient(grad, grad_reduced) if ctx.needs_input_grad[0] else None
+        return grad_rows, None, None, *adapter.weight_gradients(grad, grad_reduced, rows, reduced), None

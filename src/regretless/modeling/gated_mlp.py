@@ -13,7 +13,7 @@ from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from regretless.modeling.adapters import Adapter, adapter_of
-from regretless.modeling.replacing import has_hooks, parts, replaced_forwards, same_code
+from regretless.modeling.replacing import flat, has_hooks, parts, replaced_forwards, same_code
 
 
 def lean_mlps(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -37,40 +37,38 @@ def _forward(module: Any, x: Tensor) -> Tensor:
     if adapter is None:
         result: Tensor = type(module).forward(module, x)
         return result
-    gate, up = (layer(x).to(adapter.weight.dtype) for layer in (module.gate_proj, module.up_proj))
-    found: Tensor = _GatedProduct.apply(gate, up, *adapter)  # type: ignore[no-untyped-call]
-    return found
+    gates, ups = (flat(layer(x)).to(adapter.weight.dtype) for layer in (module.gate_proj, module.up_proj))
+    found: Tensor = _GatedProduct.apply(gates, ups, *adapter)  # type: ignore[no-untyped-call]
+    return found.view(*x.shape[:-1], -1)
 
 
 class _GatedProduct(torch.autograd.Function):
-    """The output of an `Adapter`, given as its weights, for SiLU(gate) · up; both (..., I)."""
+    """The output of an `Adapter`, given as its weights, for SiLU(gate) · up; both (N, I)."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        gate: Tensor,
-        up: Tensor,
+        gates: Tensor,
+        ups: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         narrow: Tensor,
         wide: Tensor,
         scaling: float,
     ) -> Tensor:
-        gates, ups = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (gate, up))
         rows = torch.empty_like(gates)
         for part in parts(rows):
             torch.mul(silu(gates[part]), ups[part], out=rows[part])
         result, reduced = Adapter(weight, bias, narrow, wide, scaling).output(rows)
         ctx.save_for_backward(gates, ups, weight, narrow, wide, reduced)
-        ctx.scaling, ctx.shape = scaling, gate.shape
-        return result.view(*gate.shape[:-1], -1)
+        ctx.scaling = scaling
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gates, ups, weight, narrow, wide, reduced = ctx.saved_tensors
         adapter = Adapter(weight, None, narrow, wide, ctx.scaling)
-        grad = upstream.reshape(-1, upstream.shape[-1])
         grad_reduced = grad @ wide
         grad_rows = adapter.input_gradient(grad, grad_reduced)
         rows, grad_gates, grad_ups = (torch.empty_like(gates) for _ in range(3))
@@ -82,4 +80,4 @@ class _GatedProduct(torch.autograd.Function):
                 grad_rows[part] * ups[part], gates[part], grad_input=grad_gates[part]
             )
         of_weights = adapter.weight_gradients(grad, grad_reduced, rows, reduced)
-        return grad_gates.view(ctx.shape), grad_ups.view(ctx.shape), None, None, *of_weights, None
+        return grad_gates, grad_ups, None, None, *of_weights, None

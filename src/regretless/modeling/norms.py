@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from regretless.modeling.replacing import parts, replaced_forwards, same_code
+from regretless.modeling.replacing import flat, parts, replaced_forwards, same_code
 
 
 def fused_norms(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -25,33 +25,31 @@ def fused_norms(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 def _forward(module: Any, x: Tensor) -> Tensor:
     weight = module.weight
     if type(weight) is nn.Parameter and not weight.requires_grad and weight.dtype == x.dtype and x.device.type == "cpu":
-        found: Tensor = _RmsNorm.apply(x, weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
-        return found
+        found: Tensor = _RmsNorm.apply(flat(x), weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+        return found.view(x.shape)
     result: Tensor = type(module).forward(module, x)
     return result
 
 
 class _RmsNorm(torch.autograd.Function):
-    """w x / √(mean x² + ε) over the last dimension, in float32 as Llama's norm computes it; w frozen."""
+    """w x / √(mean x² + ε) for rows x (N, D), in float32 as Llama's norm computes it; w frozen."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         result = torch.empty_like(rows)
-        inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=x.device)
+        inverse = torch.empty(len(rows), 1, dtype=torch.float32, device=rows.device)
         for part in parts(rows):
             values = rows[part].float()
             # Llama's own operations: a reference with frozen norms equals a policy with trained ones to the last bit.
             inverse[part] = torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + epsilon)
-            torch.mul(weight, (values * inverse[part]).to(x.dtype), out=result[part])
+            torch.mul(weight, (values * inverse[part]).to(rows.dtype), out=result[part])
         ctx.save_for_backward(rows, weight, inverse)
-        return result.view(x.shape)
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None]:
         rows, weight, inverse = ctx.saved_tensors
-        grads = upstream.reshape(rows.shape)
         result = torch.empty_like(rows)
         # With g = w ∂loss/∂y and s = 1/√(mean x² + ε): ∂loss/∂x = s g − s³ mean(g x) x.
         for part in parts(rows):
@@ -59,4 +57,4 @@ class _RmsNorm(torch.autograd.Function):
             grad = (grads[part] * weight).float()
             along = (grad * values).sum(-1, keepdim=True).mul_(scale.pow(3)).div_(-rows.shape[-1])
             result[part] = grad.mul_(scale).addcmul_(values, along)
-        return result.view(upstream.shape), None, None
+        return result, None, None

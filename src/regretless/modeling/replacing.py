@@ -52,6 +52,11 @@ def _code(module: Any) -> tuple[Any, ...] | None:
     return None if code is None else (code.co_code, code.co_names, code.co_consts)
 
 
+def flat(x: Tensor) -> Tensor:
+    """Rows (N, D) of x (..., D). Outside a `Function`: models change outputs in place, and may not change its views."""
+    return x.reshape(-1, x.shape[-1])
+
+
 def parts(rows: Tensor) -> Sequence[slice]:
     """Slices of rows (N, D) that stay in a processor's cache; elsewhere one, because each call takes its time there."""
     if rows.device.type != "cpu":

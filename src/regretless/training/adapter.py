@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable
+from typing import Any
 
+import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 
 from regretless.core.errors import ConfigError
@@ -20,8 +22,21 @@ WITHOUT_ADAPTER = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2",
 """By model type, layers for which peft refuses an adapter: fused Mamba kernels read their weights alone."""
 
 
+MODEL_CODE = ("transformers.models.", "transformers_modules.")
+"""Modules with the code of architectures. Quantized layers, which peft knows, are defined elsewhere."""
+
+
 def with_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    """The model with a new adapter. Raises ConfigError for settings that peft cannot do with this model."""
+    """The model with a new adapter; `target_modules: all-linear` leaves out layers that cannot have one.
+
+    Raises ConfigError for settings that peft cannot do with this model.
+    """
+    all_linear = getattr(config, "target_modules", None) == ALL_LINEAR
+    if all_linear and getattr(config, "exclude_modules", None) is None:
+        left_out = [*WITHOUT_ADAPTER.get(model.config.model_type, ()), *no_products(model)]
+        if left_out:
+            config = copy.copy(config)
+            config.exclude_modules = left_out
     try:
         return get_peft_model(model, config)
     except ValueError as error:
@@ -39,17 +54,12 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
     """The model with a new adapter, whose first weights are those of the seed.
 
     Where `target_modules: all-linear` meets weights that are no linear layers, such as the experts of a mixture, the
-    terminal says which of them have an adapter: peft knows only some families of mixtures. Layers for which peft
-    refuses an adapter are left out.
+    terminal says which of them have an adapter: peft knows only some families of mixtures.
     Raises ConfigError for a model that has an adapter, and for settings that peft cannot do.
     """
     if isinstance(model, PeftModel):
         raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
     all_linear = getattr(config, "target_modules", None) == ALL_LINEAR
-    refused = WITHOUT_ADAPTER.get(model.config.model_type)
-    if all_linear and refused and getattr(config, "exclude_modules", None) is None:
-        config = copy.copy(config)
-        config.exclude_modules = list(refused)
     set_seed(seed)
     adapted = with_adapter(model, config)
     sort_sets(adapted.peft_config.values())
@@ -65,6 +75,29 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
             )
             console.print(text, style="yellow", markup=False, soft_wrap=True)
     return adapted
+
+
+def no_products(model: nn.Module) -> list[str]:
+    """Names of linear layers whose own code returns something other than a product with the weight.
+
+    Routers that return scores and logits, for example, and products by groups: an adapter's output cannot be added.
+    """
+    found = []
+    for name, layer in model.named_modules():
+        own = isinstance(layer, nn.Linear) and type(layer).forward is not nn.Linear.forward
+        if own and type(layer).__module__.startswith(MODEL_CODE) and not _gives_product(layer):
+            found.append(name)
+    return found
+
+
+def _gives_product(layer: Any) -> bool:
+    weights = {name: torch.empty_like(weight, device="meta") for name, weight in layer.named_parameters()}
+    rows = torch.empty(3, layer.in_features, dtype=layer.weight.dtype, device="meta")
+    try:
+        output = torch.func.functional_call(layer, weights, (rows,))
+    except Exception:  # what goes wrong depends on the architecture's code
+        return False
+    return isinstance(output, Tensor) and output.shape == (3, layer.out_features)
 
 
 def sort_sets(configs: Iterable[PeftConfig]) -> None:
