@@ -315,7 +315,8 @@ def measure(
         except subprocess.TimeoutExpired as error:
             raise TimeoutError from error
         if done.returncode:
-            raise SystemExit(f"{side} {options} failed on {case.name}:\n{done.stderr[-3000:]}")
+            how = "was killed, perhaps for want of memory," if done.returncode == -9 else "failed"
+            raise SystemExit(f"{side} {options} {how} on {case.name}:\n{done.stderr[-3000:]}")
         return dict(pickle.loads(result.read_bytes()))
 
 
