@@ -31,8 +31,7 @@ def with_adapter(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
 
     Raises ConfigError for settings that peft cannot do with this model.
     """
-    all_linear = getattr(config, "target_modules", None) == ALL_LINEAR
-    if all_linear and getattr(config, "exclude_modules", None) is None:
+    if _is_all_linear(config) and getattr(config, "exclude_modules", None) is None:
         left_out = [*WITHOUT_ADAPTER.get(model.config.model_type, ()), *no_products(model)]
         if left_out:
             config = copy.copy(config)
@@ -59,7 +58,7 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
     """
     if isinstance(model, PeftModel):
         raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
-    all_linear = getattr(config, "target_modules", None) == ALL_LINEAR
+    all_linear = _is_all_linear(config)  # peft replaces it by the names of the layers
     set_seed(seed)
     adapted = with_adapter(model, config)
     sort_sets(adapted.peft_config.values())
@@ -77,6 +76,10 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
     return adapted
 
 
+def _is_all_linear(config: PeftConfig) -> bool:
+    return getattr(config, "target_modules", None) == ALL_LINEAR
+
+
 def no_products(model: nn.Module) -> list[str]:
     """Names of linear layers whose own code returns something other than a product with the weight.
 
@@ -91,7 +94,8 @@ def no_products(model: nn.Module) -> list[str]:
 
 
 def _gives_product(layer: Any) -> bool:
-    weights = {name: torch.empty_like(weight, device="meta") for name, weight in layer.named_parameters()}
+    tensors = [*layer.named_parameters(), *layer.named_buffers()]
+    weights = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     rows = torch.empty(3, layer.in_features, dtype=layer.weight.dtype, device="meta")
     try:
         output = torch.func.functional_call(layer, weights, (rows,))
