@@ -115,3 +115,14 @@ def whole_queries(pairs: list[Pair], about: int) -> list[Pair]:
     while end < len(pairs) and pairs[end]["prompt_ids"] == pairs[end - 1]["prompt_ids"]:
         end += 1
     return pairs[:end]
+
+
+def no_longer_queries(pairs: list[Pair], longest: int) -> list[Pair]:
+    """The pairs of all queries without a sequence, prompt and response, of more than `longest` tokens."""
+    sides = ("chosen_ids", "rejected_ids")
+    too_long = {
+        tuple(pair["prompt_ids"])
+        for pair in pairs
+        if any(len(pair["prompt_ids"]) + len(pair[side]) > longest for side in sides)
+    }
+    return [pair for pair in pairs if tuple(pair["prompt_ids"]) not in too_long]
