@@ -19,6 +19,7 @@ from typing import Any
 
 from pairs import synthetic_pairs, times_fewer_tokens
 from sides import SMALL_QWEN3, Case, measure
+from spread import spread
 
 from regretless.core.terminal import never_fail_to_print
 
@@ -84,11 +85,10 @@ def main() -> None:
             seconds = [one.pairs_per_step / run["pairs_per_second"] for run in runs]
             memory = [run["peak_over_base_mib"] for run in runs]
             found[name].append(point | {"seconds": seconds, "memory_mib": memory})
-            spread = f"{statistics.median(seconds):.2f} ({min(seconds):.2f}–{max(seconds):.2f})"
             fewer = times_fewer_tokens(one.pairs)
             value = f"{next(iter(point.values())):,}"
             print(
-                f"| {value} | {spread} | {statistics.median(memory):.0f} | {fewer:.2f} |",
+                f"| {value} | {spread(seconds)} | {statistics.median(memory):.0f} | {fewer:.2f} |",
                 flush=True,
             )
         print(f"{name}: done", file=sys.stderr, flush=True)

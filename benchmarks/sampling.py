@@ -23,7 +23,6 @@ import itertools
 import json
 import os
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ import pyarrow.parquet as pq
 import torch
 import transformers
 from sides import QWEN3_1_7B, SMALL_QWEN3
+from spread import spread
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -225,11 +225,6 @@ def report(found: dict[str, Any], names: Sequence[str]) -> None:
     for over, under in pairs:
         ratios = [a / b for a, b in zip(speeds[over], speeds[under], strict=True)]
         print(f"| {over} ÷ {under} | {spread(ratios, '.3f')} |")
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Median, least and greatest."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}}–{max(values):{form}})"
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import subprocess
 import sys
 import time
+
+from spread import spread
 
 from regretless.core.terminal import never_fail_to_print
 from regretless.world.problems import Faults, Generator, solve
@@ -73,11 +74,6 @@ def first_step(python: str, pairs: str) -> dict[str, float]:
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("SECONDS "))
     told: dict[str, float] = json.loads(line.removeprefix("SECONDS "))
     return told
-
-
-def spread(values: list[float]) -> str:
-    """Median, least and greatest."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
 def main() -> None:

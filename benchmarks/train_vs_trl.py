@@ -38,6 +38,7 @@ from pairs import (
     with_masked,
 )
 from sides import PAIRS_PER_STEP, QWEN3_1_7B, Case, measure
+from spread import spread
 
 from regretless.core.terminal import never_fail_to_print
 
@@ -185,13 +186,6 @@ def share_of_limit(runs: list[dict[str, Any]]) -> str:
     return spread([run["limit_seconds_per_pair"] / run["busy_seconds_per_pair"] for run in timed])
 
 
-def spread(values: list[float]) -> str:
-    """Median, least and greatest."""
-    if not values:
-        return "–"
-    return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-
-
 def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
     """The tables of docs/performance.md."""
     lines = [
@@ -251,7 +245,7 @@ def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
             lines += ["", f"{name}: before timing, loss and gradient were apart from float32 by {sides}."]
     counts = {len(next(iter(result["runs"].values()))) for result in results.values()}
     repeats = " or ".join(map(str, sorted(counts)))
-    return "\n".join([*lines, "", f"Medians of {repeats} repeats; in brackets the least and the greatest ratio."])
+    return "\n".join([*lines, "", f"Repeats: {repeats}. Medians; in brackets the least and the greatest ratio."])
 
 
 def shared_folder() -> Path:

@@ -122,6 +122,22 @@ def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are
 
 
 @pytest.mark.slow
+def test_trainer_when_only_the_launcher_shards_then_compiled_layers_are_refused(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
+) -> None:
+    arguments = ARGUMENTS | {"objective": "dpo", "compile_layers": True}
+    with pytest.raises(AssertionError, match="ConfigError: compile_layers: not together with FSDP"):
+        train(
+            tmp_path,
+            accelerate("fsdp2.yaml"),
+            pairs=pairs[:6],
+            tokenizer=tokenizer,
+            lora=False,
+            arguments=arguments,
+        )
+
+
+@pytest.mark.slow
 def test_two_processes_when_experts_are_balanced_then_each_counts_by_its_share_of_the_tokens(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
 ) -> None:
