@@ -73,7 +73,7 @@ class Case:
     """Weights rounded to bfloat16, everything computed in float32: what `bf16` is an approximation of."""
     threads: int = 1
     once: bool = False
-    """One repeat, and TRL at micro-batch 1 only: everything else would take hours."""
+    """One repeat, TRL at micro-batch 1 only, half the pairs compared: all else would take hours, or too much memory."""
 
 
 def run(side: str, case: Case, options: dict[str, Any], what: What) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
     for name, result in results.items():
         if apart := result.get("in_bfloat16"):
             sides = "; ".join(
-                f"{side} {found['loss_gap']:.0e} and {found['gradient_gap']:.0e}" for side, found in apart.items()
+                f"{side} {found['loss_gap']:.0%} and {found['gradient_gap']:.0%}" for side, found in apart.items()
             )
             lines += ["", f"{name}: before timing, loss and gradient were apart from float32 by {sides}."]
     counts = {len(next(iter(result["runs"].values()))) for result in results.values()}
