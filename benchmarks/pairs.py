@@ -117,7 +117,7 @@ def whole_queries(pairs: list[Pair], about: int) -> list[Pair]:
     return pairs[:end]
 
 
-def no_longer_queries(pairs: list[Pair], longest: int) -> list[Pair]:
+def queries_up_to(pairs: list[Pair], longest: int) -> list[Pair]:
     """The pairs of all queries without a sequence, prompt and response, of more than `longest` tokens."""
     sides = ("chosen_ids", "rejected_ids")
     too_long = {

@@ -31,7 +31,7 @@ from pairs import (
     Pair,
     conversation_pairs,
     gsm8k_pairs,
-    no_longer_queries,
+    queries_up_to,
     synthetic_pairs,
     times_fewer_tokens,
     whole_queries,
@@ -140,7 +140,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
     real = gsm8k_pairs(args.data, args.tokenizer, "2x2", 8192)
     mixed = gsm8k_pairs(args.data, args.tokenizer, "mixed", 8192)
     large = gsm8k_pairs(args.data, args.tokenizer, "2x2", None)
-    short = no_longer_queries(large, LONGEST)
+    short = queries_up_to(large, LONGEST)
     return [
         Case("GSM8K 2×2", 8192, whole_queries(real, 96), True),
         # Six pairs a query: steps of 24 hold four whole queries, as those of 16 do without masked pairs.

@@ -46,15 +46,15 @@ def test_masked_pairs_when_added_then_each_is_a_beginning_of_a_chosen_response_b
 
 
 def test_queries_when_one_pair_has_a_longer_sequence_then_all_pairs_of_its_query_are_left_out() -> None:
-    from pairs import no_longer_queries
+    from pairs import queries_up_to
 
     pairs = [
         {"prompt_ids": [1], "chosen_ids": [3], "rejected_ids": [4]},
         {"prompt_ids": [1], "chosen_ids": [3], "rejected_ids": [4, 5, 6]},
         {"prompt_ids": [2], "chosen_ids": [3, 4], "rejected_ids": [5]},
     ]
-    assert no_longer_queries(pairs, 3) == pairs[2:]
-    assert no_longer_queries(pairs, 4) == pairs
+    assert queries_up_to(pairs, 3) == pairs[2:]
+    assert queries_up_to(pairs, 4) == pairs
 
 
 def test_tokens_when_pairs_share_answers_then_each_counts_once_and_a_masked_one_not_at_all() -> None:
