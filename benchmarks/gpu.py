@@ -13,13 +13,15 @@ FLOPs are those of the necessary matrix products (benchmarks/limit.py), so utili
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -143,34 +145,28 @@ class Measured:
         self.end, self._peak = end, peak_tflops
 
     def attempt(self, name: str, work: Callable[[], Result]) -> Result | None:
-        """What `work` returns; None, and noted as missing, if the time is over or a worker failed."""
+        """What `work` returns; None, and noted as missing, if the time is over or it failed."""
         try:
             return work()
         except TimeoutError:
             self.missing[name] = "no time left"
-        except SystemExit as failed:
+        # A worker that failed, or torch in this process.
+        except (SystemExit, RuntimeError) as failed:
             self.missing[name] = "failed"
             print(f"{name}: {failed}", file=sys.stderr, flush=True)
         return None
 
-    def add(self, name: str, case: Case, sides: dict[str, tuple[str, dict[str, Any]]], repeats: int) -> bool:
-        """Measure the sides in alternation; False if not even one repeat of all of them has a result."""
+    def add(self, name: str, case: Case, sides: dict[str, tuple[str, dict[str, Any]]]) -> bool:
+        """Measure each of the sides once more; False if not all of them have a result."""
+        number = 1 + len(self.runs.get(name, {}).get("ours", []))
 
         def once() -> dict[str, dict[str, Any]]:
             return {side: measure(kind, case, options, until=self.end) for side, (kind, options) in sides.items()}
 
-        began = time.monotonic()
-        first = self.attempt(name, once)
-        if first is None:
-            return False
-        found, seconds = [first], time.monotonic() - began
-        while len(found) < repeats and time.monotonic() + seconds < self.end:
-            again = self.attempt(f"repeat {len(found) + 1} of {name}", once)
-            if again is None:
-                break
-            found.append(again)
-        self.runs[name] = {side: [each[side] for each in found] for side in sides}
-        return True
+        found = self.attempt(name if number == 1 else f"repeat {number} of {name}", once)
+        for side, run in (found or {}).items():
+            self.runs.setdefault(name, {}).setdefault(side, []).append(run)
+        return found is not None
 
     def row(self, name: str, case: Case, label: str) -> str:
         """Row of the table for what was added by this name."""
@@ -199,7 +195,9 @@ def head(first: str, columns: Sequence[str]) -> str:
     return "| " + " | ".join([first, *columns]) + " |\n" + "|---" * (1 + len(columns)) + "|"
 
 
-def checks(shape: dict[str, Any], vocabulary: int, prompt: int, response: int, device: str) -> dict[str, Any]:
+def checks(
+    measured: Measured, shape: dict[str, Any], vocabulary: int, prompt: int, response: int, device: str
+) -> dict[str, Any]:
     """Print and return what `check` finds by precision; conversations have beginnings that responses share."""
     pairs = synthetic_pairs(2, 2, 2, prompt, response, vocabulary)
     turn = max(8, response // 4)
@@ -207,20 +205,61 @@ def checks(shape: dict[str, Any], vocabulary: int, prompt: int, response: int, d
     found: dict[str, Any] = {}
     for dtype, compiled in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
         key = str(dtype).removeprefix("torch.") + (", layers compiled" if compiled else "")
-        found[key] = check(shape, vocabulary, pairs, device, dtype, compiled)
-        numbers = ", ".join(f"{what} {value:.2e}" for what, value in found[key].items())
-        print(f"{key}, against plain float32: {numbers}", flush=True)
+        work = partial(check, shape, vocabulary, pairs, device, dtype, compiled)
+        if gaps := measured.attempt(f"check in {key}", work):
+            found[key] = gaps
+            numbers = ", ".join(f"{what} {value:.2e}" for what, value in gaps.items())
+            print(f"{key}, against plain float32: {numbers}", flush=True)
+    # The workers that follow need the device's memory.
+    gc.collect()
+    torch.cuda.empty_cache()
     return found
 
 
-def trl_best(case: Case, until: float) -> dict[str, Any]:
-    """TRL's configuration with the fastest micro-batch, after loss and gradient of one batch have been compared."""
-    print(f"both sides on one batch: {agree(case, until)}", flush=True)
-    grid = [TRL_GRID[0] | {"per_device_train_batch_size": size} for size in MICROBATCHES]
+def trl_best(measured: Measured, case: Case) -> dict[str, Any] | None:
+    """TRL's configuration with the fastest micro-batch, after loss and gradient of one batch have been compared.
+
+    A micro-batch that fails (a large one may not fit) is left out; None if all do, or the comparison does.
+    """
+    compared = measured.attempt("TRL", lambda: agree(case, measured.end))
+    if compared is None:
+        return None
+    print(f"both sides on one batch: {compared}", flush=True)
     short = replace(case, pairs=whole_queries(case.pairs, 2 * case.pairs_per_step))
-    best = max(grid, key=lambda options: measure("trl", short, options, until=until)["pairs_per_second"])
+    speeds: list[tuple[float, dict[str, Any]]] = []
+    for size in MICROBATCHES:
+        options = TRL_GRID[0] | {"per_device_train_batch_size": size}
+        work = partial(measure, "trl", short, options, until=measured.end)
+        if run := measured.attempt(f"TRL, micro-batch {size}", work):
+            speeds.append((run["pairs_per_second"], options))
+    if not speeds:
+        return None
+    best = max(speeds, key=lambda speed: speed[0])[1]
     print(f"TRL best: micro-batch {best['per_device_train_batch_size']}\n", flush=True)
     return best
+
+
+def rows(
+    measured: Measured, case: Case, many: Case, sides: dict[str, tuple[str, dict[str, Any]]], repeats: int
+) -> Iterator[tuple[str, str, Case]]:
+    """Measure everything once, then `case` again. Yields label, name and case of each row of the table."""
+    for each in (case, many):
+        if measured.add(each.name, each, sides):
+            yield each.name, each.name, each
+    for variant, options in VARIANTS.items():
+        if "use_liger_kernel" in options and importlib.util.find_spec("liger_kernel") is None:
+            measured.missing[variant] = "not installed"
+        elif case.device == "cpu" and variant not in ("layers compiled", "checkpointing"):
+            measured.missing[variant] = "needs a GPU"
+        elif measured.add(variant, case, {"ours": ("ours", options)}):
+            yield f"{case.name}, {variant}", variant, case
+    if case.name not in measured.runs:
+        return
+    done = measured.runs[case.name]["ours"]
+    while len(done) < repeats and measured.add(case.name, case, sides):
+        pass
+    if len(done) > 1:
+        yield f"{case.name}, {len(done)} repeats", case.name, case
 
 
 def main() -> None:
@@ -229,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a small model and short responses")
     parser.add_argument("--skip-trl", action="store_true", help="measure this package only")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="of 2×2, as far as there is time")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--minutes", type=float, default=9.0, help="time for everything")
     parser.add_argument("--peak-tflops", type=float, help="the device's dense bfloat16 peak, for utilization")
@@ -241,7 +280,7 @@ def main() -> None:
     prompt, response = (20, 30) if args.tiny else (104, 306)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, P≈{prompt}, R≈{response}\n")
-    found = checks(shape, vocabulary, prompt, response, device)
+    found = checks(measured, shape, vocabulary, prompt, response, device)
 
     def keep() -> None:
         if args.json:
@@ -251,7 +290,7 @@ def main() -> None:
     common: dict[str, Any] = {"device": device, "bf16": device == "cuda"}
     steps, half = (6, 2) if args.tiny else (LENGTHS_STEPS, 8)
     small = synthetic_pairs(steps, 2, 2, 50, 100, 512)
-    measured.add("lengths", Case("lengths", 512, small, pairs_per_step=4, **common), {"ours": ("ours", {})}, 1)
+    measured.add("lengths", Case("lengths", 512, small, pairs_per_step=4, **common), {"ours": ("ours", {})})
     for run in measured.runs.get("lengths", {}).get("ours", []):
         print(f"{run['compilations']} compilations in {steps} steps of new lengths after the first\n", flush=True)
     keep()
@@ -261,25 +300,14 @@ def main() -> None:
     pairs = synthetic_pairs(max(2, args.steps // 4), half, half, prompt, response // 2, vocabulary)
     many = Case(f"{2 * half} responses", vocabulary, pairs, pairs_per_step=half * half, model=shape, **common)
     sides: dict[str, tuple[str, dict[str, Any]]] = {"ours": ("ours", {})}
-    best = None if args.skip_trl else measured.attempt("TRL", lambda: trl_best(case, measured.end))
+    best = None if args.skip_trl else trl_best(measured, case)
     if best is not None:
         sides["TRL"] = ("trl", best)
 
-    def show(name: str, each: Case, label: str) -> None:
+    print(head("responses a query", HEADER))
+    for label, name, each in rows(measured, case, many, sides, args.repeats):
         print(measured.row(name, each, label), flush=True)
         keep()
-
-    print(head("responses a query", HEADER))
-    for each, repeats in ((case, args.repeats), (many, 1)):
-        if measured.add(each.name, each, sides, repeats):
-            show(each.name, each, each.name)
-    for variant, options in VARIANTS.items():
-        if "use_liger_kernel" in options and importlib.util.find_spec("liger_kernel") is None:
-            measured.missing[variant] = "not installed"
-        elif device == "cpu" and variant not in ("layers compiled", "checkpointing"):
-            measured.missing[variant] = "needs a GPU"
-        elif measured.add(variant, case, {"ours": ("ours", options)}, 1):
-            show(variant, case, f"2×2, {variant}")
     if measured.missing:
         print("\nnot measured: " + ", ".join(f"{name} ({why})" for name, why in measured.missing.items()))
 

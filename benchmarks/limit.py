@@ -17,8 +17,10 @@ from torch import Tensor
 
 from regretless.modeling.layout import lay_out, tokens_before
 
-ROWS = 2048
+ROWS = {"cpu": 2048, "cuda": 16384}
 """Tokens of a measured product at most, as in a micro-batch; more tokens take proportionally longer."""
+CALLS = {"cpu": 1, "cuda": 20}
+"""Calls between two readings of the clock: to wait for a GPU takes as long as a small product."""
 OUTPUTS = 1 << 27
 """Elements of a measured product's result at most: a head's logits of 2,048 tokens would take gigabytes."""
 SECONDS = 0.1
@@ -122,7 +124,7 @@ def _seconds(product: Product, dtype: torch.dtype, device: str, threads: int, st
     rows, inner, columns, scale = product.rows, product.inner, product.columns, 1.0
     if product.heads == 1:  # the tokens of attention's products are those of one sequence
         tokens = inner if product.sums_tokens else rows
-        measured = min(ROWS, max(1, round(tokens / steps)))
+        measured = min(ROWS[device], max(1, round(tokens / steps)))
         if product.sums_tokens:
             inner = measured
         else:
@@ -136,7 +138,8 @@ def _seconds(product: Product, dtype: torch.dtype, device: str, threads: int, st
     end = time.perf_counter() + SECONDS
     while True:
         start = clock(device, threads)
-        torch.matmul(left, right, out=out)
-        least = min(least, clock(device, threads) - start)
+        for _ in range(CALLS[device]):
+            torch.matmul(left, right, out=out)
+        least = min(least, (clock(device, threads) - start) / CALLS[device])
         if time.perf_counter() > end:
             return least * scale

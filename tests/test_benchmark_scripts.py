@@ -196,12 +196,43 @@ def test_gpu_script_when_a_worker_fails_or_the_time_is_over_then_this_is_named_a
     tiny = {**SMALL_QWEN3, "num_hidden_layers": 1}
     case = Case("tiny", 64, synthetic_pairs(1, 2, 2, 5, 5, 64), pairs_per_step=4, model=tiny)
     measured = Measured(time.monotonic() + 300, None)
-    assert not measured.add("wrong", case, {"ours": ("ours", {"objective": "dpo", "no_such_setting": 1})}, 1)
-    assert measured.add("right", case, {"ours": ("ours", {})}, 1)
+    assert not measured.add("wrong", case, {"ours": ("ours", {"objective": "dpo", "no_such_setting": 1})})
+    assert measured.add("right", case, {"ours": ("ours", {})})
     measured.end = time.monotonic()
-    assert not measured.add("late", case, {"ours": ("ours", {})}, 1)
-    assert measured.missing == {"wrong": "failed", "late": "no time left"}
-    assert list(measured.runs) == ["right"]
+    assert not measured.add("late", case, {"ours": ("ours", {})})
+    assert not measured.add("right", case, {"ours": ("ours", {})})
+    assert measured.missing == {"wrong": "failed", "late": "no time left", "repeat 2 of right": "no time left"}
+    assert list(measured.runs) == ["right"] and len(measured.runs["right"]["ours"]) == 1
+
+
+def test_gpu_script_when_a_micro_batch_of_trl_or_a_check_fails_then_it_is_named_and_the_others_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import gpu
+    from sides import Case
+
+    def measure(side: str, case: Case, options: dict[str, Any], until: float) -> dict[str, Any]:
+        size = options["per_device_train_batch_size"]
+        if size == 16:
+            raise SystemExit("out of memory")
+        return {"pairs_per_second": size}
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("out of shared memory")
+
+    monkeypatch.setattr(gpu, "agree", lambda case, until: {"loss_gap": 0.0})
+    monkeypatch.setattr(gpu, "measure", measure)
+    monkeypatch.setattr(gpu, "check", fail)
+    measured = gpu.Measured(time.monotonic() + 300, None)
+    assert gpu.checks(measured, {}, 64, 5, 5, "cpu") == {}
+    best = gpu.trl_best(measured, Case("tiny", 64, PAIRS))
+    assert best is not None and best["per_device_train_batch_size"] == 8
+    assert measured.missing == {
+        "check in float32": "failed",
+        "check in bfloat16": "failed",
+        "check in bfloat16, layers compiled": "failed",
+        "TRL, micro-batch 16": "failed",
+    }
 
 
 @pytest.mark.slow
