@@ -57,7 +57,7 @@ CURVES: dict[str, list[dict[str, int]]] = {
     "vocabulary": [{"vocabulary": n} for n in (2048, 8192, 32_768, 131_072)],
     "model width": [{"width": n} for n in (128, 256, 512)],
     "queries a step": [{"queries": n} for n in (2, 4, 8, 16)],
-    "pairs in the data": [{"steps": n} for n in (4, 16, 64)],
+    "steps, of 16 pairs each": [{"steps": n} for n in (4, 16, 64)],
 }
 
 

@@ -19,6 +19,9 @@ BETA = 0.1
 PAIRS = torch.tensor([[0, 1], [1, 2]])
 """Of responses of 4, 2 and 1 tokens: the second is the shorter one of one pair, and the longer one of the other."""
 
+LENGTHS = [name for name in OBJECTIVES if "rejected" in build(name).needs and name not in ("kto", "simpo", "orpo")]
+"""Methods that may compare lengths."""
+
 
 def _logps() -> Logps:
     ratios = [[1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 0.0, 0.0], [0.25, 0.0, 0.0, 0.0]]
@@ -49,7 +52,7 @@ def test_ld_alpha_when_a_response_is_in_two_pairs_then_each_pair_has_its_own_tai
     assert (gradient[0, :2] != 0).all() and (gradient[0, 2:] == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if "rejected" in build(name).needs and name != "kto"])
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name in LENGTHS])
 def test_ld_alpha_of_zero_when_lengths_are_equal_then_nothing_changes_for_any_objective(
     name: str, make_batch: MakeBatch
 ) -> None:
@@ -130,6 +133,8 @@ def test_behavior_as_the_reference_when_chosen_then_no_reference_is_required(nam
             {"reference": "behavior", "ld_alpha": 0.5, "reference_point": "paired"},
             ("reference: kto needs the reference model itself for its zero point", "ld_alpha: the zero point of kto"),
         ),
+        ("simpo", {"ld_alpha": 0.5}, ("ld_alpha: simpo divides by the length of a response and has no reference",)),
+        ("orpo", {"ld_alpha": 0.0}, ("ld_alpha: orpo divides by the length of a response and has no reference",)),
         (
             "dpo",
             {"reference": "policy", "ld_alpha": 1.5, "importance": "max", "importance_clip": 0},

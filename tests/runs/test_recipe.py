@@ -75,6 +75,24 @@ def test_stages_without_what_they_need_when_parsed_then_each_is_named() -> None:
         assert part in str(caught.value)
 
 
+def test_quantized_model_when_it_has_no_adapter_to_train_then_the_recipe_says_so_before_any_stage(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    quantized = {"name_or_path": "base", "quantization": {"load_in_4bit": True}}
+    recipe: dict[str, Any] = {"name": "x", "pairs": {"dataset": "p.jsonl"}, "model": quantized, "train": {"objective": "dpo"}}
+    for train in ({"objective": "dpo"}, {"objective": "dpo", "lora": None}):
+        with pytest.raises(ConfigError, match=r"train\.lora: required by model\.quantization"):
+            parse_recipe(recipe | {"train": train}, "x")
+    for more in (
+        {"train": {"objective": "dpo", "lora": {"r": 4}}},
+        {"model": quantized | {"adapter": "one"}},
+        {"model": quantized | {"name_or_path": str(tmp_path)}},
+        {"model": {"name_or_path": "base"}},
+    ):
+        assert parse_recipe(recipe | more, "x").model is not None
+
+
 def test_overrides_that_cannot_be_read_when_applied_then_all_are_named() -> None:
     with pytest.raises(ConfigError, match=r"(?s)train\.beta.*'=3'.*a=\[1"):
         apply_overrides({}, ["train.beta", "=3", "a=[1"])

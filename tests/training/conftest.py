@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +89,14 @@ def make_trainer(
     pairs: list[TokenizedPair],
     make_model: Callable[..., PreTrainedModel],
 ) -> Callable[..., PreferenceTrainer]:
-    def make(*, lora: bool = True, dropout: float = 0.0, data: object = None, **arguments: object) -> PreferenceTrainer:
+    def make(
+        *,
+        lora: bool = True,
+        adapter: Mapping[str, Any] = MappingProxyType({}),
+        dropout: float = 0.0,
+        data: object = None,
+        **arguments: object,
+    ) -> PreferenceTrainer:
         options: dict[str, object] = {
             "output_dir": str(tmp_path / "out"),
             "per_device_train_batch_size": 5,
@@ -102,15 +111,14 @@ def make_trainer(
         rest = {name: arguments.pop(name) for name in ("eval_dataset", "ref_model", "callbacks") if name in arguments}
         model = arguments.pop("model", None) or make_model()
         torch.manual_seed(11)
-        adapter = LoraConfig(
-            r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
+        plain = {"r": 4, "lora_alpha": 8, "lora_dropout": dropout, "target_modules": "all-linear"}
+        config = LoraConfig(task_type="CAUSAL_LM", **{**plain, **adapter})
         return PreferenceTrainer(
             model,  # type: ignore[arg-type]
             args=PreferenceConfig(**(options | arguments)),
             train_dataset=pairs if data is None else data,
             processing_class=tokenizer,
-            peft_config=adapter if lora else None,
+            peft_config=config if lora else None,
             **rest,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from regretless.training import train_config
 from regretless.training.train_config import TrainConfig
@@ -61,3 +62,11 @@ def test_processes_when_there_are_too_few_gpus_or_pairs_then_the_problems_say_wh
     own = TrainConfig(objective="dpo", pairs_per_step=6, methods={"dpo": {"pairs_per_step": 9}})
     (problem,) = own.problems_here("dpo")
     assert problem.startswith("methods.dpo.pairs_per_step: 9 pairs") and problem.endswith("or 3 processes")
+
+
+def test_parallelism_inside_a_model_when_written_in_a_file_then_it_is_refused_with_all_other_problems() -> None:
+    with pytest.raises(ValidationError) as caught:
+        TrainConfig.model_validate({"objective": "dpo", "parallelism_config": {"cp_size": 2}, "beta": -1})
+    problems = {error["loc"]: error["msg"] for error in caught.value.errors()}
+    assert "no parallelism inside a model" in problems["parallelism_config",]
+    assert ("beta",) in problems

@@ -532,8 +532,7 @@ class ModelCheck:
             leaves.append(leaf)
             return leaf.clone()  # some models change it in place
 
-        embeddings = [module for module in self.inner.modules() if isinstance(module, nn.Embedding)]
-        with hooked([module.register_forward_hook(embedded) for module in embeddings]):
+        with hooked([module.register_forward_hook(embedded) for module in self._embeddings()]):
             yield leaves
 
     @contextlib.contextmanager
@@ -552,16 +551,23 @@ class ModelCheck:
         def after(name: str) -> Callable[..., None]:
             return lambda module, args, output: note(name, True, output)
 
-        hooks = []
+        hooks, embeddings = [], {part for module in self._embeddings() for part in module.modules()}
         for name, module in self.inner.named_modules():
-            if isinstance(module, nn.Embedding):
+            if module in embeddings:
                 continue
             without = next(module.parameters(), None) is None
             hooks.append(module.register_forward_pre_hook(before(name, without), with_kwargs=True))
             if module is not self.inner:
                 hooks.append(module.register_forward_hook(after(name)))
-        with self._cut_at_embeddings(positions) as embeddings, hooked(hooks):
-            yield _Seen(embeddings=embeddings, positional=positional)
+        with self._cut_at_embeddings(positions) as leaves, hooked(hooks):
+            yield _Seen(embeddings=leaves, positional=positional)
+
+    def _embeddings(self) -> list[nn.Module]:
+        """Modules that embed tokens or positions; an adapter around one, which may not call it, is one itself."""
+        outer = self.inner.get_input_embeddings()
+        within = set(outer.modules())
+        others = [module for module in self.inner.modules() if isinstance(module, nn.Embedding)]
+        return [outer, *(module for module in others if module not in within)]
 
     @contextlib.contextmanager
     def _reasons(self, what: str, verb: str = "it cannot compute") -> Iterator[None]:

@@ -6,11 +6,15 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
 from transformers.trainer_utils import rotate_checkpoints
 
+from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.core.run_folder import RUN, resolve
 from regretless.core.stage_folder import MANIFEST
@@ -38,6 +42,23 @@ class Trained:
         """The Trainer's state at the end, with its log in `log_history`; empty where there is none."""
         file = self.folder / STATE
         return dict(read_json(file)) if file.is_file() else {}
+
+
+def load_weights(model: PreTrainedModel, folder: Path) -> None:
+    """Load the weights that `save_pretrained` wrote in a folder into a model of the same architecture, in place.
+
+    They may have other names there than in the model: those of a mixture's experts, which the model keeps together.
+    Raises ConfigError if a weight is missing, left over or of another shape.
+    """
+    types = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    loaded, about = type(model).from_pretrained(
+        folder, dtype=reduce(torch.promote_types, types), output_loading_info=True
+    )
+    wrong = {kind: sorted(map(str, names)) for kind, names in about.items() if names}
+    if wrong:
+        texts = (f"{kind}: {', '.join(names[:3])}" for kind, names in wrong.items())
+        raise ConfigError(f"{folder}: its weights are not those of {type(model).__name__}: {'; '.join(texts)}")
+    model.load_state_dict(loaded.state_dict())
 
 
 def read_trained(start: ModelConfig, folder: Path) -> Trained:

@@ -164,6 +164,9 @@ class Objective(Section):
     """The loss, a line for each quantity; π, r and m are the log-probabilities of the token s under policy, reference
     and behavior policy (nats), ⁺ is the chosen response and ⁻ the rejected one."""
 
+    rewards_means: ClassVar[bool] = False
+    """Whether the reward is the mean log-probability of a response's tokens: less weight of some would raise it."""
+
     reference: Literal["model", "behavior"] = "model"
     """Policy that log-ratios are relative to: the reference model, or the behavior policy that generated the responses,
     whose log-probabilities the data has, so that no reference is computed."""
@@ -193,6 +196,11 @@ class Objective(Section):
                 problems["ld_alpha"] = f"{self.name} reads no rejected response to compare lengths with; leave it out"
             elif self.zero_point is not None:
                 problems["ld_alpha"] = f"the zero point of {self.name} is that of whole responses; leave it out"
+            elif self.rewards_means:
+                problems["ld_alpha"] = (
+                    f"{self.name} divides by the length of a response and has no reference, so that less weight of a "
+                    "tail would make the longer response better; leave it out"
+                )
         if problems:
             errors = [setting_error((key,), text, getattr(self, key)) for key, text in problems.items()]
             raise ValidationError.from_exception_data(type(self).__name__, errors)

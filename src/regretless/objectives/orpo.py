@@ -18,6 +18,7 @@ class ORPO(Objective):
     title: ClassVar[str] = "ORPO: odds ratio preference optimization"
     paper: ClassVar[str] = "arXiv:2403.07691"
     formula: ClassVar[str] = "a = 1/T Σ_s π_s\no = a − log(1 − exp(a))\nloss = −a⁺ − β log σ(o⁺ − o⁻)"
+    rewards_means: ClassVar[bool] = True
 
     beta: Positive = 0.1
     """Weight β of the odds ratio term, the paper's λ."""

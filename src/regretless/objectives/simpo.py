@@ -17,6 +17,7 @@ class SimPO(Objective):
     title: ClassVar[str] = "SimPO: simple preference optimization"
     paper: ClassVar[str] = "arXiv:2405.14734"
     formula: ClassVar[str] = "a = 1/T Σ_s π_s\nloss = −log σ(β (a⁺ − a⁻) − γ)"
+    rewards_means: ClassVar[bool] = True
 
     beta: Positive = 2.0
     """Scale β of the reward."""

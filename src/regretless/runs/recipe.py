@@ -27,6 +27,7 @@ from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ModelConfig
+from regretless.modeling.training_folder import ADAPTER
 from regretless.pairing.mask import MaskConfig
 from regretless.pairing.pair import PairConfig
 from regretless.reporting.report import ReportConfig
@@ -191,6 +192,13 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in present]
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
+    model, train = values.get("model"), values.get("train")
+    if isinstance(model, Mapping) and isinstance(train, Mapping) and model.get("quantization"):
+        adapted = (
+            train.get("lora") or model.get("adapter") or (Path(str(model.get("name_or_path"))) / ADAPTER).is_file()
+        )
+        if not adapted:
+            yield "train.lora", "required by model.quantization, for only an adapter can be trained; set it to {r: 32}"
     report = values.get("report")
     if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in present:
         yield "report.figures", "no token rewards to draw; add `analyze`"

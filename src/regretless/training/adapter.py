@@ -22,6 +22,8 @@ WITHOUT_ADAPTER = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2",
 """By model type, layers for which peft refuses an adapter: fused Mamba kernels read their weights alone."""
 
 
+SAMPLE = 256
+"""Numbers of each weight that show whether an adapter has changed it."""
 MODEL_CODE = ("transformers.models.", "transformers_modules.")
 """Modules with the code of architectures. Quantized layers, which peft knows, are defined elsewhere."""
 
@@ -74,6 +76,30 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
             )
             console.print(text, style="yellow", markup=False, soft_wrap=True)
     return adapted
+
+
+class BaseWeights:
+    """A model's weights as they are before it gets an adapter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._first = [(weight, _first_numbers(weight)) for weight in model.parameters()]
+
+    def are_left_by(self, adapted: PeftModel) -> bool:
+        """Whether `adapted` without its adapter is the model that it was, and stays it in training.
+
+        Some adapters begin by moving a part of the weights into themselves (PiSSA, OLoRA), and some train weights of
+        the model beside their own (`bias="all"`).
+        """
+        kept = {id(weight) for weight in adapted.parameters()}
+        return all(
+            id(weight) in kept and not weight.requires_grad and torch.equal(_first_numbers(weight), first)
+            for weight, first in self._first
+        )
+
+
+def _first_numbers(weight: Tensor) -> Tensor:
+    # All numbers of a matrix change together: to compare some of them takes no second copy of the model.
+    return weight.detach().flatten()[:SAMPLE].clone()
 
 
 def _is_all_linear(config: PeftConfig) -> bool:

@@ -25,7 +25,7 @@ from transformers.utils import is_liger_kernel_available, is_torch_tf32_availabl
 
 BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"gt": 0}, ("learning_rate", "num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
-    ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay", "neftune_noise_alpha")),
+    ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay")),
     ({"ge": 0}, ("seed", "data_seed", "dataloader_num_workers")),
     ({"ge": 1}, ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")),
     ({"ge": 1}, ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout")),
@@ -99,7 +99,13 @@ def _problem(hint: Any, name: str, value: Any) -> str | None:
         return f"expected at least 1, or -1 for as many as num_train_epochs takes, got {value}"
     options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not all(_is_plain(option) for option in options):
-        return None  # an object of some library's own
+        # An object of some library's own; this one also has a form in files, which the Trainer does not take.
+        written = name == "parallelism_config" and isinstance(value, Mapping | str)
+        return (
+            f"expected null: no parallelism inside a model (docs/large_models.md), got {value!r:.80}"
+            if written
+            else None
+        )
     try:
         bounds: dict[str, Any] = dict(BOUNDS.get(name, {}))
         checked: Any = Annotated[hint, Field(allow_inf_nan=False)] if float in options else hint

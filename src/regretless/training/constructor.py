@@ -29,7 +29,7 @@ from regretless.modeling.compiled_layers import compile_layers, leave_uncompiled
 from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
-from regretless.training.adapter import add_adapter
+from regretless.training.adapter import BaseWeights, add_adapter
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.trl_arguments import REFUSED
@@ -100,15 +100,21 @@ def models_of(
     tokenizer: PreTrainedTokenizerBase,
     quantization_config: Any,
     peft_config: PeftConfig | None,
-) -> tuple[PreTrainedModel | PeftModel, PreTrainedModel | None]:
-    """The model to train, with a new adapter if one is configured, and the reference model if one is given."""
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedModel | None, bool]:
+    """The model to train, with a new adapter if one is configured, and the reference model if one is given.
+
+    The last is whether the model to train is, without its new adapter, the model as given, now and in training.
+    """
     # For a model by name and without an adapter, a dtype applies to the trained weights.
     chosen = args.loading().get("dtype", args.loading().get("torch_dtype", "auto"))
     as_loaded = isinstance(model, str) and peft_config is None and chosen != "auto"
     policy = policy_of(model, args, tokenizer, quantization_config)
     check_quantized(policy, adapter=peft_config is not None)
+    adapters_off = False
     if peft_config is not None:
+        given = BaseWeights(policy)
         policy = add_adapter(policy, peft_config, args.seed)
+        adapters_off = given.are_left_by(policy)
     fit_trained_weights(policy, args, as_loaded=as_loaded)
     reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
     if reference is not None:
@@ -116,7 +122,7 @@ def models_of(
         match_reference(reference, policy)
     if args.disable_dropout:
         turn_off_dropout(policy, reference)
-    return policy, reference
+    return policy, reference, adapters_off
 
 
 def policy_of(model: Any, args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase, quantization_config: Any) -> Any:
@@ -171,10 +177,16 @@ def compile_models(args: PreferenceConfig, *models: nn.Module | None) -> None:
 
 
 def turn_off_dropout(*models: nn.Module | None) -> None:
-    """Set the probability of every dropout module to 0, in place."""
+    """Set the probability of all dropout to 0, in place.
+
+    It is that of a module, or a number that another module keeps: `attention_dropout`, `attn_pdrop`, `layerdrop`.
+    """
     for module in (module for model in models if model is not None for module in model.modules()):
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and "drop" in name:
+                setattr(module, name, 0.0)
 
 
 def taken(given: Mapping[str, Any]) -> dict[str, Any]:

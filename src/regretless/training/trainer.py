@@ -30,7 +30,7 @@ from regretless.modeling.row_choice import choose_rows, note_plain_rows, why_not
 from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
-from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint
+from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint, load_weights
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
@@ -66,8 +66,9 @@ class PreferenceTrainer(PublishingTrainer):
     """Train a causal language model on preference pairs; used like TRL's DPOTrainer, with its order of arguments.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
-    or a name; the model with its adapters off, when `peft_config` adds one here; else the model as it is given, adapter
-    included. Without `peft_config` or an adapter, all weights are trained.
+    or a name; the model with its adapters off, when `peft_config` adds one here that leaves the model's own weights
+    alone (PiSSA and `bias="all"` do not); else the model as training begins, adapter included. Without `peft_config` or
+    an adapter, all weights are trained.
     quantization_config: for a model by name, which is then trained through `peft_config`.
     processing_class: the model's tokenizer; by default that of the model's name.
     train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
@@ -107,13 +108,15 @@ class PreferenceTrainer(PublishingTrainer):
         check_offloading(args)
         self.objective = build(args.objective, **args.hyperparameters)
         processing_class = tokenizer_for(model, processing_class, args)
-        model, reference = models_of(model, ref_model, args, processing_class, quantization_config, peft_config)
+        model, reference, adapters_off = models_of(
+            model, ref_model, args, processing_class, quantization_config, peft_config
+        )
         self._aux_coefficient = router_coefficient(model, args)
         self._needs_distributions = "reference_kl" in self.objective.required
         self.reference = ReferenceModel(
             model,
             reference,
-            adapters_off=peft_config is not None,
+            adapters_off=adapters_off,
             needs_distributions=self._needs_distributions,
         )
         compile_models(args, model, self.reference.frozen)
@@ -288,6 +291,24 @@ class PreferenceTrainer(PublishingTrainer):
         self._log_state.save(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
         super()._save_checkpoint(model, trial)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load weights that `_save_checkpoint` wrote into the model."""
+        target = self.model if model is None else model
+        if self._has_plain_weights(target):
+            load_weights(target, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_best_model(self) -> None:
+        if self._has_plain_weights(self.model):
+            load_weights(self.model, Path(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
+
+    def _has_plain_weights(self, model: nn.Module) -> bool:
+        """Whether checkpoints of the model are those that its `save_pretrained` writes."""
+        return isinstance(model, PreTrainedModel) and not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
+
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
         """Evaluate; not again at the start (`eval_on_start`) of a resumed training."""
         if skip_scheduler and self._log_state.checkpoint is not None:
@@ -435,7 +456,10 @@ class PreferenceTrainer(PublishingTrainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if norm is not None and not torch.isfinite(torch.as_tensor(norm)):
+        scaler = getattr(self.accelerator, "scaler", None)
+        # In fp16 the loss is scaled, by less after each gradient that overflows. Such a step is skipped.
+        overflows = scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
+        if norm is not None and not overflows and not torch.isfinite(torch.as_tensor(norm)):
             raise NonFiniteLossError(self._non_finite(f"gradient norm is {float(norm)}", ()))
         return norm
 
@@ -469,6 +493,10 @@ class PreferenceTrainer(PublishingTrainer):
         most = math.ceil(math.ceil(len(data) / self._sharers) / size)
         batches = [list(mine[number * size : (number + 1) * size]) for number in range(most)]
         return DataLoader(data, batch_sampler=batches, collate_fn=list)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[TrainingPair]:
+        """Loader of the pairs that `predict` is given, like that of evaluation."""
+        return self.get_eval_dataloader(test_dataset)
 
     def evaluation_loop(
         self,

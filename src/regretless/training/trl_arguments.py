@@ -158,7 +158,7 @@ def loss_problems(
         if names and not set(SMOOTHED) & set(names):
             problems.append(
                 f"label_smoothing: the loss {' + '.join(names)} does not use it (nor does it in TRL); set "
-                "loss_type='robust'"
+                "loss_type='robust' or, for cDPO, objective='dpo' and objective_kwargs={'smoothing': 'conservative'}"
             )
         elif not problems and not names and (method := objective or DEFAULT_METHOD) != "dpo":
             problems.append(f"label_smoothing: {method} has none; set loss_type='robust', or omit it")
