@@ -80,7 +80,8 @@ def test_quantized_model_when_it_has_no_adapter_to_train_then_the_recipe_says_so
 ) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     quantized = {"name_or_path": "base", "quantization": {"load_in_4bit": True}}
-    recipe: dict[str, Any] = {"name": "x", "pairs": {"dataset": "p.jsonl"}, "model": quantized, "train": {"objective": "dpo"}}
+    recipe: dict[str, Any] = {"name": "x", "pairs": {"dataset": "p.jsonl"}, "model": quantized}
+    recipe["train"] = {"objective": "dpo"}
     for train in ({"objective": "dpo"}, {"objective": "dpo", "lora": None}):
         with pytest.raises(ConfigError, match=r"train\.lora: required by model\.quantization"):
             parse_recipe(recipe | {"train": train}, "x")
