@@ -310,6 +310,8 @@ def test_repo_when_data_has_no_log_probabilities_then_it_says_so_and_repo_det_tr
         DataError, match=r"repo needs the behavior policy's .*2 of 2 pairs have none: the data has none.*repo_det"
     ):
         make_trainer(data=rows, objective="repo")
+    with pytest.raises(DataError, match=r"dpo needs the behavior policy's .*or leave out importance"):
+        make_trainer(data=rows, objective="dpo", objective_kwargs={"importance": "mean"})
     for data in (rows, bare):
         trainer = make_trainer(data=data, objective="repo_det", num_train_epochs=1)
         assert trainer.train().training_loss > 0

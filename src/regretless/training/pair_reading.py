@@ -214,7 +214,7 @@ class _Reading:
                 listed = "; ".join(f"{reason} ({count})" for reason, count in counts.items())
                 raise DataError(
                     f"{self.name}: {self.objective.name} needs {_wanted(name)}, and {counts.total()} of {kept} pairs "
-                    f"have none: {listed}. {_remedy(name)}"
+                    f"have none: {listed}. {_remedy(name, self.objective)}"
                 )
 
 
@@ -222,15 +222,18 @@ def _wanted(name: str) -> str:
     return "the behavior policy's token log-probabilities" if name == "behavior" else f"token_numbers.{name}"
 
 
-def _remedy(name: str) -> str:
+def _remedy(name: str, objective: Objective) -> str:
     if name != "behavior":
         expected = (
             f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
         )
         return expected + similar(name)
+    instead = "train with repo_det, which needs none"
+    if name not in objective.needs:
+        instead = "leave out importance and reference=behavior, which alone need them here"
     return (
         "Expected chosen_token_ids, chosen_logps, rejected_token_ids and rejected_logps made with the policy's "
-        "tokenizer. Sample with `regretless sample`, which records them, or train with repo_det, which needs none"
+        f"tokenizer. Sample with `regretless sample`, which records them, or {instead}"
     )
 
 
