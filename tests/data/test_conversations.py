@@ -151,6 +151,20 @@ def test_parts_when_a_template_marks_them_or_not_then_only_the_messages_are_trai
     assert written == whole.rstrip() if template != "qwen3" else whole.replace("<think>\n\n</think>\n\n", "").rstrip()
 
 
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_training"])
+def test_empty_reasoning_when_a_template_adds_it_to_a_call_then_it_is_no_difference_to_a_text(
+    template: str, shared: Path
+) -> None:
+    tokenizer = with_template(shared, template)
+    text = [{"role": "assistant", "content": "It is 5."}]
+    pair = tokenized(read({**ROW, "chosen": trajectory("")[:1], "rejected": text}), tokenizer)
+    assert own_and_context(tokenizer, pair.chosen.ids) == (CALL + END, "<think>\n\n</think>\n\n")
+    assert pair.rejected is not None and tokenizer.decode(pair.rejected.ids) == f"It is 5.{END}"
+    # Reasoning that is there is trained on.
+    thought = tokenized(read({**ROW, "chosen": trajectory("", reasoning="a sum")[:1], "rejected": text}), tokenizer)
+    assert own_and_context(tokenizer, thought.chosen.ids) == (f"<think>\na sum\n</think>\n\n{CALL}{END}", "")
+
+
 def test_reasoning_when_kept_then_it_is_trained_and_when_off_then_both_sides_lose_it(qwen: Any, shared: Path) -> None:
     sides = {
         "chosen": trajectory("<think>\nsure\n</think>\n\nIt is 4.", reasoning_content="a sum"),

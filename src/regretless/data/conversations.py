@@ -14,6 +14,8 @@ from regretless.data.records import Message, Text
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks, in a chat template, what the assistant writes (transformers' `return_assistant_tokens_mask`)."""
+EMPTY = re.compile(r"\s*<think>\s*</think>\s*")
+"""A block of reasoning without any, which some templates write for a message that has none."""
 AROUND = 24
 """Characters of a text that a message shows."""
 
@@ -32,7 +34,8 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
     A text, and a single message without tool calls, is one part, as it is: templates add or trim text that no model
     generated. So is the last message of several. The others are written by the template, with `arguments` (JSON): their
     parts are those that it marks by `{% generation %}`. In a template without marks, a message begins where the prompt
-    for it ends, and ends with the first end-of-sequence token after that. All end with this token, marked or not.
+    for it ends, and ends with the first end-of-sequence token after that. All end with this token, marked or not. An
+    empty block of reasoning that the template adds is context: texts that are taken as they are have none.
 
     Raises DataError if the template cannot write the response, if it writes its beginning differently when more
     messages follow, or if it does not tell where a message ends.
@@ -52,10 +55,13 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
     whole, own = spans(codec, prompt, messages, given, as_it_is)
     if not whole.startswith(start):
         raise DataError(_disagreement(start, whole, 0))
+    thinks = any(REASONING[0] in message or "<think>" in message["content"] for message in messages)
     parts: list[Part] = []
     place = len(start)
     for first, end in own:
         first = max(first, place)
+        if not thinks and (block := EMPTY.match(whole, first, end)):
+            first = block.end()
         end = _message_end(codec, whole, first, end)
         if first > place:
             parts.append(Part(whole[place:first], False))
