@@ -20,8 +20,6 @@ STATES = ("cache_params", "past_key_values")
 """Names of the argument in which transformers gives a layer the states behind earlier tokens."""
 KERNEL = 4
 """Tokens that the convolution of a recurrent layer reads."""
-ROUNDING = 1e-6
-"""Share of a layer's whole gradient that says nothing: states are computed in float32, with an error of a tenth."""
 ROW = {"segments", "row_mask", "calls", "forks"}
 """Keywords of the model's forward that describe a row, and that no layer of its own knows."""
 
@@ -203,8 +201,7 @@ def state_error(run: Run, hidden: Tensor) -> float:
     hidden: what the layer gets for a sequence (1, N, D). Its first half becomes a prompt that two responses continue,
     one of them a single token. The worse of two: the whole gradient, and the part of it between tokens that are too far
     apart for a convolution. That part passes through recurrent states alone, and shows whether the layer continues from
-    those that it is given, however small their effect on its output is: where states decay at once, it is no more than
-    rounding, which is no error.
+    those that it is given, however small their effect on its output is.
     """
     count = hidden.shape[1]
     half = count // 2
@@ -214,7 +211,7 @@ def state_error(run: Run, hidden: Tensor) -> float:
     def gradient(output: Tensor) -> Tensor:
         weights = torch.linspace(0.5, 1.5, output.numel(), device=output.device).view_as(output)
         (found,) = torch.autograd.grad((weights * output).sum(), leaf, retain_graph=True)
-        return found.double()
+        return found[:, :half].double()
 
     errors = [0.0]
     with torch.enable_grad():
@@ -224,9 +221,7 @@ def state_error(run: Run, hidden: Tensor) -> float:
             # A token is too far from another if KERNEL - 1 tokens are skipped before it: here, or at the prompt's end.
             reach = half - (KERNEL - 1 - skipped)
             for first, last in ((0, half), (skipped, reach)):
-                whole, found = (gradient(output[:, first:]) for output in (alone, forked))
-                own, ours = whole[:, :last], found[:, :last]
-                wrong = float((own - ours).norm() - ROUNDING * whole.norm())
-                if wrong > 0:
-                    errors.append(wrong / float(own.norm()) if own.norm() else 1.0)
+                own, ours = (gradient(output[:, first:])[:, :last] for output in (alone, forked))
+                if not torch.equal(own, ours):
+                    errors.append(float((own - ours).norm() / own.norm()))
     return max(errors)
