@@ -198,8 +198,8 @@ class Objective(Section):
                 problems["ld_alpha"] = f"the zero point of {self.name} is that of whole responses; leave it out"
             elif self.rewards_means:
                 problems["ld_alpha"] = (
-                    f"{self.name} divides by the length of a response and has no reference, so that less weight of a "
-                    "tail would make the longer response better; leave it out"
+                    f"{self.name} divides by the length of a response and has no reference, so that a smaller "
+                    "weight of its last tokens would raise the reward of the longer response; leave it out"
                 )
         if problems:
             errors = [setting_error((key,), text, getattr(self, key)) for key, text in problems.items()]

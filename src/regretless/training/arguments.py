@@ -31,7 +31,7 @@ UNUSED = {
     "train_sampling_strategy": "the order of the pairs is that of group_pairs and the seed",
     "fp16_full_eval": "evaluation computes as training does",
     "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
-    "neftune_noise_alpha": "its noise depends on a sequence's length, and in shared rows would on that of the row",
+    "neftune_noise_alpha": "its noise depends on the length of a sequence, and several sequences share a row here",
     "batch_eval_metrics": "metrics are those of the objective",
     "include_for_metrics": "metrics are those of the objective",
     **dict.fromkeys(

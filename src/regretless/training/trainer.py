@@ -457,7 +457,8 @@ class PreferenceTrainer(PublishingTrainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         scaler = getattr(self.accelerator, "scaler", None)
-        # In fp16 the loss is scaled, by less after each gradient that overflows. Such a step is skipped.
+        # In fp16 the loss is multiplied by a factor. If a gradient overflows, the step is skipped and the factor
+        # becomes smaller. When it is down to 1, the gradient itself is not finite.
         overflows = scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
         if norm is not None and not overflows and not torch.isfinite(torch.as_tensor(norm)):
             raise NonFiniteLossError(self._non_finite(f"gradient norm is {float(norm)}", ()))
