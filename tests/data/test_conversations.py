@@ -160,7 +160,10 @@ def test_empty_reasoning_when_a_template_adds_it_to_a_call_then_it_is_no_differe
     pair = tokenized(read({**ROW, "chosen": trajectory("")[:1], "rejected": text}), tokenizer)
     assert own_and_context(tokenizer, pair.chosen.ids) == (CALL + END, "<think>\n\n</think>\n\n")
     assert pair.rejected is not None and tokenizer.decode(pair.rejected.ids) == f"It is 5.{END}"
-    # Reasoning that is there is trained on.
+    # A block that the message itself has is trained on, empty or not.
+    written = {"content": "<think>\n\n</think>\n\n"}
+    own = tokenized(read({**ROW, "chosen": trajectory("", **written)[:1], "rejected": text}), tokenizer)
+    assert own_and_context(tokenizer, own.chosen.ids) == (f"<think>\n\n</think>\n\n{CALL}{END}", "")
     thought = tokenized(read({**ROW, "chosen": trajectory("", reasoning="a sum")[:1], "rejected": text}), tokenizer)
     assert own_and_context(tokenizer, thought.chosen.ids) == (f"<think>\na sum\n</think>\n\n{CALL}{END}", "")
 
