@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +30,14 @@ FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+0123456789"))
 
 
-def _load(text: str) -> Any:
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
+
+
+def _load(text: str) -> Any:
+    """What a text says; the recipes of a study say the same again and again, and are parsed once."""
+    return copy.deepcopy(_parsed(text))
 
 
 def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import numbers
 import os
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import Annotated, Any, Union
@@ -66,6 +67,8 @@ TYPES: Mapping[Any, str] = {
 CHOICES_NAMED = 8
 """Most choices in a message, the nearest first."""
 
+_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+
 
 def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:
     """Problems of training arguments by themselves, by name; names that `kind` does not have are skipped.
@@ -73,7 +76,7 @@ def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) 
     Types as `kind` declares them (without conversion: a text is no number), bounds, and names that are taken from a
     list. A package that `report_to` needs is looked for here too.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     # HfArgumentParser makes None of the default of `debug`.
     known = {name: value for name, value in values.items() if name in hints and (name, value) != ("debug", None)}
     found = {name: _problem(hints[name], name, value) for name, value in known.items()}
@@ -107,14 +110,21 @@ def _problem(hint: Any, name: str, value: Any) -> str | None:
             else None
         )
     try:
-        bounds: dict[str, Any] = dict(BOUNDS.get(name, {}))
-        checked: Any = Annotated[hint, Field(allow_inf_nan=False)] if float in options else hint
-        TypeAdapter(checked).validate_python(_plain(value), strict=True)
-        if value is not None and bounds:
-            TypeAdapter(Annotated[float, Field(**bounds)]).validate_python(value)
+        typed, bounded = _checkers(hint, float in options, name)
+        typed.validate_python(_plain(value), strict=True)
+        if value is not None and bounded is not None:
+            bounded.validate_python(value)
     except ValidationError:
         return f"expected {_expected(options, name)}, got {value!r:.80}"
     return None
+
+
+@functools.cache
+def _checkers(hint: Any, is_float: bool, name: str) -> tuple[TypeAdapter[Any], TypeAdapter[float] | None]:
+    """Checks of an argument's type and of its bounds; to make one takes far longer than to use it."""
+    bounds: dict[str, Any] = dict(BOUNDS.get(name, {}))
+    typed: Any = Annotated[hint, Field(allow_inf_nan=False)] if is_float else hint
+    return TypeAdapter(typed), TypeAdapter(Annotated[float, Field(**bounds)]) if bounds else None
 
 
 def _is_plain(option: Any) -> bool:

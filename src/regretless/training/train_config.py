@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -256,10 +257,11 @@ def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _argument_names() -> set[str]:
+@functools.cache
+def _argument_names() -> frozenset[str]:
     known = {field.name for field in dataclasses.fields(PreferenceConfig) if field.init}
     # The last two are hyperparameters in a recipe.
-    return known - {"objective", "output_dir", "label_smoothing", "ld_alpha"}
+    return frozenset(known) - {"objective", "output_dir", "label_smoothing", "ld_alpha"}
 
 
 def _belongs_to_another(key: str) -> bool:
@@ -267,7 +269,7 @@ def _belongs_to_another(key: str) -> bool:
     return any(key in kind.model_fields for kind in OBJECTIVES.usable()[0].values())
 
 
-def _known_keys(objective: str) -> set[str]:
+def _known_keys(objective: str) -> frozenset[str]:
     return _argument_names() | set(hyperparameter_names(objective)) | {PAIRS}
 
 
