@@ -276,7 +276,7 @@ def main() -> None:
     args = parser.parse_args()
     measured = Measured(time.monotonic() + 60 * args.minutes, args.peak_tflops)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape, vocabulary = (SMALL_QWEN3, 512) if args.tiny else (QWEN3_1_7B, 151_936)
+    shape, vocabulary = ({**SMALL_QWEN3, "num_hidden_layers": 2}, 512) if args.tiny else (QWEN3_1_7B, 151_936)
     prompt, response = (20, 30) if args.tiny else (104, 306)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, P≈{prompt}, R≈{response}\n")

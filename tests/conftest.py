@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -21,6 +22,12 @@ def pytest_configure() -> None:
     """Let tests press Ctrl-C: a suite that a shell starts in the background would pass on that it is ignored."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported: it would take a fifth of the suite's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -108,7 +108,8 @@ class Sweep:
         write_chat_benchmarks(folder / "chat", [problems.draw(rng) for _ in range(32)], rng)
         # Forked from a process that has imported everything.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.cli.verbs", __name__])
+        last = "regretless.core.fork_origin"
+        self._context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.cli.verbs", __name__, last])
 
     def undisturbed(self) -> tuple[list[Unit], dict[str, Any]]:
         """The units of a run that nothing kills, in their order, and its contents."""

@@ -1,4 +1,4 @@
-"""Every recipe in recipes/: it parses, says how to start it, and runs from end to end when shrunk, judges included."""
+"""The recipes in recipes/: all parse and say how to start them; one of each kind runs shrunk, judges included."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ from regretless.smoke.miniature import smoke_recipe, surroundings
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")
 NAMES = [path.relative_to(PROJECT).as_posix() for path in RECIPES]
-QUICK = {"recipes/math/gemma-2-2b.yaml", "recipes/math-released/qwen3-1.7b.yaml", "recipes/math-released/qwen3-4b.yaml"}
-"""Recipes that run small in less than ten seconds."""
+KINDS = {
+    path if path.parent.name == "recipes" else (path.parent, path.stem[:4], "qlora" in path.stem): path
+    for path in RECIPES
+    if path.parent.name != "ultrafeedback"  # has a test of its own
+}
+"""One recipe of each folder and family of models; the others are run by `make test-extended`."""
 PAPER_METHODS = ("repo", "repo_det", "dpo", "ipo", "rpo", "kto", "tdpo")
 """The methods whose settings the paper states."""
 
@@ -69,9 +73,13 @@ def test_batch_of_kto_in_the_released_scripts_when_taken_over_then_its_responses
             assert sizes == ([64, 128, 128] if path.stem.startswith("llama") else [32, 64, 128]), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(PROJECT / name, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES],
+    [
+        pytest.param(path, id=name, marks=[] if path in KINDS.values() else pytest.mark.extended)
+        for path, name in zip(RECIPES, NAMES, strict=True)
+    ],
 )
 def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path, tmp_path: Path) -> None:
     recipe = smoke(path, tmp_path / "run")

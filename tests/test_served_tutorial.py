@@ -62,19 +62,26 @@ def test_model_of_the_tutorial_when_served_by_vllm_then_it_scores_as_the_adapter
     vllm = os.environ.get("REGRETLESS_VLLM")
     if not vllm:
         pytest.skip("needs vLLM: `make test-engines`, or the Python of an environment that has it in REGRETLESS_VLLM")
-    # In the place of a fresh environment, which tests/test_package.py makes.
+    # In the place of a fresh environment, as tests/test_package.py makes one.
     (tmp_path / ".venv").symlink_to(sys.prefix)
     blocks = page.sections()
-    for heading in list(blocks)[1:-1]:
-        for block in blocks[heading]:
-            page.run_block(block, tmp_path, os.environ)
+    said = {
+        heading: "".join(page.run_block(block, tmp_path, os.environ) for block in blocks[heading])
+        for heading in list(blocks)[1:-1]
+    }
+    assert [heading[:2] for heading in said] == ["2.", "3.", "4.", "5.", "6."]
+    assert "Pass@1" in said["4. Evaluate"] and "merge: wrote merged" in said["5. Merge"]
+    listed = said["6. Card and upload list"]
+    assert "adapter_model.safetensors" in listed and "mine.jsonl" not in listed.partition("my-name/my-model")[2]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     first, second = (block.replace(page.PORT, port) for block in blocks[page.SERVE])
     with page.server(first, vllm, tmp_path, os.environ, port):
         page.run_block(second, tmp_path, os.environ)
-    trained = {row["label"]: row["value"] for row in rows_of(tmp_path / "evaluated")}
+    rows = {row["label"]: row for row in rows_of(tmp_path / "evaluated")}
+    assert rows["dpo"]["gain_low"] > 0, rows
+    trained = {label: row["value"] for label, row in rows.items()}
     (served,) = rows_of(tmp_path / "served")
     assert served["n"] == 200 and served["value"] == pytest.approx(trained["dpo"], abs=0.02)  # 4 of 200 answers
     assert trained["dpo"] > trained["base"] + 0.1

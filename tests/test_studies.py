@@ -38,6 +38,9 @@ SHAPES = {
     "quickstart": ({"quickstart"}, {"base", "dpo", "repo", "repo_det"}, {""}, {"greedy"}),
 }
 
+ALWAYS = {"table4-masked", "tables9-10-search", "quickstart"}
+"""Chat and mathematics, masks and distances, a search; the others are run by `make test-extended`."""
+
 
 def test_studies_when_listed_then_each_has_a_shape() -> None:
     assert {path.stem for path in (PROJECT / "studies").glob("*.yaml")} == SHAPES.keys()
@@ -60,7 +63,9 @@ def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "paper-units"
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.extended) for name in SHAPES]
+)
 def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: Path, units: Path) -> None:
     study = load_study(PROJECT / "studies" / f"{name}.yaml", output_dir=str(tmp_path / "study"), smoke=True)
     study = replace(study, store=units)

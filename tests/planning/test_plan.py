@@ -143,13 +143,10 @@ def test_plan_when_the_responses_are_verified_then_pairs_steps_and_trained_token
     "overrides",
     [
         [],
-        ["verify.time_limit=9"],
-        ["train.methods.dpo.beta=0.5"],
-        ["train.objective=[dpo,ipo]"],
+        ["verify.time_limit=9", "report.title=x"],
+        ["train.methods.dpo.beta=0.5", "train.objective=[dpo,ipo]"],
         ["evaluate.benchmarks.again={dataset: '{run}/world/test.jsonl', limit: 3}"],
         ["sample.seed=5"],
-        ["report.title=x"],
-        pytest.param(["world.test=9"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

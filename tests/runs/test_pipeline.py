@@ -200,7 +200,8 @@ def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_s
     shutil.move(finished, tmp_path / "uninterrupted")
     # Forked from a process that has imported everything: the time goes into the work that is to be killed.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.smoke.miniature"])
+    preload = ["regretless.runs.pipeline", "regretless.smoke.miniature", "regretless.core.fork_origin"]
+    context.set_forkserver_preload(preload)
     rng = random.Random(0)
     begun: set[str] = set()
     killed_in: set[str] = set()

@@ -54,7 +54,12 @@ OPTIONS = {"max_model_len": 128, "engine_args": {"enforce_eager": True}}
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="needs vLLM in this environment: make test-engines"
 )
-SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,7 +106,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["raw", "processed"])
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[VllmEngine]:
-    params = ALL_ON.model_copy(update={"vllm": VllmOptions(logprobs_mode=request.param, **OPTIONS)})
+    arguments = {**OPTIONS["engine_args"], "max_num_batched_tokens": 128}
+    options = VllmOptions(logprobs_mode=request.param, max_model_len=128, engine_args=arguments)
+    params = ALL_ON.model_copy(update={"vllm": options})
     yield VllmEngine(ModelConfig(name_or_path=str(checkpoint)), params)
 
 
@@ -215,10 +222,10 @@ def test_stream_when_steps_finish_nothing_gets_no_outputs(engine: VllmEngine, mo
 
 
 @needs_vllm
-def test_engine_when_prompts_exceed_the_tokens_of_a_step_reads_none_in_two(checkpoint: Path) -> None:
-    arguments = {"enforce_eager": True, "max_num_batched_tokens": 128}
-    params = PLAIN.model_copy(update={"vllm": VllmOptions(max_model_len=128, engine_args=arguments)})
-    engine = VllmEngine(ModelConfig(name_or_path=str(checkpoint)), params)
+def test_engine_when_prompts_exceed_the_tokens_of_a_step_reads_none_in_two(
+    engine: VllmEngine, checkpoint: Path
+) -> None:
+    engine.params = PLAIN
     # 5 × 50 tokens do not fit into a step of 128; a split prompt would end vLLM's process.
     found = engine.generate([[number + 3] * 50 for number in range(5)], 0)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype="float32")

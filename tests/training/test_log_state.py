@@ -75,7 +75,7 @@ def run(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | No
     """Train in a process of its own; its exit code."""
     # Forked from a process that has imported everything.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regretless.training.train", __name__])
+    context.set_forkserver_preload(["regretless.training.train", __name__, "regretless.core.fork_origin"])
     process = context.Process(target=train, args=(folder, arguments, killed))
     process.start()
     process.join()
@@ -106,7 +106,7 @@ def ended(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # some thirty trainings, each in a process of its own
 @pytest.mark.parametrize("arguments", [BY_STEPS, BY_EPOCHS], ids=["steps", "epochs"])
-def test_training_when_killed_after_any_step_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
+def test_training_when_killed_after_a_step_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
     folder: Path, arguments: dict[str, Any]
 ) -> None:
     assert run(folder, arguments) == 0

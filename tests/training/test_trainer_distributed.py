@@ -84,11 +84,11 @@ def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Ten
 @pytest.mark.parametrize(
     ("launcher", "objective", "lora"),
     [
-        (TORCHRUN, "kto", False),
+        pytest.param(TORCHRUN, "kto", False, marks=pytest.mark.extended),
         (accelerate("ddp.yaml"), "repo", True),
         (accelerate("fsdp2.yaml"), "repo", False),
         (accelerate("fsdp2.yaml"), "kto", True),
-        (accelerate("fsdp2.yaml"), "tdpo", True),
+        pytest.param(accelerate("fsdp2.yaml"), "tdpo", True, marks=pytest.mark.extended),
     ],
     ids=["torchrun-kto", "ddp-repo-lora", "fsdp2-repo", "fsdp2-kto-lora", "fsdp2-tdpo-lora"],
 )
