@@ -227,6 +227,9 @@ def test_help_when_objectives_have_short_forms_then_it_names_them_without_listin
     assert regretless("kto", "--help") == 0
     page = capsys.readouterr().out
     assert "regretless train objective=kto" in " ".join(page.split()) and "pairs_per_step" in page
+    assert regretless("simpo", "--help") == 0
+    page = capsys.readouterr().out
+    assert "gamma  number ≥ 0; default: 0.5" in page and "importance  " in page and "omega" not in page
 
 
 def app_command() -> Any:
@@ -299,6 +302,12 @@ def test_tables_when_printed_then_they_name_every_objective_and_version(capsys: 
     assert regretless("objectives") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("repo", "repo_det", "tdpo", "beta"))
+    assert regretless("objectives", "simpo", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["objectives"]
+    assert listed.keys() == {"simpo", "(all)"}
+    assert {one["key"]: one["default"] for one in listed["simpo"]} == {"beta": 2.0, "gamma": 0.5}
+    assert regretless("objectives", "simp") == 2
+    assert "expected one of" in capsys.readouterr().err
 
 
 def test_doctor_when_asked_then_it_says_what_this_machine_will_use(capsys: pytest.CaptureFixture[str]) -> None:

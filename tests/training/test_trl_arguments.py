@@ -81,16 +81,20 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
         "loss_weights": [1.0],
         "eta": 0.1,
         "learning_rat": 1,
+        "lr": 1e-5,
+        "simpo_gamma": 0.5,
         "max_completion_length": 9,
     }
     given |= {"loss_type": ["sigmoid", "sft"], "label_smoothing": 0.5, "truncation_mode": "keep_end"}
-    with pytest.raises(ConfigError, match=r"PreferenceConfig: 10 problem\(s\)") as caught:
+    with pytest.raises(ConfigError, match=r"PreferenceConfig: 12 problem\(s\)") as caught:
         config(tmp_path, **given)
     lines = {line.split(":")[0].removeprefix("  - "): line for line in str(caught.value).splitlines()[1:]}
     assert lines.keys() == given.keys()
     assert "not used here: the reference is fixed" in lines["sync_ref_model"]
     assert "a hyperparameter of rpo; set objective_kwargs={'eta': 0.1}" in lines["eta"]
     assert "unknown argument; did you mean learning_rate?" in lines["learning_rat"]
+    assert "it is called learning_rate" in lines["lr"]
+    assert "it is called gamma, a hyperparameter of simpo" in lines["simpo_gamma"]
     assert "'sft': objective='sft' averages over responses" in lines["loss_type"]
     assert "expected a weight for each of 2 losses in loss_type, got [1.0]" in lines["loss_weights"]
     assert "at most 1 or null, got 1.5" in lines["ld_alpha"]

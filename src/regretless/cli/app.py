@@ -162,9 +162,11 @@ class StageCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the flags, then every setting with type, default and meaning."""
         super().format_help(ctx, formatter)
-        from regretless.cli.info import show_settings
+        from regretless.cli.info import show_objectives, show_settings
 
         is_stage = self.name in STAGES
+        if not is_stage:
+            show_objectives(str(self.name))
         # The short form of an objective sets it.
         show_settings(str(self.name) if is_stage else "train", without=() if is_stage else ("train.objective",))
 
@@ -471,11 +473,13 @@ def settings(
 
 
 @app.command()
-def objectives(as_json: JsonFlag = False) -> None:
-    """Print a table of the objectives and their hyperparameters."""
+def objectives(
+    name: Annotated[str | None, typer.Argument(help="Only this objective.")] = None, as_json: JsonFlag = False
+) -> None:
+    """Print the objectives, or one, with their hyperparameters."""
     from regretless.cli.info import show_objectives
 
-    show_objectives(as_json=as_json)
+    show_objectives(name, as_json=as_json)
 
 
 @app.command()

@@ -89,17 +89,22 @@ def _show_group(group: Group, section: str) -> None:
         output.print(Padding(setting.meaning, (0, 0, 0, 8)))
 
 
-def show_objectives(*, as_json: bool = False) -> None:
-    """Print every objective with its hyperparameters, then those that all of them have."""
+def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
+    """Print every objective, or one, with its hyperparameters, then those that all of them have.
+
+    Raises ConfigError for an objective that is not known.
+    """
     objectives, problems = OBJECTIVES.usable()
-    listed = {name: kind.hyperparameters() for name, kind in objectives.items()} | {"(all)": Objective.modifiers()}
+    if name is not None:
+        objectives, problems = {name: OBJECTIVES.find(name)}, []
+    listed = {one: kind.hyperparameters() for one, kind in objectives.items()} | {"(all)": Objective.modifiers()}
     output = terminal()
     if as_json:
-        rows = {name: [one._asdict() for one in parameters.values()] for name, parameters in listed.items()}
+        rows = {one: [each._asdict() for each in parameters.values()] for one, parameters in listed.items()}
         print_json({"objectives": rows, "problems": problems})
         return
-    for name, hyperparameters in listed.items():
-        output.print(Text(name, style="bold underline"))
+    for one, hyperparameters in listed.items():
+        output.print(Text(one, style="bold underline"))
         for key, parameter in hyperparameters.items():
             head = Text.assemble((key, "bold"), f"  {parameter.type}; default: {parameter.default_text}")
             output.print(Padding(head, (0, 0, 0, 2)))

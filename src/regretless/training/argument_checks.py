@@ -192,7 +192,7 @@ def problem_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> tu
             kwargs = dict(args.lr_scheduler_kwargs or {})
             get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
         if args.use_liger_kernel and not is_liger_kernel_available():
-            return "use_liger_kernel", "needs a package: install liger-kernel"
+            return "use_liger_kernel", "needs a GPU and a package: install liger-kernel"
     # Whatever a library raises for arguments that do not go together, or for a package or device that is not there.
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__

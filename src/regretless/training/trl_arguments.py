@@ -76,6 +76,14 @@ REFUSED: Mapping[str, Instead] = {
     "push_to_hub_token": Instead((None,), "it is called hub_token; better, log in with `hf auth login`"),
     "logging_dir": Instead((None,), "set the environment variable TENSORBOARD_LOGGING_DIR"),
     "save_safetensors": Instead((True,), "weights are saved in no other format; omit it"),
+    # Of TRL's CPO and of SimPO's authors, and what other libraries call them.
+    "cpo_alpha": Instead((), "it is called sft_weight, a hyperparameter of cpo"),
+    "simpo_gamma": Instead((), "it is called gamma, a hyperparameter of simpo"),
+    "gamma_beta_ratio": Instead((), "set gamma, a hyperparameter of simpo, to this number times beta"),
+    "lr": Instead((), "it is called learning_rate"),
+    "epochs": Instead((), "it is called num_train_epochs"),
+    "num_epochs": Instead((), "it is called num_train_epochs"),
+    "batch_size": Instead((), "it is called per_device_train_batch_size; in a recipe, pairs_per_step"),
     "tools": Instead((None,), "put them into the column `tools` of the rows"),
     "chat_template_kwargs": Instead((None,), "put them into the column `chat_template_kwargs` of the rows"),
 }
