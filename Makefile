@@ -1,7 +1,7 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
-#   make test-extended  more cases of the longest tests: every recipe, every study, every launcher (an hour)
+#   make test-extended  more cases of the longest tests: every recipe, every study, every launcher; Linux only
 # And some for those who want to see more:
 #   make docs         the documentation's site, in build/docs; a warning is an error
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
@@ -34,8 +34,9 @@ test: $(VENV)/.development
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 20
 
-test-extended: $(VENV)/.development
+test-extended: $(VENV)/.cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m extended --durations 20
+	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) $(BIN)/pytest -m extended tests/core/test_cluster.py
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs

@@ -123,6 +123,7 @@ def test_verification_on_two_nodes_writes_the_bytes_of_one_process(
     assert (output / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
+@pytest.mark.extended
 def test_recipe_on_two_nodes_ends_as_in_one_process_and_is_then_done(nodes: Nodes, tmp_path: Path) -> None:
     with local_judge.serving():
         sweep = Sweep(RECIPE, tmp_path)
@@ -163,6 +164,8 @@ def test_recipe_when_a_node_dies_in_each_stage_ends_as_without_that(nodes: Nodes
             said = run_recipe(sweep.recipe, sweep.run)
         assert "a training worker or its node was lost" in " ".join(said.split())
         assert differences(expected, contents(sweep.run)) == []
+        again = run_recipe(sweep.recipe, sweep.run, "--cluster", nodes.address)
+        assert again.count(": unchanged, skipped") == len(units(sweep.run))
 
 
 class Counting:
