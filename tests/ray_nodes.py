@@ -13,6 +13,9 @@ import psutil
 
 from regretless.core.cluster import ClusterConfig
 
+TRIES = 4
+"""To start a node."""
+
 
 class Nodes:
     """A head node for the first process, and two nodes with one CPU each, for one worker each."""
@@ -35,7 +38,17 @@ class Nodes:
         return ClusterConfig(address=self.address)
 
     def add(self) -> Any:
-        """Start another node."""
+        """Start another node. Ray waits half a minute for it, which on a busy machine is too short: then once more."""
+        for _ in range(TRIES - 1):
+            nodes, raylets = set(self.cluster.worker_nodes), _raylets()
+            try:
+                return self.cluster.add_node(num_cpus=1)
+            # What Ray raises is a TimeoutError, or a plain Exception.
+            except Exception:
+                for node in set(self.cluster.worker_nodes) - nodes:
+                    self.cluster.remove_node(node, allow_graceful=False)
+                for process in _raylets() - raylets:
+                    process.kill()
         return self.cluster.add_node(num_cpus=1)
 
     def replace(self) -> None:
@@ -70,3 +83,8 @@ class Nodes:
             ended.set()
             thread.join()
         assert not left, f"the work ended before a node was killed in {', '.join(left)}"
+
+
+def _raylets() -> set[psutil.Process]:
+    """The processes of nodes that this one has started."""
+    return {process for process in psutil.Process().children() if process.name() == "raylet"}
