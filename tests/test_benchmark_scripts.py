@@ -172,6 +172,7 @@ def test_products_of_the_limit_when_a_step_is_counted_by_torch_then_they_are_its
     assert min(measured.values()) > 0
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_gpu_script_when_run_in_miniature_then_shared_and_plain_gradients_agree(tmp_path: Path) -> None:
     result = tmp_path / "result.json"

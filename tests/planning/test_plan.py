@@ -259,6 +259,7 @@ def test_cost_of_a_judge_when_planned_then_it_is_that_of_the_requests_that_are_l
         assert plan.rows[0].estimates[0].counts["dollars"] == pytest.approx(12 * (100 * 1000 + 20 * 10_000) / 1e6)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_measured_plan_when_nothing_has_run_then_every_stage_has_a_time_and_nothing_is_written(
     tmp_path: Path,
@@ -337,6 +338,7 @@ def test_plan_of_a_finished_run_when_printed_then_there_is_a_row_for_each_stage(
     assert "would run" not in result.output
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_requests_to_judges_when_planned_before_anything_has_run_then_they_are_those_of_the_run(tmp_path: Path) -> None:
     recipe = load_recipe(PROJECT / "recipes" / "ultrafeedback" / "qwen3-1.7b.yaml")

@@ -177,6 +177,7 @@ def test_recipe_when_run_small_in_a_store_then_it_has_the_files_of_a_local_run_a
     assert differences(expected, contents(copy)) == []
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_run_when_killed_in_training_then_another_machine_goes_on_from_its_checkpoint_and_ends_with_equal_bytes(
     bucket: str, tmp_path: Path

@@ -250,7 +250,8 @@ def test_data_when_they_fail_then_no_method_is_tried_and_each_says_why(tmp_path:
     assert (second / "report" / "report.html").is_file(), "a run with the same data makes the rest of them itself"
 
 
-def test_study_when_killed_four_times_at_random_then_the_same_command_ends_as_undisturbed(tmp_path: Path) -> None:
+@pytest.mark.extended
+def test_study_when_killed_ten_times_at_random_then_the_same_command_ends_as_undisturbed(tmp_path: Path) -> None:
     cells = load(tmp_path).cells
     out, draw = tmp_path / "out", random.Random(0)
     command = [sys.executable, "-m", "regretless", "study", str(tmp_path / "study.yaml"), "--processes", "2"]
@@ -262,7 +263,7 @@ def test_study_when_killed_four_times_at_random_then_the_same_command_ends_as_un
     expected = finish()
     units = {path.parent: json.loads(path.read_bytes())["seconds"] for path in out.glob(f"runs/**/{MANIFEST}")}
     kills = 0
-    while kills < 4:
+    while kills < 10:
         left = [unit for unit in units if not (unit / MANIFEST).is_file()]
         if not left:
             assert list(map(differences, expected, finish())) == [[] for _ in cells]

@@ -210,6 +210,7 @@ def below(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_training_when_its_command_is_killed_then_its_processes_end_and_the_next_one_resumes_with_the_same_result(
     recipe: Callable[..., Path], tmp_path: Path

@@ -87,7 +87,7 @@ def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Ten
         pytest.param(TORCHRUN, "kto", False, marks=pytest.mark.extended),
         (accelerate("ddp.yaml"), "repo", True),
         (accelerate("fsdp2.yaml"), "repo", False),
-        (accelerate("fsdp2.yaml"), "kto", True),
+        pytest.param(accelerate("fsdp2.yaml"), "kto", True, marks=pytest.mark.extended),
         pytest.param(accelerate("fsdp2.yaml"), "tdpo", True, marks=pytest.mark.extended),
     ],
     ids=["torchrun-kto", "ddp-repo-lora", "fsdp2-repo", "fsdp2-kto-lora", "fsdp2-tdpo-lora"],
@@ -156,6 +156,7 @@ def test_two_processes_when_experts_are_balanced_then_each_counts_by_its_share_o
     assert one_log[0]["loss"] == pytest.approx(0.6931 + 0.5 * one_log[0]["aux_loss"], abs=1e-4)
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_two_processes_when_few_steps_are_asked_for_then_both_have_the_references_that_these_read(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
