@@ -1,12 +1,12 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
 #   make test         the same environment with the development tools, then every check
-#   make test-extended  more cases of the longest tests: every recipe, every study, every launcher; Linux only
 # And some for those who want to see more:
 #   make docs         the documentation's site, in build/docs; a warning is an error
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
 #   make kill-sweep   kills a small run in every stage and compares what it ends as (make kill-sweep N=100: 100 kills)
 #   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
+#   make test-extended more cases of the longest tests: every recipe, every study, every launcher; Linux only
 #   make test-cluster a Ray cluster of two nodes on this machine, of which one dies; Linux only
 #   make test-engines what the package samples from vLLM, served and in process, against a re-score; Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
