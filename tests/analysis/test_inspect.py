@@ -222,6 +222,39 @@ def test_pairs_when_their_responses_have_different_models_then_they_are_counted_
     assert found["notes"][0].startswith("1 of 3 pairs compare responses of different models")
 
 
+def test_first_pairs_when_shown_then_the_assistants_tokens_are_trained_and_all_others_are_context(
+    policy: ModelConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [("assistant", "Oaks?"), ("user", "All."), ("assistant", "6é")]
+    row = {
+        "prompt": QUESTION,
+        "chosen": [{"role": role, "content": content} for role, content in turns],
+        "rejected": [{"role": "assistant", "content": "5"}],
+    }
+    (tmp_path / "rows.jsonl").write_text("\n".join([json.dumps(row)] * 2))
+    run(InspectConfig(sample=0, show=1), tmp_path / "rows.jsonl", policy, tmp_path, {"repo_det": {}})
+    (shown,) = json.loads((tmp_path / "inspect.json").read_text())["shown"]
+    start, end = "<|im_start|>", "<|im_end|>"
+    between = f"\n{start}user\nAll.{end}\n{start}assistant\n"
+    texts = [(part["side"], part["trained"], part["text"]) for part in shown["parts"]]
+    assert texts[0][2].endswith(f"{start}user\nHow many trees?{end}\n{start}assistant\n")
+    assert texts[0][:2] == ("prompt", False)
+    assert texts[1:] == [
+        ("chosen", True, f"Oaks?{end}"),
+        ("chosen", False, between),
+        ("chosen", True, f"6é{end}"),
+        ("rejected", True, f"5{end}"),
+    ]
+    tokenizer = load_tokenizer(policy)
+    assert [part["tokens"] for part in shown["parts"]] == [
+        PROMPT,
+        *(len(tokenizer(text)["input_ids"]) for *_, text in texts[1:]),
+    ]
+    printed = capsys.readouterr().out
+    assert "rows.jsonl:1" in printed and "rows.jsonl:2" not in printed
+    assert "trained" in printed and "6é<|im_end|>" in printed
+
+
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(
     policy: ModelConfig, pairs: list[Pair], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from regretless.analysis.behavior_audit import FAR, gap, labeled, rescored
 from regretless.analysis.first_step import at_start, spread
 from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
+from regretless.analysis.trained_tokens import parts_of, show_parts
 from regretless.core.files import write_json
 from regretless.core.settings import Section
 from regretless.core.terminal import console
@@ -54,6 +55,8 @@ class InspectConfig(Section):
     """What happens to longer responses, as in training: `refuse` rejects the pair, `keep_start` cuts the response."""
     seed: int = 0
     """Random seed for the prompts of the sample."""
+    show: int = Field(default=0, ge=0)
+    """Number of pairs, the first ones, to print part by part: which tokens are trained, and which are context."""
 
 
 def run(
@@ -107,8 +110,12 @@ def run(
         results["behavior_minus_reference"] = gap(labeled(sample), reference)
         if config.rescore:
             results["stored_minus_rescored"] = rescored(labeled(sample), config.behavior, codec.fingerprint)
-    write_json(output / "inspect.json", {"notes": _notes(results), "scored_pairs": len(sample), **results})
+    shown = [{"source": pair.source, "parts": parts_of(pair, codec)} for pair in tokenized[: config.show]]
+    write_json(
+        output / "inspect.json", {"notes": _notes(results), "scored_pairs": len(sample), **results, "shown": shown}
+    )
     _show(results)
+    show_parts(shown)
     return {
         "pairs": len(tokenized),
         "refused": len(refused),

@@ -1,0 +1,50 @@
+"""Pairs part by part: which tokens an objective sees, and which are only read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from regretless.core.terminal import FoldingTable, terminal
+from regretless.data.codec import Codec
+from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.layout import Ids, as_context, is_context, read_ids
+
+NAMES = {True: "trained", False: "context"}
+
+
+def parts_of(pair: TokenizedPair, codec: Codec) -> list[dict[str, Any]]:
+    """The prompt, then the parts of each response in order, where a part ends as trained tokens turn into context.
+
+    Of each part its `side`, `tokens` (their number), `trained` (whether an objective sees them) and `text`, with
+    special tokens.
+    """
+    parts = list(_parts(pair))
+    texts = codec.decode([read_ids(ids) for _, ids in parts])
+    return [
+        {"side": side, "trained": not is_context(ids[0]), "tokens": len(ids), "text": text}
+        for (side, ids), text in zip(parts, texts, strict=True)
+    ]
+
+
+def _parts(pair: TokenizedPair) -> Iterator[tuple[str, Ids]]:
+    yield "prompt", as_context(pair.prompt_ids)
+    for name, side in zip(("chosen", "rejected"), pair.sides, strict=False):
+        for _, part in groupby(side.ids, is_context):
+            yield name, tuple(part)
+
+
+def show_parts(shown: Sequence[Mapping[str, Any]]) -> None:
+    """Print pairs, each with its row as `source` and its `parts` as `parts_of` returns them."""
+    for pair in shown:
+        table = FoldingTable("side", "", "tokens", "text", title=pair["source"], title_justify="left")
+        before = None
+        for part in pair["parts"]:
+            side = "" if part["side"] == before else part["side"]
+            style = "bold" if part["trained"] else "dim"
+            text = json.dumps(part["text"], ensure_ascii=False)[1:-1]
+            table.add_row(side, NAMES[part["trained"]], str(part["tokens"]), text, style=style)
+            before = part["side"]
+        terminal().print(table)
