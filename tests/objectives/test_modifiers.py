@@ -140,6 +140,14 @@ def test_behavior_as_the_reference_when_chosen_then_no_reference_is_required(nam
             {"reference": "policy", "ld_alpha": 1.5, "importance": "max", "importance_clip": 0},
             ("reference:", "ld_alpha:", "importance:", "importance_clip:"),
         ),
+        (
+            "dpo",
+            {"importance_clip": 2.0, "smoothing": "conservative"},
+            (
+                "importance_clip: has no effect without importance; set importance too",
+                "smoothing: has no effect without label_smoothing; set label_smoothing too",
+            ),
+        ),
     ],
 )
 def test_modifiers_when_a_method_cannot_have_them_then_all_problems_are_reported(

@@ -91,6 +91,13 @@ def test_ref_model_when_given_by_name_then_rewards_are_those_against_the_model_i
     assert abs(losses[0][0] - 0.6931472) > 1e-3
 
 
+def test_ref_model_when_the_method_reads_none_then_it_is_refused_before_it_is_loaded(build: Any) -> None:
+    by_behavior = {"objective": "dpo", "objective_kwargs": {"reference": "behavior"}}
+    for args in ({"objective": "simpo"}, by_behavior):
+        with pytest.raises(ConfigError, match=f"^ref_model: {args['objective']} reads no reference"):
+            build(ref_model="nowhere", args=args)
+
+
 def test_arguments_when_they_come_in_the_order_of_trl_then_each_has_its_meaning(
     tokenizer: PreTrainedTokenizerFast, make_model: Callable[..., PreTrainedModel], tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from regretless.core.errors import ConfigError
 from regretless.training import train_config
 from regretless.training.train_config import TrainConfig
 
@@ -62,6 +63,11 @@ def test_processes_when_there_are_too_few_gpus_or_pairs_then_the_problems_say_wh
     own = TrainConfig(objective="dpo", pairs_per_step=6, methods={"dpo": {"pairs_per_step": 9}})
     (problem,) = own.problems_here("dpo")
     assert problem.startswith("methods.dpo.pairs_per_step: 9 pairs") and problem.endswith("or 3 processes")
+
+
+def test_terms_when_one_is_unusable_then_the_problem_is_that_of_the_objective() -> None:
+    with pytest.raises(ConfigError, match=r"- terms: term 0: beta: input should be greater than 0 \(got -1\)$"):
+        TrainConfig.parse({"objective": "weighted_sum", "terms": [{"objective": "dpo", "beta": -1}]}, "train")
 
 
 def test_parallelism_inside_a_model_when_written_in_a_file_then_it_is_refused_with_all_other_problems() -> None:

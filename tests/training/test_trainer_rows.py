@@ -131,11 +131,20 @@ def test_compiled_layers_when_rows_are_not_shared_then_it_is_refused_before_the_
         assert what in str(caught.value)
     with pytest.raises(ConfigError, match="compile_layers: fsdp2 gathers weights"):
         TrainConfig.parse({"objective": "dpo", "strategy": "fsdp2", "compile_layers": True}, "train")
+    own = {"compile_layers": True, "gradient_checkpointing": True}
+    recipe = TrainConfig.parse({"objective": "dpo", "rows": "plain", "methods": {"dpo": own}}, "train")
+    first, second = recipe.problems_here("dpo")
+    assert first.startswith("methods.dpo.compile_layers: not together with gradient_checkpointing, which")
+    assert second.startswith("methods.dpo.compile_layers: the compiled layers compute shared rows")
 
 
-def test_layers_when_an_earlier_trainer_compiled_them_then_another_one_does_not(make_trainer: Make) -> None:
+def test_layers_when_an_earlier_trainer_compiled_them_then_another_one_does_not(
+    make_trainer: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tiny_of_kind("bloom").float()
     make_trainer(model=model, objective="dpo", lora=False, compile_layers=True)
     assert is_compiled(model)
+    assert "compile_layers: the first rows compile the layers" in capsys.readouterr().err
     make_trainer(model=model, objective="dpo", lora=False)
     assert not is_compiled(model)
+    assert "compile_layers" not in capsys.readouterr().err

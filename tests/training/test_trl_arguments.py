@@ -108,6 +108,7 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
     [
         ({"loss_type": "sigmoid", "objective": "repo"}, "'sigmoid' is objective='dpo', got 'repo'; remove one"),
         ({"loss_type": "discopop"}, "'discopop': not implemented; write it as an objective of your own"),
+        ({"loss_type": "sigmod"}, "'sigmod': unknown; did you mean sigmoid? Taken are sigmoid, robust,"),
         ({"loss_type": "simpo"}, "'simpo': set objective='simpo', without loss_type"),
         ({"loss_type": ["hinge", "ipo"], "objective": "dpo"}, "hinge + ipo is objective='weighted_sum', got 'dpo'"),
         ({"loss_weights": [1.0]}, "loss_weights: expected a weight for each of 0 losses"),

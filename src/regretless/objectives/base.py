@@ -166,6 +166,8 @@ class Objective(Section):
 
     rewards_means: ClassVar[bool] = False
     """Whether the reward is the mean log-probability of a response's tokens: less weight of some would raise it."""
+    works_with: ClassVar[Mapping[str, str]] = {}
+    """Hyperparameter → the one without which it has no effect."""
 
     reference: Literal["model", "behavior"] = "model"
     """Policy that log-ratios are relative to: the reference model, or the behavior policy that generated the responses,
@@ -181,7 +183,11 @@ class Objective(Section):
 
     @model_validator(mode="after")
     def _check_modifiers(self) -> Self:
-        problems: dict[str, str] = {}
+        problems = {
+            name: f"has no effect without {other}; set {other} too, or leave it out"
+            for name, other in {"importance_clip": "importance", **self.works_with}.items()
+            if name in self.model_fields_set and other not in self.model_fields_set
+        }
         if self.reference == "behavior":
             if "reference" not in self.needs:
                 problems["reference"] = f"{self.name} has no reference with these settings; leave it out"

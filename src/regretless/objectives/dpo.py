@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -28,6 +29,7 @@ class DPO(Objective):
         "with label_smoothing ε, l the loss and l' that of the flipped pair: ((1 − ε) l − ε l') / (1 − 2ε) "
         "(smoothing=robust), (1 − ε) l + ε l' (smoothing=conservative)"
     )
+    works_with: ClassVar[Mapping[str, str]] = {"smoothing": "label_smoothing"}
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""

@@ -24,6 +24,8 @@ from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrate
 from transformers.training_args import OptimizerNames, trainer_log_levels
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
 
+from regretless.core.errors import ConfigError
+
 BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"gt": 0}, ("learning_rate", "num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
     ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay")),
@@ -174,10 +176,10 @@ def _tracker_problem(value: Any) -> str | None:
     return None
 
 
-def problem_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Why training cannot start on this machine with these arguments, each right by itself: (argument, reason) or None.
+def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Why training cannot start on this machine with these arguments, each right by itself, as (argument, reason).
 
-    The first reason only: it is what transformers and its optimizers and schedulers raise.
+    All that `kind` reports itself, but only the first that transformers, its optimizers and its schedulers raise.
     """
     # This changes how this process computes from now on, where it can be had.
     lasting = {"tf32"} if is_torch_tf32_available() else set()
@@ -192,13 +194,16 @@ def problem_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> tu
             kwargs = dict(args.lr_scheduler_kwargs or {})
             get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
         if args.use_liger_kernel and not is_liger_kernel_available():
-            return "use_liger_kernel", "needs a GPU and a package: install liger-kernel"
+            return [("use_liger_kernel", "needs a GPU and a package: install liger-kernel")]
+    except ConfigError as error:
+        parts = [problem.partition(": ") for problem in error.problems]
+        return [(name, text) if text else ("", name) for name, _, text in parts]
     # Whatever a library raises for arguments that do not go together, or for a package or device that is not there.
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         named = (name for name in sorted(values, key=len, reverse=True) if re.search(rf"\b{name}\b", text))
-        return place or next(named, ""), text
-    return None
+        return [(place or next(named, ""), text)]
+    return []
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from regretless.modeling.compiled_layers import compile_layers, leave_uncompiled
 from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
+from regretless.objectives import Objective
 from regretless.training.adapter import BaseWeights, add_adapter
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.precision import fit_trained_weights, match_reference
@@ -169,8 +170,21 @@ def tokenizer_for(model: str | nn.Module, processing_class: Any, args: Preferenc
     return processing_class
 
 
+def check_reference(ref_model: Any, objective: Objective) -> None:
+    """Raise ConfigError for a reference that would be loaded and never read."""
+    if (
+        ref_model is not None
+        and objective.zero_point is None
+        and not {"reference", "reference_kl"} & objective.required
+    ):
+        raise ConfigError(f"ref_model: {objective.name} reads no reference with these hyperparameters; omit it")
+
+
 def compile_models(args: PreferenceConfig, *models: nn.Module | None) -> None:
     """Compile the layers of policy and reference alike, so that both round alike, or undo it."""
+    if args.compile_layers and is_first_process():
+        text = "note: compile_layers: the first rows compile the layers, which can take minutes"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
     for model in models:
         if model is not None:
             (compile_layers if args.compile_layers else leave_uncompiled)(causal_model(model))

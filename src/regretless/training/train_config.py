@@ -14,7 +14,7 @@ from pydantic_core import InitErrorDetails
 from regretless.core.run_folder import processes
 from regretless.core.settings import Section, lower, setting_error
 from regretless.objectives import OBJECTIVES, hyperparameter_names
-from regretless.training.argument_checks import argument_problems, problem_here
+from regretless.training.argument_checks import argument_problems, argument_problems_here
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.training.processes import visible_gpus
@@ -141,7 +141,8 @@ class TrainConfig(Section):
         try:
             OBJECTIVES[objective].model_validate(hyperparameters)
         except ValidationError as error:
-            found |= {".".join(map(str, item["loc"][:1])): lower(item["msg"]) for item in error.errors()}
+            for item in error.errors():
+                found[".".join(map(str, item["loc"][:1]))] = lower(item["msg"].removeprefix("Value error, "))
         if not self.eval_pairs and "eval_strategy" not in found and values.get("eval_strategy", "no") != "no":
             found["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
         return {key: (problem, values.get(key)) for key, problem in found.items()}
@@ -196,10 +197,10 @@ class TrainConfig(Section):
         if workers is None and 0 < gpus < count and not self.values_for(objective).get("use_cpu"):
             problems.append(f"processes: {count} were asked for, and {gpus} GPU(s) are visible; each process needs one")
         arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
-        found = problem_here(PreferenceConfig, arguments)
-        if found is not None:
-            problems.append(f"{self.key_of(objective, found[0] or 'objective')}: {found[1]}")
-        return problems
+        return problems + [
+            f"{self.key_of(objective, name or 'objective')}: {reason}"
+            for name, reason in argument_problems_here(PreferenceConfig, arguments)
+        ]
 
     def division_problems(self, objective: str, count: int) -> list[str]:
         """Why a step's pairs cannot be divided by `count` processes, as `key: reason`; at most one."""

@@ -41,6 +41,7 @@ from regretless.training.constructor import (
     check_offloading,
     check_optimizer,
     check_parallelism,
+    check_reference,
     compile_models,
     models_of,
     router_coefficient,
@@ -107,6 +108,7 @@ class PreferenceTrainer(PublishingTrainer):
         check_parallelism(args)
         check_offloading(args)
         self.objective = build(args.objective, **args.hyperparameters)
+        check_reference(ref_model, self.objective)
         processing_class = tokenizer_for(model, processing_class, args)
         model, reference, adapters_off = models_of(
             model, ref_model, args, processing_class, quantization_config, peft_config

@@ -116,8 +116,8 @@ SMOOTHED = ("robust",)
 """Those of `LOSSES` that use label_smoothing."""
 OTHER_LOSSES: Mapping[str, str] = {
     "sft": "objective='sft' averages over responses, where TRL averages over the tokens of a batch; beside another "
-    "loss, set objective='weighted_sum' and objective_kwargs={'terms': …}, without loss_type",
-    "kto_pair": "set objective='kto', without loss_type",
+    "loss, set objective='weighted_sum' and objective_kwargs={'terms': …}, without loss_type.",
+    "kto_pair": "set objective='kto', without loss_type.",
 }
 
 
@@ -156,8 +156,11 @@ def loss_problems(
         problems.append(f"loss_weights: expected a weight for each of {len(names)} losses in loss_type, got {weights}")
     for name in names:
         if name not in LOSSES:
-            own = f"set objective={name!r}, without loss_type" if name in OBJECTIVES else f"not implemented; {OWN}"
-            problems.append(f"loss_type: {name!r}: {OTHER_LOSSES.get(name, own)}. Taken are {', '.join(LOSSES)}")
+            close = difflib.get_close_matches(name, LOSSES, 1)
+            own = f"unknown; did you mean {close[0]}?" if close else f"not implemented; {OWN}."
+            if name in OBJECTIVES:
+                own = f"set objective={name!r}, without loss_type."
+            problems.append(f"loss_type: {name!r}: {OTHER_LOSSES.get(name, own)} Taken are {', '.join(LOSSES)}")
     found = "" if problems else objective_of(names, weights)
     if found and objective not in ("", found):
         shown = repr(names[0]) if len(names) == 1 else " + ".join(names)
