@@ -93,9 +93,9 @@ def test_layers_when_compiled_then_results_are_equal_and_new_rows_compile_nothin
 
 def test_layers_when_there_are_more_then_they_share_what_is_compiled() -> None:
     counts = []
-    for layers in (2, 3):  # the first gets an input without gradient, for which it is compiled once more
+    for layers in (2, 3):  # the first of a model gets an input without gradient, for which it is compiled once more
         torch._dynamo.reset()
-        model, counter = adapted("qwen3", num_hidden_layers=layers), CompileCounterWithBackend("aot_eager")
+        model, counter = adapted("qwen3", num_hidden_layers=layers), CompileCounterWithBackend("eager")
         compile_layers(causal_model(model), counter)
         results(model, rows(1)[0])
         counts.append(counter.frame_count)
