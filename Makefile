@@ -39,7 +39,8 @@ test: $(VENV)/.development
 
 test-extended: $(VENV)/.cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m extended --durations 20
-	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) $(BIN)/pytest -m extended tests/core/test_cluster.py
+	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
+		$(BIN)/pytest -m extended tests/core/test_cluster.py tests/training/test_ray_train.py
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs

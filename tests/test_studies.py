@@ -38,8 +38,8 @@ SHAPES = {
     "quickstart": ({"quickstart"}, {"base", "dpo", "repo", "repo_det"}, {""}, {"greedy"}),
 }
 
-ALWAYS = {"table4-masked", "tables9-10-search", "quickstart"}
-"""Chat and mathematics, masks and distances, a search; the others are run by `make test-extended`."""
+ALWAYS = {"table4-masked", "quickstart"}
+"""Chat and mathematics, masks and distances; the others are run by `make test-extended`."""
 
 
 def test_studies_when_listed_then_each_has_a_shape() -> None:

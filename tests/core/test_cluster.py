@@ -86,7 +86,10 @@ def run_recipe(recipe: Path, output: Path, *extra: str) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["all live", "a node dies"])
+LIVES = [pytest.param(False, id="all live", marks=pytest.mark.extended), pytest.param(True, id="a node dies")]
+
+
+@pytest.mark.parametrize("dies", LIVES)
 def test_sampling_on_two_nodes_writes_the_bytes_of_one_process(
     nodes: Nodes, model: Path, tmp_path: Path, dies: bool
 ) -> None:
@@ -103,7 +106,7 @@ def test_sampling_on_two_nodes_writes_the_bytes_of_one_process(
     assert not parts.exists()
 
 
-@pytest.mark.parametrize("dies", [False, True], ids=["all live", "a node dies"])
+@pytest.mark.parametrize("dies", LIVES)
 def test_verification_on_two_nodes_writes_the_bytes_of_one_process(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import architectures
 import pytest
@@ -22,6 +24,13 @@ ROWS = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.splitline
 ADAPTED = ("falcon", "falcon_h1", "phimoe", "qwen2", "llama", "roc_bert")
 """Further ones that are checked with an adapter: layers of their own code, or a layer's output changed in place."""
 COMMON = {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "olmo2", "olmo3", "phi3", "qwen3_moe"}
+
+REPEATED = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
+"""Long ones whose layers are those of qwen3_5_text and qwen3_next; `make test-extended` has them."""
+
+
+def cases(model_types: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.extended if name in REPEATED else []) for name in model_types]
 
 
 def numbers(count: int, seed: int) -> tuple[int, ...]:
@@ -54,7 +63,7 @@ def assert_right(model: PreTrainedModel, rows: RowKind, tolerance: float = 1e-5)
         assert float(difference.norm()) <= tolerance * largest, name
 
 
-@pytest.mark.parametrize("model_type", architectures.MODEL_TYPES)
+@pytest.mark.parametrize("model_type", cases(architectures.MODEL_TYPES))
 def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_rows(model_type: str) -> None:
     found = architectures.verdict(model_type)
     if f"transformers {transformers.__version__}" in PAGE:
@@ -77,7 +86,9 @@ def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_
     assert_right(model, "grouped")
 
 
-@pytest.mark.parametrize("model_type", sorted({*itertools.chain(*architectures.MODELS_OF_2026.values()), *ADAPTED}))
+@pytest.mark.parametrize(
+    "model_type", cases(sorted({*itertools.chain(*architectures.MODELS_OF_2026.values()), *ADAPTED}))
+)
 def test_architecture_when_it_has_an_adapter_then_it_is_computed_in_the_same_rows(model_type: str) -> None:
     found = architectures.verdict(model_type, adapter=True)
     # The page's rows are those that the test above finds.

@@ -103,7 +103,7 @@ def test_layers_when_there_are_more_then_they_share_what_is_compiled() -> None:
 
 
 def test_layers_when_compiled_by_inductor_then_the_model_passes_the_check_that_it_is_trained_after() -> None:
-    model, (layout,) = adapted("qwen3"), rows(1)
+    model, (layout,) = adapted("qwen3", num_hidden_layers=1), rows(1)
     logps, gradient = results(model, layout)
     compile_layers(causal_model(model))
     assert choose_rows(model, 40, "grouped") == "grouped"

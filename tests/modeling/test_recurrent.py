@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import recurrent
+from regretless.modeling import model_check, recurrent
 from regretless.modeling.forward import in_rows, response_scores
 from regretless.modeling.layout import Item, Segment, lay_out
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.recurrent import BranchStates, recurrent_layers, run_segments
-from regretless.modeling.row_choice import choose_rows
+from regretless.modeling.row_choice import choose_rows, why_not_grouped
 from regretless.modeling.rows import RowKind, lay_out_rows
 from tiny_kinds import tiny_of_kind
 
@@ -170,3 +170,16 @@ def test_fault_when_planted_in_the_states_then_the_model_is_refused(
     plant(monkeypatch)
     with pytest.raises(ConfigError, match="cannot be trained or scored in rows that share prompts"):
         check_grouped(tiny_of_kind(kind, initializer_range=0.02).float(), 150)
+
+
+def test_layers_when_transformers_is_too_old_for_their_states_then_rows_are_plain_and_the_reason_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Before 5.21 layers asked for their states by other names.
+    monkeypatch.setattr(model_check, "CONTINUES", False)
+    monkeypatch.setattr(recurrent, "_asks_for_states", lambda kind: False)
+    model = tiny_of_kind("lfm2").float()
+    assert choose_rows(model, 40, "auto") == "plain"
+    reason = why_not_grouped(model)
+    assert "(Lfm2ShortConv) mixes tokens" in reason
+    assert reason.endswith("(recurrent layers can share rows with transformers 5.21 or newer)")

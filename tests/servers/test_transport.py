@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -83,7 +84,13 @@ def test_requests_per_minute_when_set_spreads_retries_too() -> None:
 
 
 def test_concurrency_is_the_most_requests_under_way(tmp_path: Path) -> None:
-    with serving(lambda request: answer("5", delay=0.02)) as server:
+    together = threading.Barrier(5)
+
+    def script(request: Request) -> Act:
+        together.wait(timeout=60)  # no request is answered before there are five
+        return answer("5", delay=0.02)
+
+    with serving(script) as server:
         result = asked(server_config(server.url, concurrency=5), tmp_path, 40)
     assert [item.value for item in result.answers] == [5] * 40
     assert server.most_at_once == 5

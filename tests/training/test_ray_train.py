@@ -88,6 +88,7 @@ def fit(
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_model_when_trained_by_two_workers_then_it_is_that_of_one_process(
     nodes: Nodes, fit: Callable[..., Path]
 ) -> None:

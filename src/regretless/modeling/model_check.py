@@ -40,7 +40,7 @@ from regretless.modeling.probe import (
     tensors_in,
     windows_named,
 )
-from regretless.modeling.recurrent import forked_states, recurrent_layers
+from regretless.modeling.recurrent import CONTINUES, forked_states, recurrent_layers
 
 TOLERANCE = 1e-4
 """Nats by which a log-probability may differ from the model's own, in float32."""
@@ -243,7 +243,8 @@ class ModelCheck:
         if not total.requires_grad:
             raise Refused("no layer's output depends on its token")
         if not self._others_are_zero(total, seen.embeddings, here):
-            raise Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}")
+            newer = "" if CONTINUES else " (recurrent layers can share rows with transformers 5.21 or newer)"
+            raise Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}{newer}")
         if not seen.calls and not self.recurrent:
             raise Refused(f"no layer attends {THROUGH}")
         allowed = STATES_EXACT if self._is_exact() else STATES_ROUNDED

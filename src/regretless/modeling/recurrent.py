@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import DynamicCache
 
 from regretless.modeling.layout import Segment
 
@@ -22,6 +23,9 @@ KERNEL = 4
 """Tokens that the convolution of a recurrent layer reads."""
 ROW = {"segments", "row_mask", "calls", "forks"}
 """Keywords of the model's forward that describe a row, and that no layer of its own knows."""
+
+CONTINUES = hasattr(DynamicCache, "get_conv_state")
+"""Whether this version of transformers, 5.21 or newer, has layers that ask for states by the names known here."""
 
 Run = Callable[[Tensor, "BranchStates"], Tensor]
 """A recurrent layer: gives (B, N, D) for (B, N, D), and moves the states on by these tokens."""
