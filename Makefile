@@ -7,6 +7,7 @@
 #   make kill-sweep   kills a small run in every stage and compares what it ends as (make kill-sweep N=100: 100 kills)
 #   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
 #   make test-extended more cases of the longest tests: every recipe, every study, every launcher; Linux only
+#   make test-lowest  the core's tests and a small run, with the lowest versions of packages that pyproject.toml allows
 #   make test-cluster a Ray cluster of two nodes on this machine, of which one dies; Linux only
 #   make test-engines what the package samples from vLLM, served and in process, against a re-score; Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
@@ -14,6 +15,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
+LOWEST := .venv-lowest
 CONSTRAINTS := constraints/cpu.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -26,7 +28,7 @@ LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 # Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-extended docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart test test-extended test-lowest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -41,6 +43,12 @@ test-extended: $(VENV)/.cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m extended --durations 20
 	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(BIN)/pytest -m extended tests/core/test_cluster.py tests/training/test_ray_train.py
+
+# Without the tests that compare with TRL, which needs newer versions of the same packages.
+test-lowest: $(LOWEST)/.installed
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 tests/objectives tests/modeling tests/data tests/training \
+		--ignore tests/training/test_trl_arguments.py
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/regretless run recipes/quickstart.yaml --smoke
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs
@@ -107,16 +115,25 @@ $(ENGINES)/.installed: constraints/engines.txt | python
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps -r constraints/engines.txt
 	@touch $@
 
+$(LOWEST)/.installed: pyproject.toml constraints/lowest.txt | python
+	$(PYTHON) -m venv $(LOWEST)
+	@$(MAKE) --no-print-directory torch VENV=$(LOWEST) CONSTRAINTS=constraints/lowest.txt
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints/lowest.txt -e . \
+		bitsandbytes hypothesis psutil pytest pytest-timeout pytest-xdist tensorboardX
+	$(LOWEST)/bin/python -m pip install --quiet --no-deps trl
+	@touch $@
+
 # The plain Linux wheel of torch brings gigabytes of CUDA libraries, so the CPU build goes in first: from the indexes
 # that pip knows, else from PyTorch's own. Elsewhere (macOS) the plain wheel is the CPU build.
 .PHONY: torch
+torch: TORCH = $(shell sed -n 's/^torch==//p' $(CONSTRAINTS))
 torch:
 ifeq ($(shell uname -s),Linux)
-	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) "torch==2.13.0+cpu" \
-		|| $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) "torch==2.13.0+cpu"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) "torch==$(TORCH)+cpu" \
+		|| $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) --extra-index-url $(TORCH_INDEX) "torch==$(TORCH)+cpu"
 else
-	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) "torch==$(TORCH)"
 endif
 
 clean:
-	rm -rf $(VENV) $(ENGINES) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

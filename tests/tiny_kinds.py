@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from regretless.modeling.recurrent import CONTINUES
+
+needs_states = pytest.mark.skipif(not CONTINUES, reason="recurrent layers share rows with transformers 5.21 or newer")
+"""For tests of recurrent layers in shared rows."""
 
 SIZES = {
     "vocab_size": 40,

@@ -18,7 +18,7 @@ from regretless.modeling.compiled_layers import compile_layers, is_compiled, lea
 from regretless.modeling.forward import causal_model, grouped, response_scores
 from regretless.modeling.layout import Layout, lay_out
 from regretless.modeling.row_choice import choose_rows
-from tiny_kinds import tiny_of_kind
+from tiny_kinds import needs_states, tiny_of_kind
 
 VOCABULARY = 40
 
@@ -113,6 +113,7 @@ def test_layers_when_compiled_by_inductor_then_the_model_passes_the_check_that_i
     assert float((found[1] - gradient).norm()) <= 2e-6 * float(gradient.norm())
 
 
+@needs_states
 def test_layers_when_their_code_depends_on_the_row_then_compiling_them_is_refused() -> None:
     for kind, why in (("qwen3_next", "recurrent layers"), ("qwen3_moe", "experts"), ("llama4_text", "experts")):
         with pytest.raises(ConfigError, match=f"compile_layers: .* has {why}"):

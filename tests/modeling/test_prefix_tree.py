@@ -40,7 +40,7 @@ RESPONSES: list[Ids] = [
 ]
 ITEMS = [(PROMPT, response) for response in RESPONSES] + [(OTHER, response) for response in RESPONSES[:2]]
 OWN_OF_ONE = {
-    "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8},
+    "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8, "attn_implementation": "eager"},
     "gpt_oss": {"num_local_experts": 4},
 }
 

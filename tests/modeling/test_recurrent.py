@@ -17,7 +17,9 @@ from regretless.modeling.model_check import check_grouped
 from regretless.modeling.recurrent import BranchStates, recurrent_layers, run_segments
 from regretless.modeling.row_choice import choose_rows, why_not_grouped
 from regretless.modeling.rows import RowKind, lay_out_rows
-from tiny_kinds import tiny_of_kind
+from tiny_kinds import needs_states, tiny_of_kind
+
+pytestmark = needs_states
 
 RECURRENT = ("qwen3_5_text", "qwen3_next", "nemotron_h", "lfm2", "mamba2")
 

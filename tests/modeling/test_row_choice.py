@@ -9,11 +9,12 @@ from regretless.core.errors import ConfigError
 from regretless.modeling import row_choice
 from regretless.modeling.row_choice import choose_rows
 from regretless.modeling.scoring import score_responses
-from tiny_kinds import tiny_of_kind
+from tiny_kinds import needs_states, tiny_of_kind
 
 ITEMS = [((5, 6, 7, 8), (9, 10, 2)), ((5, 6, 7, 8), (11, 12, 13, 2))]
 
 
+@needs_states
 def test_rows_when_chosen_by_name_then_they_are_taken_or_refused_with_the_reason() -> None:
     assert choose_rows(tiny_of_kind("qwen3"), 40) == "grouped"
     assert choose_rows(tiny_of_kind("qwen3"), 40, "plain") == "plain"
@@ -35,6 +36,7 @@ def test_rows_when_a_model_is_not_causal_then_both_reasons_are_named() -> None:
         choose_rows(model, 40)
 
 
+@needs_states
 def test_rows_when_they_cannot_be_shared_then_reason_and_cost_are_printed_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

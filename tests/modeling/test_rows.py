@@ -10,7 +10,7 @@ from regretless.modeling.forward import grouped, in_rows, plain, reference_head,
 from regretless.modeling.row_choice import choose_rows
 from regretless.modeling.rows import RowKind, computed_tokens, lay_out_rows
 from regretless.modeling.scoring import fill_rows, score_responses
-from tiny_kinds import KINDS, tiny_of_kind
+from tiny_kinds import KINDS, needs_states, tiny_of_kind
 
 PROMPT_A, PROMPT_B = (5, 6, 7, 8, 9, 10), (11, 12)
 ITEMS = [
@@ -25,6 +25,7 @@ ITEMS = [
 PLAIN = {"jamba", "llama4_text", "bloom"}
 
 
+@needs_states
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_when_a_model_cannot_share_them_or_scales_its_logits_then_values_and_gradients_are_its_own(
     kind: str,

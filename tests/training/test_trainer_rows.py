@@ -16,7 +16,7 @@ from regretless.modeling.compiled_layers import is_compiled
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.train_config import TrainConfig
 from regretless.training.trainer import PreferenceTrainer
-from tiny_kinds import tiny_of_kind
+from tiny_kinds import needs_states, tiny_of_kind
 
 Make = Callable[..., PreferenceTrainer]
 
@@ -24,9 +24,9 @@ Make = Callable[..., PreferenceTrainer]
 @pytest.mark.parametrize(
     ("kind", "objective", "lora", "rows"),
     [
-        ("qwen3_5_text", "repo", True, "grouped"),
-        ("qwen3_5_text", "tdpo", False, "grouped"),
-        ("nemotron_h", "kto", True, "grouped"),
+        pytest.param("qwen3_5_text", "repo", True, "grouped", marks=needs_states),
+        pytest.param("qwen3_5_text", "tdpo", False, "grouped", marks=needs_states),
+        pytest.param("nemotron_h", "kto", True, "grouped", marks=needs_states),
         ("bloom", "repo", True, "plain"),
         ("bloom", "kto", True, "plain"),
         ("bloom", "tdpo", False, "plain"),
@@ -68,6 +68,7 @@ def test_training_step_when_a_model_is_no_plain_transformer_then_loss_and_gradie
     assert (mine - expected).norm() <= 2e-5 * expected.norm()
 
 
+@needs_states
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -101,6 +102,7 @@ def test_training_when_a_hybrid_is_trained_then_reference_margins_and_note_are_r
     assert trainer.evaluate()["eval_rewards/margins"] > 0.1
 
 
+@needs_states
 def test_rows_when_set_by_name_then_training_is_the_same_and_grouped_refuses_what_cannot_be(
     make_trainer: Make, make_model: Callable[..., Any]
 ) -> None:
