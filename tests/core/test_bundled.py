@@ -19,7 +19,8 @@ def test_packaged_files_when_listed_then_none_is_missing_and_each_says_what_it_i
     recipes = [path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base"]
     assert {one.path for one in bundled("recipes")} == set(recipes)
     assert {one.path for one in bundled("studies")} == set((PROJECT / "studies").rglob("*.yaml"))
-    examples = {path.relative_to(PROJECT).parts[1] for path in (PROJECT / "examples").rglob("*") if path.is_file()}
+    files = [path.relative_to(PROJECT) for path in (PROJECT / "examples").rglob("*") if path.is_file()]
+    examples = {path.parts[1] for path in files if "__pycache__" not in path.parts}
     listed = {Path(one.name).parts[1] for one in bundled("examples")}
     assert listed == examples - {"gsm8k_solutions.yaml", "own_file.yaml"}, "a recipe goes with its script"
     for one in (one for kind in KINDS for one in bundled(kind)):
