@@ -39,7 +39,8 @@ def _parts(pair: TokenizedPair) -> Iterator[tuple[str, Ids]]:
 def show_parts(shown: Sequence[Mapping[str, Any]]) -> None:
     """Print pairs, each with its row as `source` and its `parts` as `parts_of` returns them."""
     for pair in shown:
-        table = FoldingTable("side", "", "tokens", "text", title=pair["source"], title_justify="left")
+        terminal().print(pair["source"], soft_wrap=True)  # a path; a table's title would be broken into lines
+        table = FoldingTable("side", "", "tokens", "text")
         before = None
         for part in pair["parts"]:
             side = "" if part["side"] == before else part["side"]
