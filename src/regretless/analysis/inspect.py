@@ -260,4 +260,4 @@ def _show(results: Mapping[str, Any]) -> None:
         "stored − re-scored", results.get("stored_minus_rescored", {}), ("mean", "mean_distance", "max_distance")
     )
     for note in _notes(results):
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)

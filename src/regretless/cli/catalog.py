@@ -43,4 +43,4 @@ def show_recipes(*, as_json: bool = False) -> None:
 def copy_recipes(names: Sequence[str], folder: Path) -> None:
     """Copy files by name to a folder and say what was written. Raises ConfigError as `copy_files` does."""
     for path in copy_files(names, folder):
-        console.print(f"recipes: wrote {path}", markup=False, soft_wrap=True)
+        console.print(f"recipes: wrote {path}", soft_wrap=True)

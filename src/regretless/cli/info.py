@@ -111,4 +111,4 @@ def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
             output.print(Padding(parameter.meaning, (0, 0, 0, 8)))
         output.print()
     for problem in problems:
-        output.print(problem, style="yellow", markup=False, soft_wrap=True)
+        output.print(problem, style="yellow", soft_wrap=True)

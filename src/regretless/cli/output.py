@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regretless.core.run_folder import Outcome, RunFolder, is_first_process
+from regretless.core.ranks import is_first_process
+from regretless.core.run_folder import Outcome, RunFolder
 from regretless.core.terminal import FoldingTable, console, print_json, terminal
 
 STDOUT, STDERR = 1, 2
@@ -51,7 +52,7 @@ def show_outcomes(folder: RunFolder, output: Path | str, *, as_json: bool) -> No
             table.add_row(key, value)
         if table.rows:
             terminal().print(table)
-    console.print(f"wrote {output}", markup=False, soft_wrap=True)
+    console.print(f"wrote {output}", soft_wrap=True)
 
 
 def stages_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from regretless.cli.output import only_results
 from regretless.core.errors import ConfigError
-from regretless.core.terminal import FoldingTable, console, print_json, terminal
+from regretless.core.terminal import FoldingTable, console, print_json, print_note, terminal
 from regretless.publishing.upload import listing, upload, uploads
 
 
@@ -34,13 +34,13 @@ def push(
         terminal().print(table)
     stays = sorted(path.name for path in folder.iterdir() if path.name not in sizes)
     if stays:
-        console.print(f"stays here: {', '.join(stays)}", markup=False, soft_wrap=True)
+        console.print(f"stays here: {', '.join(stays)}", soft_wrap=True)
     if report is not None:
         notes = [*notes, f"{report.name} shows prompts and responses"]
     for note in notes:
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        print_note(f"note: {note}")
     if dry_run:
-        console.print("nothing was uploaded (--dry-run)", markup=False)
+        console.print("nothing was uploaded (--dry-run)")
         address = None
     else:
         with only_results():

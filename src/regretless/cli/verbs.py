@@ -18,10 +18,11 @@ from regretless.core.errors import ConfigError, RegretlessError, problems_of, re
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.mirror import reading
 from regretless.core.object_store import ObjectStore, is_url, url_of
-from regretless.core.run_folder import RunFolder, is_first_process, lock_beside, processes
+from regretless.core.ranks import is_first_process, processes
+from regretless.core.run_folder import RunFolder, lock_beside
 from regretless.core.stage_folder import CACHE
 from regretless.core.stages import STAGES
-from regretless.core.terminal import console, print_json, terminal
+from regretless.core.terminal import console, print_json, print_note, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
@@ -145,7 +146,7 @@ def study(
             for choice in choices:
                 score = f"{choice.metric} {choice.best.score:.2f}, best of {len(choice.trials)}"
                 said = "; ".join([f"{', '.join(choice.overrides)} ({score})", *choice.remarks])
-                console.print(f"search: {choice.place}: {said}", markup=False, soft_wrap=True)
+                console.print(f"search: {choice.place}: {said}", soft_wrap=True)
         failures = run_study(found, processes=processes)
         check_apart(found, finished(found, failures))
         distances: list[Distance] = []
@@ -179,7 +180,7 @@ def _show_study(
     except ConfigError as error:
         if not failures:
             raise
-        console.print(f"no table: {error}", style="yellow", markup=False, soft_wrap=True)  # the failures come next
+        print_note(f"no table: {error}")  # the failures come next
         return
     page = write_study_page(study, found, failures, choices, distances)
     if as_json:
@@ -187,7 +188,7 @@ def _show_study(
     else:
         screen = terminal()
         screen.print(tables.for_terminal(found, screen.width))
-    console.print(f"study: {page}", markup=False, soft_wrap=True)
+    console.print(f"study: {page}", soft_wrap=True)
 
 
 def plan(
@@ -239,7 +240,7 @@ def compare(
         else:
             screen.print(tables.for_terminal(found, screen.width))
     if output is not None:
-        console.print(f"compare: {output / PAGE}", markup=False, soft_wrap=True)
+        console.print(f"compare: {output / PAGE}", soft_wrap=True)
 
 
 def stage(request: Request) -> None:
@@ -338,7 +339,7 @@ def _evaluate(request: Request) -> None:
         print_json({"output": str(request.output), "results": results})
     else:
         terminal().print(results_table(results))
-        console.print(f"evaluate: wrote {request.output}", markup=False, soft_wrap=True)
+        console.print(f"evaluate: wrote {request.output}", soft_wrap=True)
 
 
 def _report(request: Request) -> None:
@@ -381,7 +382,7 @@ def _publish_refused(source: Path, output: Path) -> None:
     target.unlink(missing_ok=True)
     if source.is_file() and source.stat().st_size:
         _copy(source, target)
-        console.print(f"rejected rows: {target}", style="yellow", markup=False, soft_wrap=True)
+        print_note(f"rejected rows: {target}")
 
 
 def _copy(source: Path, target: Path) -> None:

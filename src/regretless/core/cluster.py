@@ -256,7 +256,7 @@ class RayActors:
         _, error, trace, where = outcome
         if isinstance(error, RegretlessError):
             raise type(error)(f"{error} ({where})") from error
-        console.print(trace, markup=False, soft_wrap=True)
+        console.print(trace, soft_wrap=True)
         raise RegretlessError(f"{where}: {type(error).__name__}: {error}") from error
 
 

@@ -34,7 +34,7 @@ from regretless.core.files import LEFTOVER, fingerprint, read_json, write_json
 from regretless.core.object_store import PROBE, ObjectStore, failure
 from regretless.core.stage_folder import MANIFEST, PENDING
 from regretless.core.store_lock import LOCKS, StoreLock
-from regretless.core.terminal import console
+from regretless.core.terminal import console, print_note
 
 LOCK = ".lock"
 """Lock file of a run folder on this machine."""
@@ -130,7 +130,7 @@ class Mirror:
         self._store = ObjectStore(self.url)
         self._store.check()
         self._lock = StoreLock(self._store)
-        console.print(f"{self.url}: working copy in {self.copy}", markup=False, soft_wrap=True)
+        console.print(f"{self.url}: working copy in {self.copy}", soft_wrap=True)
         with contextlib.ExitStack() as stack:
             with self._reported():
                 self._refuse_foreign()
@@ -270,7 +270,7 @@ class Mirror:
     def _download(self, names: Iterable[str]) -> None:
         some = sorted(names)
         if some:
-            console.print(f"{self.url}: downloading {len(some)} files", markup=False, soft_wrap=True)
+            console.print(f"{self.url}: downloading {len(some)} files", soft_wrap=True)
         self._store.in_parallel(lambda name: self._store.get(name, self.copy / name), some)
 
     # --- uploading ---------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Mirror:
                     self.push()
                 except RegretlessError as error:
                     if not self._warned:
-                        console.print(f"the run goes on: {error}", style="yellow", markup=False, soft_wrap=True)
+                        print_note(f"the run goes on: {error}")
                     self._warned = True
                 pause = max(INTERVAL, SHARE * (time.monotonic() - started))
 

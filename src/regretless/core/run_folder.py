@@ -22,9 +22,10 @@ from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
 from regretless.core.mirror import LOCK, Mirror
+from regretless.core.ranks import is_first_process
 from regretless.core.settings import Section
 from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, StageFolder
-from regretless.core.terminal import console
+from regretless.core.terminal import console, print_note
 from regretless.core.unit_store import UnitStore
 
 S = TypeVar("S", bound=Section)
@@ -151,7 +152,7 @@ def _await_processes(handle: TextIO, what: Path) -> None:
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_ITS_PROCESSES)
     except (BlockingIOError, PermissionError):
-        console.print(f"{what}: processes of an earlier run are about to end; waiting for them", markup=False)
+        console.print(f"{what}: processes of an earlier run are about to end; waiting for them")
         fcntl.lockf(handle, fcntl.LOCK_EX, *OF_ITS_PROCESSES)
     fcntl.lockf(handle, fcntl.LOCK_UN, *OF_ITS_PROCESSES)
 
@@ -409,7 +410,7 @@ class RunFolder:
 
     def _say_moved(self, source: Path, target: Path, reason: str) -> None:
         shown = (self.shown(path) for path in (source, target))
-        console.print(f"moved {' to '.join(shown)}: {reason}", style="yellow", markup=False, soft_wrap=True)
+        print_note(f"moved {' to '.join(shown)}: {reason}")
 
 
 def _known_outcome(folder: StageFolder) -> Outcome:
@@ -420,17 +421,7 @@ def _known_outcome(folder: StageFolder) -> Outcome:
 def _say(unit: Unit, outcome: Outcome) -> None:
     if is_first_process():
         text = f"{outcome.seconds:.1f} s; {summary_line(outcome.summary)}" if outcome.ran else "unchanged, skipped"
-        console.print(f"{unit}: {text}", markup=False, soft_wrap=True)
-
-
-def processes() -> int:
-    """Number of processes that a launcher (torchrun, accelerate) started together; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_first_process() -> bool:
-    """True on rank 0, the process that writes files."""
-    return int(os.environ.get("RANK", "0")) == 0
+        console.print(f"{unit}: {text}", soft_wrap=True)
 
 
 def _await(folder: StageFolder) -> None:

@@ -136,7 +136,7 @@ class StoreLock:
         who = _described(holder)
         # Of a process on this machine the system knows whether it lives.
         if holder.get("owner") not in _held_here and holder.get("machine") == machine() and _has_ended(holder):
-            console.print(f"{self.store.url}: taken over from {who}, which has ended", markup=False, soft_wrap=True)
+            console.print(f"{self.store.url}: taken over from {who}, which has ended", soft_wrap=True)
             return
         silent = self._seconds_silent(number)
         if silent < STALE:
@@ -145,9 +145,7 @@ class StoreLock:
                 f"choose another output folder. If that process is dead, the same command takes over in "
                 f"{STALE - silent:.0f} s"
             )
-        console.print(
-            f"{self.store.url}: taken over from {who}, silent for {silent:.0f} s", markup=False, soft_wrap=True
-        )
+        console.print(f"{self.store.url}: taken over from {who}, silent for {silent:.0f} s", soft_wrap=True)
 
     def _seconds_silent(self, number: int) -> float:
         now = f"{LOCKS}/now-{self.owner}"

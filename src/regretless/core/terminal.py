@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
+from regretless.core.ranks import is_first_process
 from regretless.core.text_cleaning import printable
 
 
@@ -42,6 +43,12 @@ def terminal(*, stderr: bool = False, **options: Any) -> Console:
 
 console = terminal(stderr=True)
 """For messages."""
+
+
+def print_note(text: str) -> None:
+    """Print, on the first process only, a message that deserves attention; the terminal breaks it, as a whole line."""
+    if is_first_process():
+        console.print(text, style="yellow", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

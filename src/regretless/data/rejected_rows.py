@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from regretless.core.errors import DataError
 from regretless.core.files import write_jsonl
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
 from regretless.data.records import Text
 
@@ -80,9 +80,9 @@ def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
 def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
     """Print the first rejected rows, and where the rest of `count` is written."""
     for _, text in together(first):
-        console.print(f"rejected {text}", style="yellow", markup=False, soft_wrap=True)
+        print_note(f"rejected {text}")
     if count > len(first):
-        console.print(f"rejected {count - len(first)} more: see {path}", style="yellow", markup=False, soft_wrap=True)
+        print_note(f"rejected {count - len(first)} more: see {path}")
 
 
 def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:

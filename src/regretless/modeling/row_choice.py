@@ -10,8 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.modeling.forward import causal_model
 from regretless.modeling.layout import Item, token_count
 from regretless.modeling.model_check import CANNOT_SHARE, check_grouped, longest_sequence, place_of
@@ -64,15 +63,12 @@ def note_plain_rows(model: nn.Module, computed: int, items: Sequence[Item]) -> N
     computed: tokens of their plain rows, padding included.
     """
     inner, why = causal_model(model), why_not_grouped(model)
-    if inner in _noted or not why or not is_first_process():
+    if inner in _noted or not why:
         return
     _noted.add(inner)
     shared = token_count(items)
-    console.print(
+    print_note(
         f"note: {type(inner).__name__}: each sequence is computed in a row of its own, because rows cannot be shared: "
         f"{why}. Results are the same; {computed:,} tokens are computed instead of {shared:,} "
-        f"({computed / shared:.1f} times as many)",
-        style="yellow",
-        markup=False,
-        soft_wrap=True,
+        f"({computed / shared:.1f} times as many)"
     )

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from regretless.core.files import read_json
-from regretless.core.run_folder import RunFolder, is_first_process, substitute
+from regretless.core.ranks import is_first_process
+from regretless.core.run_folder import RunFolder, substitute
 from regretless.core.terminal import console
 from regretless.evaluation.results import PASS_AT_1
 from regretless.publishing.model_card import CARD, FACTS, Result, named, read_facts, update_card
@@ -41,7 +42,7 @@ def refresh_cards(recipe: Recipe, folder: RunFolder, stage: str) -> None:
         else:
             changes = {"report": os.path.relpath(folder.path / "report" / "report.html", model)}
         if not update_card(model, **changes):
-            console.print(f"{model / CARD}: was edited by hand, and stays; {FACTS} has the facts", markup=False)
+            console.print(f"{model / CARD}: was edited by hand, and stays; {FACTS} has the facts")
 
 
 def _data(recipe: Recipe, run: Path) -> dict[str, Any]:

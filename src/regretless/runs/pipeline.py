@@ -13,9 +13,10 @@ from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
 from regretless.core.mirror import RECIPE, Mirror
 from regretless.core.object_store import is_url
-from regretless.core.run_folder import BASE, RunFolder, is_first_process, processes
+from regretless.core.ranks import is_first_process, processes
+from regretless.core.run_folder import BASE, RunFolder
 from regretless.core.stages import STAGES
-from regretless.core.terminal import console, terminal
+from regretless.core.terminal import print_note, terminal
 from regretless.evaluation.harness import FOLDER as HARNESS
 from regretless.evaluation.results import INSPECT, results_table
 from regretless.runs import cards
@@ -80,7 +81,7 @@ def _cluster(recipe: Recipe) -> ClusterConfig | None:
     if recipe.cluster is not None or count < 2 or processes() > 1:
         return recipe.cluster
     if problem := problems_of(check_ray):
-        console.print(f"one of {count} GPUs is used, except for training: {problem[0]}", style="yellow", markup=False)
+        print_note(f"one of {count} GPUs is used, except for training: {problem[0]}")
         return None
     return ClusterConfig()
 

@@ -18,9 +18,8 @@ from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, reject
 from regretless.core.mirror import working_copy
 from regretless.core.object_store import check_location, is_url
-from regretless.core.run_folder import is_first_process
 from regretless.core.settings import FolderName, Section, setting_error, sound_part
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
@@ -275,9 +274,9 @@ def apply_overrides(values: Mapping[str, Any], overrides: Sequence[str], *, quie
     result = dict(values)
     for override in sorted(parsed, key=_names_a_method):
         result = merge(_without_in_methods(result, override), override)
-    if is_first_process() and not quiet:
+    if not quiet:
         for line in replaced_in_methods(values, result):
-            console.print(line, style="yellow", markup=False, soft_wrap=True)
+            print_note(line)
     return result
 
 

@@ -18,7 +18,8 @@ from regretless.core.children import BarMoved, Children, Ended, Line
 from regretless.core.errors import RegretlessError
 from regretless.core.object_store import is_url
 from regretless.core.progress import SharedBars
-from regretless.core.run_folder import Outcome, RunFolder, Unit, processes
+from regretless.core.ranks import processes
+from regretless.core.run_folder import Outcome, RunFolder, Unit
 from regretless.core.workers import limit_cpus
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe

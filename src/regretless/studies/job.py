@@ -66,5 +66,5 @@ def run_job(job: Job, threads: int) -> None:
             pipeline.do_stages(recipe, folder, job.stages or ())
     except Exception as raised:
         known = raised if isinstance(raised, RegretlessError) else storage_error(raised)
-        console.print(str(known or traceback.format_exc()), markup=False, soft_wrap=True)
+        console.print(str(known or traceback.format_exc()), soft_wrap=True)
         raise known or raised from None

@@ -136,13 +136,13 @@ class Scheduler:
         job.folder.mkdir(parents=True, exist_ok=True)
         children.start(job.name, run_job, job, max(1, torch.get_num_threads() // self._places), log=job.folder / LOG)
         self._running[job.name] = (job, place)
-        console.print(f"{job.name}: started, log: {job.folder / LOG}", markup=False, soft_wrap=True)
+        console.print(f"{job.name}: started, log: {job.folder / LOG}", soft_wrap=True)
 
     def _end(self, event: Ended) -> tuple[Job, int]:
         job, place = self._running.pop(event.child)
         self.reasons[job.name] = reason = _reason(job, event)
         text = "done" if reason is None else f"failed: {reason}"
-        console.print(f"{job.name}: {text}", style=None if reason is None else "red", markup=False, soft_wrap=True)
+        console.print(f"{job.name}: {text}", style=None if reason is None else "red", soft_wrap=True)
         return job, place
 
     # --- the jobs ----------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 
 from regretless.core.errors import ConfigError
-from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 
 ALL_LINEAR = "all-linear"
 WITHOUT_ADAPTER = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("out_proj", "conv1d"))
@@ -64,17 +63,16 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
     set_seed(seed)
     adapted = with_adapter(model, config)
     sort_sets(adapted.peft_config.values())
-    if all_linear and is_first_process():
+    if all_linear:
         covered, without = coverage(adapted)
         parameters = ", ".join(f"{name} ({count:,})" for name, count in covered.items())
         left = ", ".join(f"{name} ({count:,})" for name, count in without.items())
         if parameters or left:
-            text = (
+            print_note(
                 "note: target_modules=all-linear: besides the linear layers, with an adapter: "
                 f"{parameters or 'nothing'}; without one: {left or 'nothing'} (numbers of weights). target_parameters "
                 "names such weights (docs/large_models.md)"
             )
-            console.print(text, style="yellow", markup=False, soft_wrap=True)
     return adapted
 
 

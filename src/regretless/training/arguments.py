@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from regretless.core.errors import reject
-from regretless.core.run_folder import processes
+from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
 from regretless.training.argument_checks import argument_problems, given_arguments
 from regretless.training.methods import DEFAULT_METHOD

@@ -9,7 +9,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.core.errors import ConfigError
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.modeling.layout import read_ids
 from regretless.training.data import PairDataset, TrainingPair
 
@@ -50,13 +50,8 @@ class CompletionTables(TrainerCallback):
         if settings.log_completions_steps is not None and self._trainer.is_fsdp_enabled:
             raise ConfigError("log_completions_steps: a sharded model cannot answer on one process; leave it out")
         shown = any(type(one).__name__ in TRACKERS for one in self._trainer.callback_handler.callbacks)
-        if settings.log_completions_steps is not None and not shown and state.is_world_process_zero:
-            console.print(
-                "note: log_completions_steps has no effect without report_to: wandb, trackio or tensorboard",
-                style="yellow",
-                markup=False,
-                soft_wrap=True,
-            )
+        if settings.log_completions_steps is not None and not shown:
+            print_note("note: log_completions_steps has no effect without report_to: wandb, trackio or tensorboard")
 
     def _rows(self, step: int, count: int) -> list[list[Any]]:
         """(step, prompt, chosen, rejected, own response) of each prompt."""

@@ -23,8 +23,7 @@ from transformers import (
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.hub import one_attempt
-from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.modeling.compiled_layers import compile_layers, leave_uncompiled
 from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
@@ -182,9 +181,8 @@ def check_reference(ref_model: Any, objective: Objective) -> None:
 
 def compile_models(args: PreferenceConfig, *models: nn.Module | None) -> None:
     """Compile the layers of policy and reference alike, so that both round alike, or undo it."""
-    if args.compile_layers and is_first_process():
-        text = "note: compile_layers: the first rows compile the layers, which can take minutes"
-        console.print(text, style="yellow", markup=False, soft_wrap=True)
+    if args.compile_layers:
+        print_note("note: compile_layers: the first rows compile the layers, which can take minutes")
     for model in models:
         if model is not None:
             (compile_layers if args.compile_layers else leave_uncompiled)(causal_model(model))
@@ -298,13 +296,9 @@ def use_one_gpu(args: TrainingArguments) -> None:
     A shared row cannot be split, and all of a step's pairs count for one process.
     """
     if args.n_gpu > 1:
-        if is_first_process():
-            console.print(
-                f"note: {args.n_gpu} GPUs are visible, and one process trains on one: {args.device} is used. To train "
-                f"on all: train.processes in a recipe; a script with torchrun --nproc-per-node {args.n_gpu}, or "
-                "accelerate launch (docs/several_processes.md)",
-                style="yellow",
-                markup=False,
-                soft_wrap=True,
-            )
+        print_note(
+            f"note: {args.n_gpu} GPUs are visible, and one process trains on one: {args.device} is used. To train on "
+            f"all: train.processes in a recipe; a script with torchrun --nproc-per-node {args.n_gpu}, or accelerate "
+            "launch (docs/several_processes.md)"
+        )
         args._n_gpu = 1

@@ -8,8 +8,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.modeling.forward import causal_model
 from regretless.training.arguments import PreferenceConfig
 
@@ -33,12 +32,14 @@ def fit_trained_weights(model: nn.Module, args: PreferenceConfig, *, as_loaded: 
         changed = set_trained_dtype(model, getattr(torch, args.trained_dtype or "float32"))
         autocast = args.mixed_precision != "no" or not torch.accelerator.is_available()
         if changed and args.trained_dtype is None and not autocast:
-            _say("the weights are trained and computed with in float32; with bf16=True they compute in bfloat16")
+            print_note(
+                "note: the weights are trained and computed with in float32; with bf16=True they compute in bfloat16"
+            )
     half = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype in HALF]
     if half and not keeps_small_updates(args):
         lost = share_lost(half, args.learning_rate)
-        _say(
-            f"the trained weights are {str(half[0].dtype).removeprefix('torch.')}: at learning rate "
+        print_note(
+            f"note: the trained weights are {str(half[0].dtype).removeprefix('torch.')}: at learning rate "
             f"{args.learning_rate:g}, {lost:.1%} of the updates or more are below half a step between two numbers of "
             "that type, and rounding loses them (an estimate for Adam, whose updates are of the learning rate's "
             "size). Leave out trained_dtype and the model's dtype to train in float32, or set optim=stable_adamw, "
@@ -97,8 +98,3 @@ def keeps_small_updates(args: PreferenceConfig) -> bool:
     option, default = KEEPS_SMALL_UPDATES.get(str(getattr(args.optim, "value", args.optim)), ("", False))
     given = dict(entry.split("=", 1) for entry in (args.optim_args or "").replace(" ", "").split(",") if "=" in entry)
     return str(given.get(option, default)).lower() in ("true", "1", "yes")
-
-
-def _say(text: str) -> None:
-    if is_first_process():
-        console.print(f"note: {text}", style="yellow", markup=False, soft_wrap=True)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from regretless.core.cluster import WorkersConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
-from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import bar, console
+from regretless.core.ranks import is_first_process
+from regretless.core.terminal import bar, print_note
 from regretless.training import log
 from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
 
@@ -124,7 +124,7 @@ def _report_starts(folder: Path, number: int) -> int:
         if number:
             checkpoint = read_json(file)["checkpoint"]
             where = f"resumes from {checkpoint}" if checkpoint else "starts over: there was no checkpoint yet"
-            console.print(f"a training worker or its node was lost; training {where}", style="yellow", soft_wrap=True)
+            print_note(f"a training worker or its node was lost; training {where}")
         number += 1
     return number
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import write_jsonl
-from regretless.core.run_folder import processes
+from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
 from regretless.core.terminal import bar, console
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
-from regretless.core.run_folder import processes
+from regretless.core.ranks import processes
 from regretless.core.settings import Section, lower, setting_error
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.training.argument_checks import argument_problems, argument_problems_here

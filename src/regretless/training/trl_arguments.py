@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from regretless.core.errors import ConfigError, reject
-from regretless.core.run_folder import is_first_process
-from regretless.core.terminal import console
+from regretless.core.terminal import print_note
 from regretless.objectives import OBJECTIVES
 from regretless.objectives.base import MODIFIERS
 from regretless.training.methods import DEFAULT_METHOD
@@ -196,11 +195,9 @@ def answering(kind: type[T]) -> type[T]:
                 raise
             problems = [*error.problems, *problems]
         reject(kind.__name__, problems)
-        if is_first_process():
-            for name, value in given.items():
-                if name in NO_EFFECT and value not in NO_EFFECT[name][0]:
-                    text = f"note: {name}: has no effect here: {NO_EFFECT[name][1]}"
-                    console.print(text, style="yellow", markup=False, soft_wrap=True)
+        for name, value in given.items():
+            if name in NO_EFFECT and value not in NO_EFFECT[name][0]:
+                print_note(f"note: {name}: has no effect here: {NO_EFFECT[name][1]}")
 
     kind.__init__ = initialize  # type: ignore[assignment, method-assign]
     return kind

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from regretless.core.files import read_json, write_json
-from regretless.core.run_folder import is_first_process
+from regretless.core.ranks import is_first_process
 from regretless.core.terminal import never_fail_to_print
 from regretless.modeling.load import quiet_libraries
 from regretless.training.processes import RESULT, TASK, end_with_parent, write_failure
