@@ -55,13 +55,20 @@ def test_sum_when_terms_have_needs_and_modifiers_of_their_own_then_it_has_all_of
 
 
 def test_sum_when_its_terms_are_unusable_then_every_problem_is_reported() -> None:
-    terms = [{"objective": "dpo", "bet": 1}, {"objective": "ppo", "weight": -1}, {"weight": True}]
+    inner = {"objective": "weighted_sum", "terms": [{"objective": "dpo", "beta": -2}]}
+    terms = [{"objective": "dpo", "bet": 1, "beta": -1}, {"objective": "ppo", "weight": -1}, {"weight": True}, inner]
     with pytest.raises(ConfigError) as caught:
         build("weighted_sum", terms=terms)
-    message = str(caught.value)
-    for part in ("term 0: bet: unknown key", "term 1: weight: expected a number of at least 0, got -1"):
-        assert part in message
-    assert "got 'ppo'" in message and "term 2: weight" in message and "got ''" in message
+    problems = dict(problem.split(": ", 1) for problem in caught.value.problems)
+    assert problems.pop("terms.1.objective").endswith("; got 'ppo'")
+    assert problems.pop("terms.2.objective").endswith("; got ''")
+    assert problems == {
+        "terms.0.beta": "input should be greater than 0 (got -1)",
+        "terms.0.bet": "unknown key (got 1); did you mean beta?",
+        "terms.1.weight": "expected a number of at least 0, got -1",
+        "terms.2.weight": "expected a number of at least 0, got True",
+        "terms.3.terms.0.beta": "input should be greater than 0 (got -2)",
+    }
     with pytest.raises(ConfigError, match="at least one term"):
         build("weighted_sum", terms=[])
     two = [{"objective": "kto"}, {"objective": "kto", "reference_point": "paired"}]

@@ -65,9 +65,18 @@ def test_processes_when_there_are_too_few_gpus_or_pairs_then_the_problems_say_wh
     assert problem.startswith("methods.dpo.pairs_per_step: 9 pairs") and problem.endswith("or 3 processes")
 
 
-def test_terms_when_one_is_unusable_then_the_problem_is_that_of_the_objective() -> None:
-    with pytest.raises(ConfigError, match=r"- terms: term 0: beta: input should be greater than 0 \(got -1\)$"):
-        TrainConfig.parse({"objective": "weighted_sum", "terms": [{"objective": "dpo", "beta": -1}]}, "train")
+def test_terms_when_several_are_unusable_then_each_problem_is_that_of_the_objective_under_a_key_of_its_own() -> None:
+    terms = [{"objective": "dpo", "beta": -1}, {"objective": "sft", "weight": -2}]
+    expected = [
+        "terms.0.beta: input should be greater than 0 (got -1)",
+        "terms.1.weight: expected a number of at least 0, got -2",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.parse({"objective": "weighted_sum", "terms": terms}, "train")
+    assert caught.value.problems == expected
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.parse({"objective": "weighted_sum", "methods": {"weighted_sum": {"terms": terms}}}, "train")
+    assert caught.value.problems == [f"methods.weighted_sum.{problem}" for problem in expected]
 
 
 def test_parallelism_inside_a_model_when_written_in_a_file_then_it_is_refused_with_all_other_problems() -> None:

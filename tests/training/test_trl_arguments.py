@@ -128,6 +128,22 @@ def test_argument_when_it_cannot_be_meant_then_one_line_says_so(
     assert problem in str(caught.value) and len(caught.value.problems) == 1
 
 
+def test_hyperparameters_when_they_are_wrong_then_they_are_told_with_the_other_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, objective="dpo", lerning_rate=1e-5, seed=-1, beta=-1, objective_kwargs={"smothing": "robust"})
+    assert caught.value.problems == [
+        "seed: expected a whole number of at least 0, got -1",
+        "beta: input should be greater than 0 (got -1)",
+        "objective_kwargs.smothing: unknown key (got 'robust'); did you mean smoothing?",
+        "lerning_rate: unknown argument; did you mean learning_rate?",
+    ]
+    # Which objective it is decides what is wrong with its hyperparameters.
+    with pytest.raises(ConfigError) as caught:
+        config(tmp_path, objective="dop", objective_kwargs={"smothing": "robust"})
+    (problem,) = caught.value.problems
+    assert problem.startswith("objective: expected one of repo, ") and problem.endswith("; got 'dop'")
+
+
 def test_arguments_when_they_concern_speed_only_then_they_are_taken_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 from torch import Tensor
 
 from regretless.core.errors import ConfigError, reject
+from regretless.core.settings import setting_error
 from regretless.objectives.base import Logps, NonNegative, Objective, Output
 
 
@@ -36,17 +37,19 @@ class WeightedSum(Objective):
     @field_validator("terms")
     @classmethod
     def _check_terms(cls, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        problems = [] if terms else ["expected at least one term"]
+        problems = [] if terms else [setting_error((), "expected at least one term", terms)]
         zero_points = set()
         for number, term in enumerate(terms):
             try:
                 zero_points.add(_term(term)[1].zero_point)
             except ConfigError as error:
-                problems += [f"term {number}: {problem}" for problem in error.problems]
+                for key, _, text in (problem.partition(": ") for problem in error.problems):
+                    problems.append(setting_error((number, key), text, term))
         if len(zero_points - {None}) > 1:
-            problems.append("terms have different zero points (reference_point); a step has one")
+            text = "terms have different zero points (reference_point); a step has one"
+            problems.append(setting_error((), text, terms))
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValidationError.from_exception_data(cls.__name__, problems)
         return terms
 
     @cached_property

@@ -10,9 +10,10 @@ import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
-from regretless.core.errors import reject
+from regretless.core.errors import problems_of, reject
 from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
+from regretless.objectives import build
 from regretless.training.argument_checks import argument_problems, given_arguments
 from regretless.training.methods import DEFAULT_METHOD
 from regretless.training.trl_arguments import (
@@ -41,6 +42,8 @@ UNUSED = {
     ),
 }
 """Arguments of the Trainer that are refused, because they would have no effect or the wrong one, and why."""
+OF_OBJECTIVE = ("objective", "loss_type", "loss_weights", "label_smoothing", "ld_alpha", "beta")
+"""Arguments, or beginnings of their names, that say which objective with which hyperparameters."""
 
 
 @answering
@@ -256,9 +259,14 @@ class PreferenceConfig(TrainingArguments):
             ]
             if given.get("rows") == "plain":
                 problems.append("compile_layers: the compiled layers compute shared rows, not plain ones; remove one")
+        if not any(problem.startswith(OF_OBJECTIVE) for problem in problems):
+            losses = losses_of(self.loss_type)
+            self.objective = self.objective or objective_of(losses, self.loss_weights) or DEFAULT_METHOD
+            for problem in problems_of(lambda: build(self.objective, **self.hyperparameters)):
+                inside = problem.split(":")[0].split(".")[0] in self.objective_kwargs
+                problems.append(f"objective_kwargs.{problem}" if inside else problem)
         reject("PreferenceConfig", problems)
         super().__post_init__()
-        self.objective = self.objective or objective_of(losses_of(self.loss_type), self.loss_weights) or DEFAULT_METHOD
         self.truncation = self.truncation_mode or self.truncation
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1

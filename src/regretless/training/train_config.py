@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
+from regretless.core.errors import problems_of
 from regretless.core.ranks import processes
-from regretless.core.settings import Section, lower, setting_error
-from regretless.objectives import OBJECTIVES, hyperparameter_names
+from regretless.core.settings import Section, setting_error
+from regretless.objectives import OBJECTIVES, build, hyperparameter_names
 from regretless.training.argument_checks import argument_problems, argument_problems_here
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
@@ -120,8 +121,9 @@ class TrainConfig(Section):
             if name in OBJECTIVES:
                 own = self.methods.get(name, {})
                 for key, problem in self._problems_of(name).items():
-                    if key in own or name in names:
-                        found.setdefault(("methods", name, key) if key in own else (key,), problem)
+                    is_own = key.partition(".")[0] in own  # the rest leads into a list or mapping
+                    if is_own or name in names:
+                        found.setdefault(("methods", name, key) if is_own else (key,), problem)
         common = self.__pydantic_extra__ or {}
         known = [name for name in names if name in OBJECTIVES]
         for key, value in common.items():
@@ -138,11 +140,8 @@ class TrainConfig(Section):
         found |= {key: UNUSED[key] for key in arguments if key in UNUSED}
         found |= self._step_size_problems(values)
         found |= argument_problems(PreferenceConfig, {key: arguments[key] for key in arguments if key not in found})
-        try:
-            OBJECTIVES[objective].model_validate(hyperparameters)
-        except ValidationError as error:
-            for item in error.errors():
-                found[".".join(map(str, item["loc"][:1]))] = lower(item["msg"].removeprefix("Value error, "))
+        for problem in problems_of(lambda: build(objective, **hyperparameters)):
+            key, _, found[key] = problem.partition(": ")
         if not self.eval_pairs and "eval_strategy" not in found and values.get("eval_strategy", "no") != "no":
             found["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
         return {key: (problem, values.get(key)) for key, problem in found.items()}
