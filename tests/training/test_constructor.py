@@ -200,6 +200,11 @@ def test_processes_when_they_are_to_share_a_sequence_then_it_is_refused(
         build()
 
 
+def test_liger_kernels_when_they_are_not_installed_then_one_line_says_so(build: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^use_liger_kernel: needs a GPU and a package: install liger-kernel$"):
+        build(args={"use_liger_kernel": True})
+
+
 def test_dropout_when_it_is_disabled_then_every_step_computes_the_same(
     build: Any, make_model: Callable[..., PreTrainedModel]
 ) -> None:

@@ -193,8 +193,7 @@ def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, A
             optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
             kwargs = dict(args.lr_scheduler_kwargs or {})
             get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
-        if args.use_liger_kernel and not is_liger_kernel_available():
-            return [("use_liger_kernel", "needs a GPU and a package: install liger-kernel")]
+        check_liger(args)
     except ConfigError as error:
         parts = [problem.partition(": ") for problem in error.problems]
         return [(name, text) if text else ("", name) for name, _, text in parts]
@@ -204,6 +203,12 @@ def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, A
         named = (name for name in sorted(values, key=len, reverse=True) if re.search(rf"\b{name}\b", text))
         return [(place or next(named, ""), text)]
     return []
+
+
+def check_liger(args: TrainingArguments) -> None:
+    """Raise ConfigError if Liger's kernels are asked for and not installed."""
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise ConfigError("use_liger_kernel: needs a GPU and a package: install liger-kernel")
 
 
 @contextmanager

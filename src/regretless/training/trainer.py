@@ -32,6 +32,7 @@ from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
 from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint, load_weights
 from regretless.objectives import build
+from regretless.training.argument_checks import check_liger
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
 from regretless.training.completions import CompletionTables
@@ -104,6 +105,7 @@ class PreferenceTrainer(PublishingTrainer):
         check_kinds(model, ref_model, args)
         check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
+        check_liger(args)
         use_one_gpu(args)
         check_parallelism(args)
         check_offloading(args)
