@@ -45,7 +45,7 @@ from regretless.core.terminal import never_fail_to_print
 PAIRS_COMPARED = 8
 """Pairs whose loss and gradient must agree: two 2 × 2 queries, one of the largest model; TRL takes them all at once."""
 LONGEST = 512
-"""Tokens of a sequence for the largest model. One solution has 1,527, for which TRL needs more than 24 GiB."""
+"""Tokens of a sequence for the largest model. One solution has 1,527, and TRL's memory grows with the longest."""
 TRL_DEFAULT = {"per_device_train_batch_size": 8}
 TRL_GRID: list[dict[str, Any]] = [
     {
