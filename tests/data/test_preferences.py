@@ -105,6 +105,15 @@ BAD_ROWS = [
     ({"prompt": "q", "chosen": "a"}, "missing column(s) rejected; found chosen, prompt"),
     ({"prompt": "q", "chosen": " \n", "rejected": "b"}, "chosen: empty completion"),
     ({"prompt": "q", "chosen": "a", "rejected": ""}, "rejected: empty completion"),
+    (
+        {"prompt": "q", "completion": "a", "label": False},
+        "missing column(s) chosen, rejected; found completion, label, prompt; single responses with a label are "
+        "unpaired data: give each row a good and a bad response",
+    ),
+    (
+        {"prompt": QUESTION, "chosen": [{"role": "user", "content": "a"}], "rejected": assistant("b")},
+        "chosen: expected it to start with an assistant message, got user",
+    ),
     ({"prompt": QUESTION, "chosen": assistant("a"), "rejected": assistant("")}, "rejected: empty completion"),
     (
         {"prompt": "q", "chosen": "a", "rejected": "a"},

@@ -99,6 +99,8 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     missing = [name for name, text in ((keys.chosen, chosen), (keys.rejected, rejected)) if text is None]
     if chosen is None or (keys.need_rejected and rejected is None):
         hint = "; chosen_key, rejected_key and prompt_key name other columns" if len(missing) == 2 else ""
+        if hint and (marks := [name for name in MARKS if row.get(name) is not None]):
+            hint = f"; single responses with a {marks[0]} are unpaired data: give each row a good and a bad response"
         raise Unusable(f"missing column(s) {', '.join(missing)}; found {_present(row)}{hint}")
     implicit = prompt is None
     prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, keys)
@@ -107,10 +109,10 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if text is None or (name == "rejected" and not keys.need_rejected):
             continue
+        if isinstance(text, list) and text and text[0]["role"] not in ("assistant", "tool"):
+            raise Unusable(f"{name}: expected it to start with an assistant message, got {text[0]['role']}")
         if is_empty(text):
             raise Unusable(f"{name}: empty completion")
-        if isinstance(text, list) and text[0]["role"] not in ("assistant", "tool"):
-            raise Unusable(f"{name}: expected it to start with an assistant message, got {text[0]['role']}")
     return prompt, chosen, rejected if keys.need_rejected else None
 
 
