@@ -46,7 +46,7 @@ console = terminal(stderr=True)
 
 
 def print_note(text: str) -> None:
-    """Print, on the first process only, a message that deserves attention; the terminal breaks it, as a whole line."""
+    """Print a message that deserves attention, on the first process only; as one line, which the terminal wraps."""
     if is_first_process():
         console.print(text, style="yellow", soft_wrap=True)
 
