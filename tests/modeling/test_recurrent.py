@@ -174,6 +174,23 @@ def test_fault_when_planted_in_the_states_then_the_model_is_refused(
         check_grouped(tiny_of_kind(kind, initializer_range=0.02).float(), 150)
 
 
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "nemotron_h"])
+def test_states_when_they_are_gone_after_a_token_then_the_model_shares_rows_and_faults_are_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_of_kind(kind).float()
+    (layer, *_) = recurrent_layers(model)
+    with torch.no_grad():
+        layer.A_log.fill_(3.0)  # exp(3) nats a time step
+    check_grouped(model, 150)
+    assert layer.A_log.unique().tolist() == [3.0]
+    no_states(monkeypatch)
+    again = tiny_of_kind(kind).float()
+    again.load_state_dict(model.state_dict())
+    with pytest.raises(ConfigError, match="does not continue from the states behind earlier tokens"):
+        check_grouped(again, 150)
+
+
 def test_layers_when_transformers_is_too_old_for_their_states_then_rows_are_plain_and_the_reason_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +47,10 @@ TOLERANCE = 1e-4
 """Nats by which a log-probability may differ from the model's own, in float32."""
 NOISE = 4
 """In lower precision: multiple of the median difference between two layouts of the model's own computation."""
-STATES_EXACT, STATES_ROUNDED = 1e-3, 0.2
+STATES_EXACT, STATES_ROUNDED = 1e-4, 0.2
 """Greatest `state_error` of a recurrent layer, in float32 and in lower precision."""
+DECAY, SLOW = "A_log", 0.05
+"""Parameter with the logarithms of a recurrent layer's rates of decay; the greatest rate in the check (nats a step)."""
 SHORT = 64
 """Windows up to this size are checked in one row with everything else; longer ones in a row of their own."""
 CONTEXT = 2048
@@ -79,7 +82,7 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
       no layer's output for a token has a gradient with respect to another token. Else the first layer that mixes is
       named.
     - The gradient that passes from responses to their prompt through a recurrent layer's states is that of a whole
-      sequence (`state_error`; with a tolerance).
+      sequence (`state_error`; with a tolerance, and with states that decay slowly, so that they show).
     - What a token gets for its position stays the same when another token stands at the end of the longest sequence.
     - In each layer attention's mask, as the model itself makes it, is causal within the window that attention is told,
       and attention is told nothing that the shared-prefix attention does not know.
@@ -161,7 +164,7 @@ class ModelCheck:
         """All parts, the exact ones first: their messages are the most precise."""
         with self._reasons("a row"):
             head_of(self.inner)
-        with self._zeros_filled():
+        with self._zeros_filled(), self._slow_decays():
             calls = self._mixes_only_in_attention()
         windows = {call.window for call in calls if call.window} | windows_named(self.config)
         reach = max((window for window in windows if window < self.longest), default=0)
@@ -279,6 +282,28 @@ class ModelCheck:
                 weights.zero_()
             # Autocast keeps casted weights until the outermost block ends, and would compute on with the filled ones.
             torch.clear_autocast_cache()
+
+    @contextlib.contextmanager
+    def _slow_decays(self) -> Iterator[None]:
+        """Within the block, recurrent states last: of a state that is gone, nothing shows whether a layer continued it.
+
+        With few heads, or after training, all states of a layer may be gone after some tokens.
+        """
+        before = []
+        for layer in self.recurrent:
+            decay = getattr(layer, DECAY, None)
+            if isinstance(decay, nn.Parameter):
+                weights = decay.detach()
+                weights = weights.to_local() if isinstance(weights, DTensor) else weights
+                if weights.numel():
+                    before.append((weights, weights.clone()))
+        try:
+            for weights, own in before:
+                weights.copy_(own - own.max() + math.log(SLOW))
+            yield
+        finally:
+            for weights, own in before:
+                weights.copy_(own)
 
     def _first_to_mix(self, seen: _Seen, own: int) -> str:
         """The first and innermost module with unmixed input and mixed output."""
