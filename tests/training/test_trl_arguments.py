@@ -117,6 +117,7 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
         ({"loss_type": "sigmoid", "label_smoothing": 0.1}, "label_smoothing: the loss sigmoid does not use it"),
         ({"label_smoothing": 0.1}, "label_smoothing: repo has none"),
         ({"beta": 1.0, "objective_kwargs": {"beta": 1.0}}, "beta: set twice"),
+        ({"loss_type": ["hinge", "ipo"], "beta": -1.0}, "  - beta: input should be greater than 0 (got -1.0)"),
         ({"model_init_kwargs": "float32"}, "model_init_kwargs: expected a mapping, or JSON of one, got 'float32'"),
     ],
 )

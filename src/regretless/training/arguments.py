@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -264,7 +265,10 @@ class PreferenceConfig(TrainingArguments):
             self.objective = self.objective or objective_of(losses, self.loss_weights) or DEFAULT_METHOD
             for problem in problems_of(lambda: build(self.objective, **self.hyperparameters)):
                 inside = problem.split(":")[0].split(".")[0] in self.objective_kwargs
-                problems.append(f"objective_kwargs.{problem}" if inside else problem)
+                # In the terms that several losses make, hyperparameters are arguments.
+                line = f"objective_kwargs.{problem}" if inside else re.sub(r"^terms\.\d+\.", "", problem)
+                if line not in problems:
+                    problems.append(line)
         reject("PreferenceConfig", problems)
         super().__post_init__()
         self.truncation = self.truncation_mode or self.truncation
