@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -16,19 +17,22 @@ import pytest
 from test_pipeline import small
 
 from regretless.core.errors import ConfigError, RegretlessError
+from regretless.core.workers import Advance, Need
 from regretless.runs import side_by_side
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
-from regretless.runs.side_by_side import SideBySide, cores, parallel_problems, places
+from regretless.runs.side_by_side import LocalWorkers, SideBySide, cores, parallel_problems, places
 from regretless.training.log import FILE, read
 from run_contents import contents, differences
+
+MANY_BATCHES = "sample.batch_size=4"
 
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Where a run was made part by part, and its contents; the folder is free again, because files name it."""
     folder = tmp_path_factory.mktemp("serial") / "run"
-    run_recipe(small(folder))
+    run_recipe(small(folder, MANY_BATCHES))
     found = contents(folder)
     folder.rename(folder.with_name("undisturbed"))
     return folder, found
@@ -39,7 +43,8 @@ def test_run_when_parts_run_side_by_side_then_files_and_outcomes_are_those_of_on
     serial: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, expected = serial
-    run = run_recipe(small(folder, "parallel=2"))
+    recipe = small(folder, "parallel=2", MANY_BATCHES)
+    run = run_recipe(recipe)
     assert differences(expected, contents(folder)) == []
     assert {name for name, outcome in run.outcomes.items() if not outcome.ran} == set()
     logs = {name: read(folder / name / FILE) for name in ("pretrain/base", "pretrain/behavior", "train/dpo")}
@@ -51,9 +56,9 @@ def test_run_when_parts_run_side_by_side_then_files_and_outcomes_are_those_of_on
     assert [line for line in said if re.match(r"pretrain/behavior: train sft .* (\d+)/\1 ", line)]
     assert not [line for line in said if "skipped" in line]
 
-    assert {name for name, outcome in run_recipe(small(folder, "parallel=2")).outcomes.items() if outcome.ran} == set()
-    with SideBySide(small(folder, "parallel=2"), run, 2) as idle:
-        idle.prepare(["pretrain", "train", "evaluate"])
+    assert {name for name, outcome in run_recipe(recipe).outcomes.items() if outcome.ran} == set()
+    with SideBySide(recipe, run, 2) as idle:
+        idle.prepare(["pretrain", "sample", "train", "evaluate"])
         assert not idle._children, "nothing to do needs no process"
 
 
@@ -93,14 +98,18 @@ def test_run_when_killed_while_parts_are_at_work_then_they_end_and_the_same_comm
     serial: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, expected = serial
-    recipe = small(folder, "parallel=2")
+    recipe = small(folder, "parallel=2", MANY_BATCHES)
     command = [sys.executable, "-m", "regretless", "run", str(folder.parent / "run.yaml")]
-    command += ["parallel=2", "pretrain.base.save_steps=20", "pretrain.base.logging_steps=15"]
+    command += ["parallel=2", MANY_BATCHES, "pretrain.base.save_steps=20", "pretrain.base.logging_steps=15"]
     if folder.exists():
         folder.rename(folder.with_name("side by side"))
-    for parts in (("pretrain/base", "pretrain/behavior"), ("train/dpo", "train/repo")):
+    for parts, begun in (
+        (("pretrain/base", "pretrain/behavior"), "{part}/pending.json"),
+        (("sample",), "{part}*/*.parts/*.parquet"),
+        (("train/dpo", "train/repo"), "{part}/pending.json"),
+    ):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while not all((folder / part / name).is_file() for part in parts for name in ["pending.json"]):
+        while not all(any(folder.glob(begun.format(part=part))) for part in parts):
             assert process.poll() is None, f"it ended with {process.returncode} before {parts} were at work together"
             time.sleep(0.001)
         below = psutil.Process(process.pid).children(recursive=True)
@@ -111,6 +120,52 @@ def test_run_when_killed_while_parts_are_at_work_then_they_end_and_the_same_comm
         assert not [part for part in parts if (folder / part / "manifest.json").is_file()]
     run_recipe(recipe)
     assert differences(expected, contents(folder)) == []
+
+
+class Unit:
+    """A worker that writes its process's number to the file named by the unit, unless the name says what else to do."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, unit: str, advance: Advance) -> None:
+        if unit == "refused":
+            raise ConfigError("model m: 4 of 5 prompts are too long")
+        if unit == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.folder / unit).write_text(str(os.getpid()))
+        advance(3)
+
+
+def test_responses_when_divided_then_two_other_processes_do_every_unit_once(tmp_path: Path) -> None:
+    advanced: list[int] = []
+    units = [f"{number}" for number in range(5)]
+    LocalWorkers(2, threads=1).run(Need("sample"), functools.partial(Unit, tmp_path), units, advanced.append)
+    done_by = [int((tmp_path / unit).read_text()) for unit in units]
+    assert len(set(done_by)) == 2 and os.getpid() not in done_by
+    assert done_by[0::2] == [done_by[0]] * 3 and sum(advanced) == 15
+
+
+def test_responses_when_there_is_one_unit_or_other_work_then_this_process_does_it(tmp_path: Path) -> None:
+    for need, units in ((Need("sample"), ["a"]), (Need("verify"), ["b", "c"])):
+        LocalWorkers(2, threads=1).run(need, functools.partial(Unit, tmp_path), units, lambda _: None)
+    assert {int((tmp_path / unit).read_text()) for unit in "abc"} == {os.getpid()}
+
+
+@pytest.mark.parametrize(
+    ("unit", "kind", "message"),
+    [
+        ("refused", ConfigError, r"^model m: 4 of 5 prompts are too long$"),
+        ("killed", RegretlessError, r"^sample: one of its processes ended by SIGKILL, .* parallel=1 computes in one"),
+    ],
+)
+def test_responses_when_a_process_fails_then_its_error_is_raised_and_the_others_end(
+    tmp_path: Path, unit: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        LocalWorkers(2, threads=1).run(Need("sample"), functools.partial(Unit, tmp_path), ["a", unit], lambda _: None)
+    children = psutil.Process().children(recursive=True)
+    assert not [child for child in children if "--multiprocessing-fork" in child.cmdline()]
 
 
 PRETRAIN = {"model": {"name_or_path": "m"}, "data": "d.jsonl", "processes": 1}

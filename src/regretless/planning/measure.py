@@ -42,6 +42,7 @@ from regretless.planning.lengths import Lengths, is_sampling, models_in, params_
 from regretless.planning.trainings import Data, Trainings
 from regretless.reporting import report
 from regretless.runs.evaluate import grading
+from regretless.runs.side_by_side import DIVIDED
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import sample_prompts
@@ -103,6 +104,8 @@ class Calibration:
 
     counting: Counting
     gpus: int
+    processes: int
+    """Those that share the responses of the stage `sample`."""
     say: Callable[[str], None]
     notes: dict[str, None] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -268,7 +271,8 @@ class Calibration:
                 mean = float(found.lengths.mean())
                 self.counting.lengths.measured[key] = Lengths(mean, "the calibration", found.lengths)
             batches = math.ceil(len(rows) * params.n / params.batch_size)
-            total += found.load / self._loaded_with(unit) + batches * found.batch * estimate.left / self.gpus
+            at_once = min(self.processes, batches) if unit.name == DIVIDED else 1
+            total += found.load / self._loaded_with(unit) + batches * found.batch * estimate.left / self.gpus / at_once
         return total
 
     def _loaded_with(self, unit: PlannedUnit) -> int:

@@ -172,7 +172,7 @@ def make_plan(
         counting.count_all()
         notes: list[str] = []
         if measure:
-            calibration = Calibration(counting, max(1, visible if gpus is None else gpus), say)
+            calibration = Calibration(counting, max(1, visible if gpus is None else gpus), places(recipe), say)
             calibration.run()
             notes = list(calibration.notes)
         plan = Plan(

@@ -22,7 +22,7 @@ from regretless.evaluation.results import INSPECT, results_table
 from regretless.runs import cards
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
-from regretless.runs.side_by_side import SideBySide, places
+from regretless.runs.side_by_side import SideBySide, dividing, places
 from regretless.runs.work import Job, do_stage
 
 
@@ -62,9 +62,13 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
 def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = (), *, parallel: int = 1) -> None:
     """Do the stages of a recipe (or only those in `only`) in a folder that this process has locked.
 
-    parallel: parts of a stage to do at the same time. Raises what the stages raise.
+    parallel: processes that do parts of a stage at the same time. Raises what the stages raise.
     """
-    with connected(_cluster(recipe), folder.path), SideBySide(recipe, folder, parallel) as others:
+    with (
+        connected(_cluster(recipe), folder.path),
+        dividing(recipe, parallel),
+        SideBySide(recipe, folder, parallel) as others,
+    ):
         prepare(recipe, folder, only)
         names = [name for name in stages_of(recipe) if not only or name in only]
         others.prepare(names)

@@ -89,8 +89,9 @@ class Recipe(Section):
     """CPU threads to compute with; one per core by default. Very small models are faster with a single thread."""
     parallel: Literal["auto"] | Annotated[int, Field(ge=1, strict=True)] = 1
     """Models that `pretrain`, `train` and `evaluate` work on at the same time, each in a process of its own with
-    `threads` threads; `auto` takes as many as the cores allow that this command may use, and 1 where something else
-    divides the work (GPUs, a cluster, `processes`). No result depends on it."""
+    `threads` threads; as many processes share the work of `sample`. `auto` takes as many as the cores allow that this
+    command may use, and 1 where something else divides the work (GPUs, a cluster, `processes`). No result depends on
+    it."""
     cluster: ClusterConfig | None = None
     """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None

@@ -1,30 +1,39 @@
-"""Independent parts of a stage at the same time, each in a process of its own (the recipe's `parallel`).
+"""Work of a stage at the same time, in processes of their own (the recipe's `parallel`).
 
-Each part has its own folders, seeds and number of threads, so that its files are those of a run without other
-processes. Whatever is left of a stage, such as tables over its parts, is then done by the run's own process.
+Models are divided by `SideBySide`: each part of a stage has its own folders, seeds and number of threads, so that its
+files are those of a run without other processes. Whatever is left of a stage, such as tables over its parts, is then
+done by the run's own process. The responses of one model are divided by `LocalWorkers`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from rich.text import Text
 
+from regretless.core import workers
 from regretless.core.children import BarMoved, Children, Ended, Line
 from regretless.core.errors import RegretlessError
 from regretless.core.object_store import is_url
 from regretless.core.progress import SharedBars
 from regretless.core.ranks import processes
 from regretless.core.run_folder import Outcome, RunFolder, Unit
-from regretless.core.workers import limit_cpus
+from regretless.core.terminal import bar, console
+from regretless.core.workers import Advance, InThisProcess, Need, Worker, limit_cpus
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe
-from regretless.runs.work import PARTS, Job
+from regretless.runs.work import PARTS, Job, do_stage
 from regretless.training.processes import visible_gpus
+
+DIVIDED = "sample"
+"""The stage whose responses are divided, and the kind of work that does it, in `evaluate` too."""
 
 
 def places(recipe: Recipe) -> int:
@@ -76,8 +85,8 @@ class SideBySide:
         self._children.__exit__(*error)
 
     def prepare(self, stages: Sequence[str]) -> None:
-        """Let other processes' imports begin if one of these stages has parts to do side by side."""
-        if any(len(self._left(name)) > 1 for name in stages):
+        """Let other processes' imports begin if one of these stages has work for them."""
+        if any(len(self._left(name)) > 1 or self._is_divided(name) for name in stages):
             self._children.import_ahead()
 
     def do(self, stage: str) -> None:
@@ -127,11 +136,78 @@ class SideBySide:
         return [part for part in PARTS[stage].names(self.recipe) if not self._is_done(stage, part)]
 
     def _is_done(self, stage: str, part: str) -> bool:
+        return self._finds_done(lambda job: PARTS[stage].do(part, job))
+
+    def _is_divided(self, stage: str) -> bool:
+        return self.count > 1 and stage == DIVIDED and not self._finds_done(lambda job: do_stage(stage, job))
+
+    def _finds_done(self, work: Callable[[Job], None]) -> bool:
         try:
-            PARTS[stage].do(part, Job(self.recipe, _Look(self.folder.path)))
+            work(Job(self.recipe, _Look(self.folder.path)))
         except (_UnfinishedError, RegretlessError, OSError):
             return False  # an error of the work itself is reported by who does it
         return True
+
+
+def dividing(recipe: Recipe, count: int) -> contextlib.AbstractContextManager[None]:
+    """Within the block, divide the responses of a model among `count` processes; with 1, do nothing."""
+    return workers.done_by(LocalWorkers(count, recipe.threads or 1)) if count > 1 else contextlib.nullcontext()
+
+
+class LocalWorkers:
+    """Samples in several processes of this machine, each with a copy of the model; all other units in this process.
+
+    The files of a unit do not depend on who does it.
+    """
+
+    def __init__(self, count: int, threads: int) -> None:
+        """threads: those that each process computes with."""
+        self.count, self.threads = count, threads
+
+    def workers(self, need: Need) -> int:
+        """Number of workers for such work."""
+        return self.count if need.kind == DIVIDED else 1
+
+    def run(self, need: Need, make: Callable[[], Worker[Any]], units: Sequence[Any], advance: Advance) -> None:
+        """Do all units; each worker does every n-th. What others have finished is kept when one fails.
+
+        Raises what the first worker that fails raises, and RegretlessError if its process was ended.
+        """
+        count = min(self.workers(need), len(units))
+        if count < 2:
+            InThisProcess().run(need, make, units, advance)
+            return
+        done: Counter[str] = Counter()
+        with Children([__name__]) as children:
+            for number in range(count):
+                share = max(1, cores() // count)
+                children.start(f"{number}", do_units, need, make, units[number::count], self.threads, share)
+            while children:
+                for event in children.events():
+                    if isinstance(event, BarMoved):
+                        if event.bar.description == need.kind:
+                            advance(event.bar.done - done[event.child])
+                            done[event.child] = event.bar.done
+                    elif isinstance(event, Line):
+                        console.print(Text.from_ansi(event.text), soft_wrap=True)
+                    elif event.error is not None:
+                        raise event.error
+                    elif event.exit_code is not None:
+                        raise RegretlessError(f"{need.kind}: one of its processes ended {_how(event.exit_code)}")
+
+
+def do_units(need: Need, make: Callable[[], Worker[Any]], units: Sequence[Any], threads: int, share: int) -> None:
+    """Do units in this process, made for them. share: CPU cores that its own processes may keep busy."""
+    _settle(threads, share)
+    with bar(need.kind, total=None) as advance:
+        InThisProcess().run(need, make, units, advance)
+
+
+def _settle(threads: int, share: int) -> None:
+    """Make this new process compute as its run says."""
+    quiet_libraries()
+    limit_cpus(share)
+    torch.set_num_threads(threads)
 
 
 def _how(code: int) -> str:
@@ -139,7 +215,7 @@ def _how(code: int) -> str:
         return f"with {code}, without a reason; the same command resumes"
     name = signal.Signals(-code).name
     memory = ", which is often the operating system's answer to a lack of memory" if name == "SIGKILL" else ""
-    return f"by {name}{memory}; the same command resumes, and parallel=1 does one part at a time"
+    return f"by {name}{memory}; the same command resumes, and parallel=1 computes in one process"
 
 
 def do_part(recipe: Recipe, run: Path, stage: str, part: str, share: int) -> Mapping[str, Outcome]:
@@ -147,9 +223,7 @@ def do_part(recipe: Recipe, run: Path, stage: str, part: str, share: int) -> Map
 
     share: CPU cores that its own processes may keep busy. Raises what the stage raises.
     """
-    quiet_libraries()
-    limit_cpus(share)
-    torch.set_num_threads(recipe.threads or 1)
+    _settle(recipe.threads or 1, share)
     folder = RunFolder(run)
     with folder.joined():
         PARTS[stage].do(part, Job(recipe, folder))
