@@ -225,7 +225,7 @@ def test_pairs_when_their_responses_have_different_models_then_they_are_counted_
 def test_first_pairs_when_shown_then_the_assistants_tokens_are_trained_and_all_others_are_context(
     policy: ModelConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    turns = [("assistant", "Oaks?"), ("user", "All."), ("assistant", "6é")]
+    turns = [("assistant", "Oaks?"), ("user", '"All"'), ("assistant", "6é")]
     row = {
         "prompt": QUESTION,
         "chosen": [{"role": role, "content": content} for role, content in turns],
@@ -235,7 +235,7 @@ def test_first_pairs_when_shown_then_the_assistants_tokens_are_trained_and_all_o
     run(InspectConfig(sample=0, show=1), tmp_path / "rows.jsonl", policy, tmp_path, {"repo_det": {}})
     (shown,) = json.loads((tmp_path / "inspect.json").read_text())["shown"]
     start, end = "<|im_start|>", "<|im_end|>"
-    between = f"\n{start}user\nAll.{end}\n{start}assistant\n"
+    between = f'\n{start}user\n"All"{end}\n{start}assistant\n'
     texts = [(part["side"], part["trained"], part["text"]) for part in shown["parts"]]
     assert texts[0][2].endswith(f"{start}user\nHow many trees?{end}\n{start}assistant\n")
     assert texts[0][:2] == ("prompt", False)
@@ -253,6 +253,7 @@ def test_first_pairs_when_shown_then_the_assistants_tokens_are_trained_and_all_o
     printed = capsys.readouterr().out
     assert "rows.jsonl:1" in printed and "rows.jsonl:2" not in printed
     assert "trained" in printed and "6é<|im_end|>" in printed
+    assert '\\n"All"<|im_end|>' in printed, "line breaks as escapes, quotes as they are"
 
 
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(

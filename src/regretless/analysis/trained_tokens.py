@@ -45,7 +45,8 @@ def show_parts(shown: Sequence[Mapping[str, Any]]) -> None:
         for part in pair["parts"]:
             side = "" if part["side"] == before else part["side"]
             style = "bold" if part["trained"] else "dim"
-            text = json.dumps(part["text"], ensure_ascii=False)[1:-1]
+            # Line breaks and control characters as escapes; the quotes of tool calls as they are.
+            text = json.dumps(part["text"], ensure_ascii=False)[1:-1].replace('\\"', '"')
             table.add_row(side, NAMES[part["trained"]], str(part["tokens"]), text, style=style)
             before = part["side"]
         terminal().print(table)
