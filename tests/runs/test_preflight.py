@@ -181,6 +181,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("train.objective=3", "train.objective: "),
         ("train.methods.dpu.beta=1", "train.methods.dpu: expected one of …did you mean dpo?"),
         ("train.methods.dpo.bta=1", "train.methods.dpo.bta: unknown for dpo; did you mean beta?"),
+        ("train.methods.dpo.foo_bar=1", "train.methods.dpo.foo_bar: unknown for dpo; `regretless objectives dpo` and "),
         ("train.methods.dpo.beta=0", "train.methods.dpo.beta: "),
         ("train.methods.ipo.beta=-1", "train.methods.ipo.beta: "),
         ("train.methods.dpo.learning_rate=-1", "train.methods.dpo.learning_rate: "),
