@@ -203,6 +203,70 @@ def test_reasoning_when_kept_then_it_is_trained_and_when_off_then_both_sides_los
         set_template_arguments(tokenizer, {"mood": "calm"})
 
 
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def said(text: str, *, as_message: bool) -> Any:
+    return [{"role": "assistant", "content": text}] if as_message else text
+
+
+@pytest.mark.parametrize("as_message", [True, False])
+def test_reasoning_when_off_then_a_text_loses_it_too_and_one_without_an_answer_is_refused(
+    qwen: Any, as_message: bool
+) -> None:
+    sides = {"chosen": "<think>\na <think> sum\n</think>\n\nIt is 4.", "rejected": "so\n</think>\n\n<think> is 5."}
+    row = {**ROW, **OFF, **{name: said(text, as_message=as_message) for name, text in sides.items()}}
+    pair = tokenized(read(row), qwen)
+    assert [qwen.decode(side.ids) for side in pair.sides] == [f"It is 4.{END}", f"<think> is 5.{END}"]
+    plain = said("Between <think> and </think>.", as_message=as_message)
+    assert (
+        qwen.decode(tokenized(read({**row, "chosen": plain}), qwen).chosen.ids) == f"Between <think> and </think>.{END}"
+    )
+    for text, reason in (
+        (
+            "<think>\na sum",
+            "a message of the assistant has <think> and no </think>, so it was cut within its reasoning",
+        ),
+        ("<think>\na sum\n</think>\n", "nothing but reasoning, which enable_thinking=false leaves out"),
+    ):
+        found = refusal(read({**row, "chosen": said(text, as_message=as_message)}), qwen)
+        assert f"chosen: {reason}" in found
+
+
+@pytest.mark.parametrize("as_message", [True, False])
+def test_reasoning_when_the_prompt_begins_it_then_it_has_one_beginning_and_an_end(
+    shared: Path, as_message: bool
+) -> None:
+    tokenizer = with_template(shared, "qwen3")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}\n</think>\n\n{% endif %}{% endif %}"
+    )
+    texts = ("<think>\na sum\n</think>\n\n4", "<think>no sum</think>5", "a sum\n</think>\n\n4")
+    chosen, rejected, whole = (said(text, as_message=as_message) for text in texts)
+    question = {"prompt": QUESTION}
+    pair = tokenized(read({**question, "chosen": chosen, "rejected": rejected}), tokenizer)
+    assert tokenizer.decode(pair.prompt_ids).endswith("assistant\n<think>\n")
+    assert [tokenizer.decode(side.ids) for side in pair.sides] == [
+        f"a sum\n</think>\n\n4{END}",
+        f"no sum</think>5{END}",
+    ]
+    same = tokenized(read({**question, "chosen": whole, "rejected": rejected}), tokenizer)
+    assert same.chosen.ids == pair.chosen.ids
+
+    bare = {**question, "chosen": said("4", as_message=as_message), "rejected": rejected}
+    assert "chosen: the chat template begins each answer with <think>, and this one has no </think>" in refusal(
+        read(bare), tokenizer
+    )
+    answer = tokenized(read({**bare, **OFF}), tokenizer)
+    assert [tokenizer.decode(side.ids) for side in answer.sides] == [f"4{END}", f"5{END}"]
+    # What a model generated, by its ids, is what it generated.
+    stored = tokenizer("4" + END)["input_ids"]
+    kept = tokenized(read({**bare, "chosen_token_ids": stored}), tokenizer)
+    assert kept.chosen.ids == tuple(stored)
+
+
 def test_template_when_it_disagrees_drops_or_does_not_end_messages_then_the_row_is_refused(shared: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
     body = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{{ tools }}<|im_end|>{% endfor %}"

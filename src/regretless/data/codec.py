@@ -6,8 +6,8 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.messages import REASONING, without_thoughts
+from regretless.data.messages import OPEN, REASONING, without_thoughts
 from regretless.data.records import Message, Text
 from regretless.modeling.chat_templates import template_arguments
 from regretless.modeling.layout import Ids
@@ -29,6 +29,8 @@ RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
 """Arguments of a chat template that a row cannot set."""
+OPENING = re.compile(rf"{OPEN}\s*$")
+"""The beginning of a block of reasoning at the end of a text."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
 
@@ -49,6 +51,7 @@ class Codec:
     """One tokenizer: its special tokens, its chat template, and conversion between texts and ids."""
 
     tokenizer: Tokenizer
+    _openings: dict[str, str] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
@@ -108,6 +111,23 @@ class Codec:
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
         written = self.encode([self.render(messages, generate=False).rpartition(mark)[2]])[0]
         return written[0] if written and written[0] in self.ends else self.eos
+
+    def opening(self, arguments: Mapping[str, Any]) -> str:
+        """What the chat template begins an answer with, if that is the beginning of its reasoning; else nothing.
+
+        That is `<think>` and the space behind it. `arguments`: further inputs of the template.
+        """
+        # Tools differ from row to row, and say nothing about the answer's beginning.
+        given = {name: value for name, value in arguments.items() if name != "tools"}
+        key = json.dumps(given, sort_keys=True)
+        if key not in self._openings:
+            text = ""
+            if self.tokenizer.chat_template:
+                with suppress(DataError):  # of a template that wants more than a question, a prompt will tell
+                    text = self.render([{"role": "user", "content": "?"}], generate=True, arguments=given)
+            found = OPENING.search(text)
+            self._openings[key] = found[0] if found else ""
+        return self._openings[key]
 
     @cached_property
     def eos(self) -> int:

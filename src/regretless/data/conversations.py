@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from regretless.core.errors import DataError
 from regretless.data.codec import Codec, parsed
-from regretless.data.messages import REASONING
+from regretless.data.messages import CLOSE, OPEN, REASONING, is_empty
 from regretless.data.records import Message, Text
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -32,19 +32,27 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
     """The text that follows a prompt in the chat template, up to the end of the assistant's last message, in parts.
 
     A text, and a single message without tool calls, is one part, as it is: templates add or trim text that no model
-    generated. So is the last message of several. The others are written by the template, with `arguments` (JSON): their
-    parts are those that it marks by `{% generation %}`. In a template without marks, a message begins where the prompt
-    for it ends, and ends with the first end-of-sequence token after that. All end with this token, marked or not. An
-    empty block of reasoning that the template adds is context: texts that are taken as they are have none.
+    generated. So is the last message of several. But a `<think>` that the prompt ends with is not repeated. The others
+    are written by the template, with `arguments` (JSON): their parts are those that it marks by `{% generation %}`. In
+    a template without marks, a message begins where the prompt for it ends, and ends with the first end-of-sequence
+    token after that. All end with this token, marked or not. An empty block of reasoning that the template adds is
+    context: texts that are taken as they are have none. Reasoning that `enable_thinking` turns off is left out of all.
 
     Raises DataError if the template cannot write the response, if it writes its beginning differently when more
-    messages follow, or if it does not tell where a message ends.
+    messages follow, if it does not tell where a message ends, or if nothing is left without reasoning.
     """
     if isinstance(response, str):
-        return (Part(response, True),)
+        if isinstance(prompt, str):
+            return (Part(response, True),)
+        response = [{"role": "assistant", "content": response}]
     given = parsed(arguments)
     messages = codec.messages(response[: _last_own(response) + 1], given)
+    if is_empty(messages) and not is_empty(response):
+        raise DataError("nothing but reasoning, which enable_thinking=false leaves out; remove the row")
     as_it_is = not ("tool_calls" in messages[-1] or REASONING[0] in messages[-1])
+    if as_it_is:
+        last = _behind(opening_of(codec, prompt, given), messages[-1]["content"])
+        messages[-1] = {**messages[-1], "content": last}
     if len(messages) == 1 and as_it_is:
         return (Part(messages[0]["content"], True),)
     if isinstance(prompt, str):
@@ -55,7 +63,9 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
     whole, own = spans(codec, prompt, messages, given, as_it_is)
     if not whole.startswith(start):
         raise DataError(_disagreement(start, whole, 0))
-    thinks = any(REASONING[0] in message or "<think>" in message["content"] for message in messages)
+    thinks = any(
+        REASONING[0] in message or OPEN in message["content"] or CLOSE in message["content"] for message in messages
+    )
     parts: list[Part] = []
     place = len(start)
     for first, end in own:
@@ -71,6 +81,20 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
     if as_it_is:
         parts += [Part(whole[place:], False), Part(messages[-1]["content"], True)]
     return tuple(parts)
+
+
+def opening_of(codec: Codec, prompt: Text, arguments: Mapping[str, Any]) -> str:
+    """The beginning of a block of reasoning (`<think>` and the space behind it) that a prompt ends with, or nothing."""
+    answers = not isinstance(prompt, str) and prompt[-1]["role"] != "assistant"
+    return codec.opening(arguments) if answers else ""
+
+
+def _behind(opening: str, content: str) -> str:
+    """A content behind the beginning of its block of reasoning, if the prompt ends with that."""
+    text = content.lstrip()
+    if not opening or not text.startswith(OPEN):
+        return content
+    return text.removeprefix(opening if text.startswith(opening) else OPEN)
 
 
 def _last_own(response: Sequence[Message]) -> int:

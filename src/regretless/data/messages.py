@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from regretless.core.errors import DataError
 from regretless.core.text_cleaning import clean_text, clean_value
 from regretless.data.records import Message, Text
 from regretless.data.schema import Unusable, found
@@ -171,25 +171,31 @@ def is_empty(response: Text) -> bool:
     )
 
 
-THOUGHTS = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-"""A block of reasoning at the start of a content."""
+OPEN, CLOSE = "<think>", "</think>"
+"""What a block of reasoning begins and ends with."""
 
 
 def without_thoughts(messages: Sequence[Message], arguments: Mapping[str, Any]) -> list[Message]:
     """Messages without the assistant's reasoning if the template's argument `enable_thinking` is false, else as given.
 
-    Reasoning is `reasoning_content`, or a block `<think>…</think>` at the start of the content.
+    Reasoning is `reasoning_content`, or a block `<think>…</think>` at the start of the content. Raises DataError if
+    the block has no end.
     """
     if arguments.get("enable_thinking") is not False:
         return list(messages)
-    return [
-        {
-            **{name: value for name, value in message.items() if name != REASONING[0]},
-            "content": THOUGHTS.sub("", message["content"], count=1)
-            if THOUGHTS.match(message["content"])
-            else message["content"],
-        }
-        if message["role"] == "assistant"
-        else message
-        for message in messages
-    ]
+    return [_without_thoughts(message) if message["role"] == "assistant" else message for message in messages]
+
+
+def _without_thoughts(message: Message) -> Message:
+    content = message["content"]
+    begins = content.lstrip().startswith(OPEN)
+    thoughts, end, answer = content.partition(CLOSE)
+    if begins and not end:
+        raise DataError(
+            f"a message of the assistant has {OPEN} and no {CLOSE}, so it was cut within its reasoning, which "
+            "enable_thinking=false would leave out; remove the row"
+        )
+    kept = {name: value for name, value in message.items() if name != REASONING[0]}
+    # Where the prompt contains the beginning of the block, the content has its end only.
+    has_thoughts = end and (begins or OPEN not in thoughts)
+    return {**kept, "content": answer.lstrip() if has_thoughts else content}

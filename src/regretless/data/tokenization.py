@@ -10,8 +10,9 @@ from itertools import chain
 from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.codec import Codec, Tokenizer, codec_of
-from regretless.data.conversations import Part, response_parts
+from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
+from regretless.data.conversations import Part, opening_of, response_parts
+from regretless.data.messages import CLOSE, OPEN
 from regretless.data.records import Pair, Side, SideName, Text
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
@@ -291,9 +292,21 @@ class _PairEncoder:
 
     def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[Part, ...]:
         try:
-            return response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs)
+            parts = response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs)
+            if side.token_ids is None and side.tokens is None and side.complete is not False:
+                self._check_reasoning(pair, parts[-1])
+            return parts
         except DataError as reason:
             raise DataError(f"{name}: {reason}") from None
+
+    def _check_reasoning(self, pair: Pair, last: Part) -> None:
+        """Raise DataError for an answer that would be trained as part of the reasoning that its prompt begins."""
+        if CLOSE not in last.text and opening_of(self.codec, pair.prompt, parsed(pair.chat_template_kwargs)):
+            raise DataError(
+                f"the chat template begins each answer with {OPEN}, and this one has no {CLOSE}: it would be trained "
+                "as reasoning. If it has none, set model.chat_template_kwargs={enable_thinking: false}, or, with a "
+                f"template that has no such switch, begin it with {OPEN}{CLOSE}; if it was cut, remove the row"
+            )
 
     def _check_prompt(self, prompt: Ids) -> None:
         limits = [("max_prompt_length", self.max_prompt_length), ("max_length", self.max_length)]
