@@ -214,10 +214,10 @@ def said(text: str, *, as_message: bool) -> Any:
 def test_reasoning_when_off_then_a_text_loses_it_too_and_one_without_an_answer_is_refused(
     qwen: Any, as_message: bool
 ) -> None:
-    sides = {"chosen": "<think>\na <think> sum\n</think>\n\nIt is 4.", "rejected": "so\n</think>\n\n<think> is 5."}
+    sides = {"chosen": "<think>\na <think> sum\n</think>\n\nIt is 4.", "rejected": "so\n</think>\n\nIt is 5."}
     row = {**ROW, **OFF, **{name: said(text, as_message=as_message) for name, text in sides.items()}}
     pair = tokenized(read(row), qwen)
-    assert [qwen.decode(side.ids) for side in pair.sides] == [f"It is 4.{END}", f"<think> is 5.{END}"]
+    assert [qwen.decode(side.ids) for side in pair.sides] == [f"It is 4.{END}", f"It is 5.{END}"]
     plain = said("Between <think> and </think>.", as_message=as_message)
     assert (
         qwen.decode(tokenized(read({**row, "chosen": plain}), qwen).chosen.ids) == f"Between <think> and </think>.{END}"
@@ -237,12 +237,7 @@ def test_reasoning_when_off_then_a_text_loses_it_too_and_one_without_an_answer_i
 def test_reasoning_when_the_prompt_begins_it_then_it_has_one_beginning_and_an_end(
     shared: Path, as_message: bool
 ) -> None:
-    tokenizer = with_template(shared, "qwen3")
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
-        "{% if enable_thinking is defined and enable_thinking is false %}\n</think>\n\n{% endif %}{% endif %}"
-    )
+    tokenizer = with_template(shared, "qwen3_5_think")
     texts = ("<think>\na sum\n</think>\n\n4", "<think>no sum</think>5", "a sum\n</think>\n\n4")
     chosen, rejected, whole = (said(text, as_message=as_message) for text in texts)
     question = {"prompt": QUESTION}
@@ -265,6 +260,14 @@ def test_reasoning_when_the_prompt_begins_it_then_it_has_one_beginning_and_an_en
     stored = tokenizer("4" + END)["input_ids"]
     kept = tokenized(read({**bare, "chosen_token_ids": stored}), tokenizer)
     assert kept.chosen.ids == tuple(stored)
+    # The template's own default may be to turn it off, which leaves the data's reasoning where it is.
+    tokenizer = with_template(shared, "qwen3_5_nothink")
+    reasoned = {**question, "chosen": chosen, "rejected": rejected}
+    assert "chosen: the chat template ends the prompt with an empty block of reasoning, and this answer begins" in (
+        refusal(read(reasoned), tokenizer)
+    )
+    on = tokenized(read({**reasoned, "chat_template_kwargs": {"enable_thinking": True}}), tokenizer)
+    assert on.chosen.ids == pair.chosen.ids
 
 
 def test_template_when_it_disagrees_drops_or_does_not_end_messages_then_the_row_is_refused(shared: Path) -> None:

@@ -16,7 +16,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.messages import OPEN, REASONING, without_thoughts
+from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
 from regretless.data.records import Message, Text
 from regretless.modeling.chat_templates import template_arguments
 from regretless.modeling.layout import Ids
@@ -29,8 +29,8 @@ RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
 """Arguments of a chat template that a row cannot set."""
-OPENING = re.compile(rf"{OPEN}\s*$")
-"""The beginning of a block of reasoning at the end of a text."""
+OPENING = re.compile(rf"{OPEN}\s*({CLOSE}\s*)?$")
+"""The beginning of a block of reasoning, or an empty block, at the end of a text."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
 
@@ -113,9 +113,9 @@ class Codec:
         return written[0] if written and written[0] in self.ends else self.eos
 
     def opening(self, arguments: Mapping[str, Any]) -> str:
-        """What the chat template begins an answer with, if that is the beginning of its reasoning; else nothing.
+        """The beginning of a block of reasoning, or an empty block, that the template ends prompts with, or nothing.
 
-        That is `<think>` and the space behind it. `arguments`: further inputs of the template.
+        With the space behind it. `arguments`: further inputs of the template.
         """
         # Tools differ from row to row, and say nothing about the answer's beginning.
         given = {name: value for name, value in arguments.items() if name != "tools"}

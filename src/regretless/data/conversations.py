@@ -84,7 +84,7 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
 
 
 def opening_of(codec: Codec, prompt: Text, arguments: Mapping[str, Any]) -> str:
-    """The beginning of a block of reasoning (`<think>` and the space behind it) that a prompt ends with, or nothing."""
+    """The beginning of a block of reasoning, or an empty block, that a prompt ends with, or nothing."""
     answers = not isinstance(prompt, str) and prompt[-1]["role"] != "assistant"
     return codec.opening(arguments) if answers else ""
 
@@ -92,7 +92,7 @@ def opening_of(codec: Codec, prompt: Text, arguments: Mapping[str, Any]) -> str:
 def _behind(opening: str, content: str) -> str:
     """A content behind the beginning of its block of reasoning, if the prompt ends with that."""
     text = content.lstrip()
-    if not opening or not text.startswith(OPEN):
+    if not opening or CLOSE in opening or not text.startswith(OPEN):
         return content
     return text.removeprefix(opening if text.startswith(opening) else OPEN)
 

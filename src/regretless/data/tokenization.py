@@ -300,8 +300,15 @@ class _PairEncoder:
             raise DataError(f"{name}: {reason}") from None
 
     def _check_reasoning(self, pair: Pair, last: Part) -> None:
-        """Raise DataError for an answer that would be trained as part of the reasoning that its prompt begins."""
-        if CLOSE not in last.text and opening_of(self.codec, pair.prompt, parsed(pair.chat_template_kwargs)):
+        """Raise DataError for an answer that does not go on with the block of reasoning that its prompt ends with."""
+        opening = opening_of(self.codec, pair.prompt, parsed(pair.chat_template_kwargs))
+        if CLOSE in opening and last.text.lstrip().startswith(OPEN):
+            raise DataError(
+                "the chat template ends the prompt with an empty block of reasoning, and this answer begins with "
+                "another; set model.chat_template_kwargs={enable_thinking: true} to keep its reasoning, or to false to "
+                "leave it out"
+            )
+        if opening and CLOSE not in opening + last.text:
             raise DataError(
                 f"the chat template begins each answer with {OPEN}, and this one has no {CLOSE}: it would be trained "
                 "as reasoning. If it has none, set model.chat_template_kwargs={enable_thinking: false}, or, with a "
