@@ -302,17 +302,17 @@ class _PairEncoder:
     def _check_reasoning(self, pair: Pair, last: Part) -> None:
         """Raise DataError for an answer that does not go on with the block of reasoning that its prompt ends with."""
         opening = opening_of(self.codec, pair.prompt, parsed(pair.chat_template_kwargs))
+        where = "in model.chat_template_kwargs, or in the rows' column chat_template_kwargs"
         if CLOSE in opening and last.text.lstrip().startswith(OPEN):
             raise DataError(
                 "the chat template ends the prompt with an empty block of reasoning, and this answer begins with "
-                "another; set model.chat_template_kwargs={enable_thinking: true} to keep its reasoning, or to false to "
-                "leave it out"
+                f"another; set enable_thinking {where}: true keeps its reasoning, false leaves it out"
             )
         if opening and CLOSE not in opening + last.text:
             raise DataError(
                 f"the chat template begins each answer with {OPEN}, and this one has no {CLOSE}: it would be trained "
-                "as reasoning. If it has none, set model.chat_template_kwargs={enable_thinking: false}, or, with a "
-                f"template that has no such switch, begin it with {OPEN}{CLOSE}; if it was cut, remove the row"
+                f"as reasoning. If it has none, set enable_thinking to false {where}, or, with a template that has no "
+                f"such switch, begin it with {OPEN}{CLOSE}; if it was cut, remove the row"
             )
 
     def _check_prompt(self, prompt: Ids) -> None:
