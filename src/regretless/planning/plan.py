@@ -162,6 +162,7 @@ def make_plan(
     """
     assumed = assumed or Assumed()
     visible = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    devices = visible if gpus is None else gpus
     with _quiet(), linked_copy(recipe.run_dir) as place, threads(recipe.threads):
         problems = recipe_problems(recipe)
         here = recipe.model_copy(update={"output_dir": str(place)})
@@ -172,7 +173,8 @@ def make_plan(
         counting.count_all()
         notes: list[str] = []
         if measure:
-            calibration = Calibration(counting, max(1, visible if gpus is None else gpus), places(recipe), say)
+            # With GPUs, they divide the work, and `parallel` does not.
+            calibration = Calibration(counting, max(1, devices), 1 if devices else places(recipe), say)
             calibration.run()
             notes = list(calibration.notes)
         plan = Plan(
@@ -181,7 +183,7 @@ def make_plan(
             rows=_rows(here, folder, counting),
             assumptions=[_in_run(text, place) for text in counting.notes],
             problems=[_in_run(text, place) for text in problems],
-            gpus=visible if gpus is None else gpus,
+            gpus=devices,
             measured=measure,
             device=_device(),
             notes=[_in_run(text, place) for text in notes],

@@ -70,6 +70,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _share(count: int) -> int:
+    """CPU cores for each of so many processes."""
+    return max(1, cores() // count)
+
+
 class SideBySide:
     """Does parts of a run's stages in other processes. At the end of the block, those at work are ended."""
 
@@ -103,7 +108,7 @@ class SideBySide:
             while self._children or (waiting and not errors):
                 while waiting and not errors and len(self._children) < self.count:
                     part = waiting.pop(0)
-                    share = max(1, cores() // self.count)
+                    share = _share(self.count)
                     self._children.start(part, do_part, self.recipe, self.folder.path, stage, part, share)
                 for event in self._children.events():
                     name = f"{stage}/{event.child}"
@@ -180,8 +185,8 @@ class LocalWorkers:
         done: Counter[str] = Counter()
         with Children([__name__]) as children:
             for number in range(count):
-                share = max(1, cores() // count)
-                children.start(f"{number}", do_units, need, make, units[number::count], self.threads, share)
+                own = units[number::count]
+                children.start(f"{number}", do_units, need, make, own, self.threads, _share(count))
             while children:
                 for event in children.events():
                     if isinstance(event, BarMoved):

@@ -299,7 +299,7 @@ def _unknown_key(key: str, objective: str) -> str:
         return "an adapter's settings stand under lora: lora.r, lora.alpha, lora.dropout, lora.target_modules"
     fields = set(TrainConfig.model_fields)
     close = difflib.get_close_matches(key, sorted(_known_keys(objective) - UNUSED.keys() | fields), n=1)
-    lists = f"`regretless objectives {objective}` and `regretless settings train` list what there is"
+    lists = f"`regretless objectives {objective}` and `regretless settings train` list the known settings"
     return f"unknown for {objective}; " + (f"did you mean {close[0]}?" if close else lists)
 
 
