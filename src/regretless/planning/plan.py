@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,10 +224,12 @@ def _device() -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A block without messages and progress bars: its stages' numbers are not those of a run."""
+    """A block without messages, progress bars and results: its stages' numbers are not those of a run."""
     before, console.quiet = console.quiet, True
     try:
-        yield
+        # Each table of results is printed by a console of its own.
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
     finally:
         console.quiet = before
 
