@@ -120,7 +120,7 @@ def test_counts_when_responses_are_shared_then_distinct_tokens_are_counted_once(
     assert found["lengths"]["chosen"]["max"] == c1
     assert "objectives" not in found
     assert found["notes"] == [
-        "1 pairs repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",
+        "1 of 6 pairs repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",
         "no model was loaded (inspect.sample is 0): no margins and no gap to the reference",
     ]
     assert summary["scored_pairs"] == 0
@@ -133,7 +133,9 @@ def test_pairs_when_some_contradict_each_other_then_a_note_counts_them(
     other_way = replace(first, chosen=first.rejected, rejected=first.chosen)
     found, _ = inspect(tmp_path, [*pairs, other_way], policy, sample=0)
     assert (found["data"]["repeated_pairs"], found["data"]["reversed_pairs"]) == (0, 2)
-    assert found["notes"][0] == "2 pairs are also there with chosen and rejected exchanged: they contradict each other"
+    assert found["notes"][0] == (
+        f"2 of {len(pairs) + 1} pairs are also there with chosen and rejected exchanged: they contradict each other"
+    )
 
 
 def test_margins_when_the_policy_is_the_reference_then_dpo_starts_at_zero_and_repo_at_its_formula(
@@ -208,7 +210,7 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
     assert found["notes"][0] == (
         "no pair has behavior log-probabilities (the data has none): repo cannot use them, repo_det and others can"
     )
-    assert found["notes"][1] == "5 pairs have equal scores on both sides: they express no preference"
+    assert found["notes"][1] == "5 of 5 pairs have equal scores on both sides: they express no preference"
     shown = capsys.readouterr().out
     assert "margin at the start" in shown and "behavior − reference" not in shown
 

@@ -207,16 +207,19 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         )
     if data["repeated_pairs"]:
         notes.append(
-            f"{data['repeated_pairs']} pairs repeat an earlier one (same prompt, same responses): each is trained on "
-            "as often as it occurs"
+            f"{data['repeated_pairs']} of {data['pairs']} pairs repeat an earlier one (same prompt, same responses): "
+            "each is trained on as often as it occurs"
         )
     if data["reversed_pairs"]:
         notes.append(
-            f"{data['reversed_pairs']} pairs are also there with chosen and rejected exchanged: they contradict each "
-            "other"
+            f"{data['reversed_pairs']} of {data['pairs']} pairs are also there with chosen and rejected exchanged: "
+            "they contradict each other"
         )
     if data["equal_scores"]:
-        notes.append(f"{data['equal_scores']} pairs have equal scores on both sides: they express no preference")
+        notes.append(
+            f"{data['equal_scores']} of {data['pairs']} pairs have equal scores on both sides: "
+            "they express no preference"
+        )
     if data["different_models"]:
         notes.append(
             f"{data['different_models']} of {data['pairs']} pairs compare responses of different models: in such data, "
