@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -20,6 +22,7 @@ from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.planning.dry_run import PlannedUnit, State
 from regretless.planning.estimate import Assumed, Estimate
+from regretless.planning.measure import Calibration, Sampled
 from regretless.planning.plan import Plan, Row, make_plan
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
@@ -287,6 +290,20 @@ def test_measured_plan_when_all_is_done_but_one_training_then_only_what_is_left_
     # What may have to be done again took so long before.
     (one,) = [one for row in plan.rows for one in row.estimates if one.unit.name == "evaluate/dpo/arithmetic"]
     assert one.seconds == read_json(folder / one.unit.name / MANIFEST)["seconds"]
+
+
+@pytest.mark.parametrize(("parallel", "gpus", "at_once"), [(1, 0, 1), (2, 0, 2), (2, 4, 4)])
+def test_measured_sampling_when_processes_or_gpus_share_it_then_its_batches_are_divided_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, parallel: int, gpus: int, at_once: int
+) -> None:
+    measured = Sampled(load=3.0, batch=40.0, lengths=np.array([20]))
+    monkeypatch.setattr(Calibration, "_time_sampling", lambda *_: measured)
+    changed = ["sample.n=4", "sample.batch_size=3", "sample.temperature=0.5"]
+    none_after = [f"{stage}=null" for stage in ("verify", "pair", "inspect", "train", "evaluate", "analyze", "report")]
+    recipe = small(folder, f"parallel={parallel}", *changed, *none_after)
+    (row,) = [row for row in planned(recipe, measure=True, gpus=gpus).rows if row.stage == "sample"]
+    prompts = row.estimates[0].counts["prompts"]
+    assert row.seconds == pytest.approx(3.0 + math.ceil(prompts * 4 / 3) * 40.0 / at_once)
 
 
 RECIPES = sorted(path.relative_to(PROJECT).as_posix() for path in PROJECT.glob("recipes/*/*.yaml"))
