@@ -140,6 +140,17 @@ def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_
 
 
 @pytest.mark.slow
+def test_recipe_when_two_processes_compute_each_row_together_then_the_model_is_that_of_one(
+    recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    together = recipe("together", processes=2, sequence_parallel_size=2)
+    run(recipe("one"))
+    run(together)
+    assert_same(tmp_path / "together", tmp_path / "one")
+    assert not run(together, "train.sequence_parallel_size=1").outcomes["train/dpo"].ran
+
+
+@pytest.mark.slow
 def test_sharded_model_when_trained_by_two_processes_then_it_is_that_of_one_and_its_checkpoints_say_who_reads_them(
     recipe: Callable[..., Path], tmp_path: Path
 ) -> None:

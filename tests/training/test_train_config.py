@@ -83,5 +83,5 @@ def test_parallelism_inside_a_model_when_written_in_a_file_then_it_is_refused_wi
     with pytest.raises(ValidationError) as caught:
         TrainConfig.model_validate({"objective": "dpo", "parallelism_config": {"cp_size": 2}, "beta": -1})
     problems = {error["loc"]: error["msg"] for error in caught.value.errors()}
-    assert "no parallelism inside a model" in problems["parallelism_config",]
+    assert "sequence_parallel_size divides sequences" in problems["parallelism_config",]
     assert ("beta",) in problems

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import merge_fsdp_weights
@@ -22,69 +16,16 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from launching import ALONE, ARGUMENTS, CONFIGURATIONS, MODEL, accelerate, assert_equal, launch, torchrun, train
 from regretless.data.tokenization import TokenizedPair
 from regretless.training.sharding import FSDP2
-from tiny_kinds import SIZES
-
-PROJECT = Path(__file__).resolve().parents[2]
-CONFIGURATIONS = PROJECT / "examples" / "accelerate"
-MODEL = SIZES | {"tie_word_embeddings": False}
-ARGUMENTS: dict[str, Any] = {
-    "learning_rate": 1e-2,
-    "optim": "sgd",
-    "num_train_epochs": 1,
-    "logging_steps": 2,
-    "eval_strategy": "epoch",
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "max_tokens_per_microbatch": 50,
-    "max_grad_norm": 1e9,
-}
-ALONE: list[str] = []
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-
-
-def accelerate(configuration: str) -> list[str]:
-    """The documented command on two processes without GPUs; 32 bits, for weights are compared."""
-    file = str(CONFIGURATIONS / configuration)
-    flags = ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0"]
-    return ["-m", "accelerate.commands.launch", "--config_file", file, *flags]
-
-
-def launch(command: list[str]) -> None:
-    """Run a Python command to its end. Fails with what it said."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=500, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def train(folder: Path, launcher: list[str], **task: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and log of a run."""
-    folder.mkdir(exist_ok=True)
-    (folder / "task.pickle").write_bytes(pickle.dumps({"model": MODEL, **task}))
-    launch([*launcher, str(Path(__file__).with_name("launched.py")), str(folder)])
-    weights = {
-        name: value for file in (folder / "final").glob("*.safetensors") for name, value in load_file(file).items()
-    }
-    assert weights
-    return weights, json.loads((folder / "log.json").read_text())
-
-
-def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Weights equal to rounding."""
-    assert weights.keys() == expected.keys()
-    for name, weight in expected.items():
-        torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "objective", "lora"),
     [
-        pytest.param(TORCHRUN, "kto", False, marks=pytest.mark.extended),
+        pytest.param(torchrun(2), "kto", False, marks=pytest.mark.extended),
         (accelerate("ddp.yaml"), "repo", True),
         (accelerate("fsdp2.yaml"), "repo", False),
         pytest.param(accelerate("fsdp2.yaml"), "kto", True, marks=pytest.mark.extended),
@@ -149,7 +90,9 @@ def test_two_processes_when_experts_are_balanced_then_each_counts_by_its_share_o
     arguments = ARGUMENTS | {"objective": "dpo", "router_aux_loss_coef": 0.5, "logging_steps": 1, "learning_rate": 0.1}
     assert len(data) == 8
     one, one_log = train(tmp_path / "one", ALONE, **task, arguments={**arguments, "per_device_train_batch_size": 8})
-    two, two_log = train(tmp_path / "two", TORCHRUN, **task, arguments={**arguments, "per_device_train_batch_size": 4})
+    two, two_log = train(
+        tmp_path / "two", torchrun(2), **task, arguments={**arguments, "per_device_train_batch_size": 4}
+    )
     assert_equal(two, one)
     for key in ("loss", "aux_loss", "tokens/computed"):
         assert two_log[0][key] == pytest.approx(one_log[0][key], rel=1e-5), key
@@ -164,7 +107,7 @@ def test_two_processes_when_few_steps_are_asked_for_then_both_have_the_reference
     task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False}
     arguments = ARGUMENTS | {"objective": "kto", "max_steps": 2, "eval_strategy": "no"}
     one, _ = train(tmp_path / "one", ALONE, **task, arguments={**arguments, "per_device_train_batch_size": 6})
-    two, _ = train(tmp_path / "two", TORCHRUN, **task, arguments={**arguments, "per_device_train_batch_size": 3})
+    two, _ = train(tmp_path / "two", torchrun(2), **task, arguments={**arguments, "per_device_train_batch_size": 3})
     assert_equal(two, one)
     items = [
         sum(len(np.load(file)) for file in (tmp_path / name / "out.cache").rglob("part-*.npy"))
@@ -233,7 +176,7 @@ def test_train_verb_when_two_processes_hold_out_pairs_then_scores_and_adapter_ar
         launch([*launcher, *command, "--model", str(tmp_path / "model"), *settings, "lora.dropout=0", "lora.r=4"])
         return tmp_path / name
 
-    one, two = run("one", ALONE), run("two", TORCHRUN)
+    one, two = run("one", ALONE), run("two", torchrun(2))
     scores = [[json.loads(line) for line in (run / "pair_scores.jsonl").open()] for run in (one, two)]
     assert len(scores[0]) in (9, 10)  # whole prompts
     assert [row["pair_id"] for row in scores[0]] == [row["pair_id"] for row in scores[1]]

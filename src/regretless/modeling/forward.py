@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +13,17 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
-from regretless.modeling import cpu_attention, gpu_attention
+from regretless.modeling import cpu_attention, gpu_attention, sequence_parallel
 from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.compiled_layers import Row, compiled_layers, is_compiled
 from regretless.modeling.gated_mlp import lean_mlps
-from regretless.modeling.layout import Layout
+from regretless.modeling.layout import Layout, Segment
 from regretless.modeling.norms import fused_norms
 from regretless.modeling.output_layer import decoder_of, head_of, replaced_forward
 from regretless.modeling.recurrent import forked_states
 from regretless.modeling.router_loss import asked, with_routers
 from regretless.modeling.rows import RowKind
+from regretless.modeling.sequence_parallel import SequenceGroup
 from regretless.modeling.token_logps import ReferenceHead, TokenScores, token_scores
 
 
@@ -41,17 +43,19 @@ def in_one_row(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
+def grouped(model: nn.Module, *, one_row: bool | None = None, sequence: SequenceGroup | None = None) -> Iterator[None]:
     """Within the block, calling `model` runs shared-prefix rows (see `response_scores`).
 
     `one_row`: FlexAttention over one padded row, or (False) a call of SDPA for each response, nothing padded;
     by default the first on CUDA devices and the second elsewhere.
+    `sequence`: processes that compute each row together; all of them have to call the model with the same rows.
     The backward pass belongs inside too: gradient checkpointing runs the forward pass again. The inner model's
     `forward` is replaced, not the wrappers', so that their hooks (adapters, gradient synchronization, sharding) run.
     """
     inner = causal_model(model)
     head, decoder = head_of(inner), decoder_of(inner)
     padded = in_one_row(inner.device) if one_row is None else one_row
+    attention = gpu_attention.NAME if padded else cpu_attention.NAME
     compiled = is_compiled(inner)
 
     def forward(
@@ -66,21 +70,36 @@ def grouped(model: nn.Module, *, one_row: bool | None = None) -> Iterator[None]:
         if layout.is_plain:
             raise ValueError("plain rows were given to `grouped`; compute them inside `plain`")
         extra: dict[str, Any] = {"segments": layout.segments}
+        length = gpu_attention.padded_length(layout.tokens) if padded else layout.tokens
+        if sequence is not None:
+            length += -length % (math.lcm(gpu_attention.BLOCK, sequence.size) if padded else sequence.size)
+            extra |= {"sequence": sequence, "by": attention}
+        if padding := length - layout.tokens:
+            input_ids, position_ids = (functional.pad(ids, (0, padding)) for ids in (input_ids, position_ids))
         if padded:
-            padding = (0, gpu_attention.padded_length(layout.tokens) - layout.tokens)
-            input_ids, position_ids = functional.pad(input_ids, padding), functional.pad(position_ids, padding)
-            extra["row_mask"] = gpu_attention.RowMask(layout.segments, input_ids.shape[1], input_ids.device)
+            extra["row_mask"] = gpu_attention.RowMask(layout.segments, length, input_ids.device)
+        elif padding:
+            extra["segments"] = (*layout.segments, Segment(padding))
+        if sequence is not None:
+            input_ids, position_ids = sequence.part(input_ids), sequence.part(position_ids)
         extra = {"row": Row(extra)} if compiled else extra | asked(layout, hidden_only=hidden_only)
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
-        hidden = head.cast(output.last_hidden_state[0, layout.predict])
+        hidden, predict, targets = output.last_hidden_state, layout.predict, layout.targets
+        if sequence is not None:
+            hidden = sequence.whole(hidden)
+            if not hidden_only:
+                predict, targets = sequence.own(predict), sequence.own(targets)
+                reference = sequence.own_reference(reference)
+        hidden = head.cast(hidden[0, predict])
         if hidden_only:
             return hidden
-        scores = token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+        scores = token_scores(hidden, head, targets, reference, statistics=statistics)
+        scores = scores if sequence is None else sequence.all_scores(scores, len(layout.targets))
         return with_routers(scores, inner, output, layout)
 
     with (
         replaced_forward(inner, forward),
-        attention_by(inner, gpu_attention.NAME if padded else cpu_attention.NAME),
+        attention_by(inner, attention if sequence is None else sequence_parallel.NAME),
         compiled_layers(inner) if compiled else _fused(inner),
         forked_states(inner),
     ):
@@ -125,9 +144,14 @@ def plain(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def in_rows(model: nn.Module, rows: RowKind) -> contextlib.AbstractContextManager[None]:
-    """Context within which calls of the model compute rows of this kind: `grouped` or `plain`."""
-    return grouped(model) if rows == "grouped" else plain(model)
+def in_rows(
+    model: nn.Module, rows: RowKind, sequence: SequenceGroup | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Context within which calls of the model compute rows of this kind: `grouped` or `plain`.
+
+    `sequence`: processes that compute each row together; for `grouped` rows only.
+    """
+    return grouped(model, sequence=sequence) if rows == "grouped" else plain(model)
 
 
 @contextlib.contextmanager

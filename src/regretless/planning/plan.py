@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,7 +228,7 @@ def _quiet() -> Iterator[None]:
     before, console.quiet = console.quiet, True
     try:
         # Each table of results is printed by a console of its own.
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
         console.quiet = before

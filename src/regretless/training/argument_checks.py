@@ -33,7 +33,7 @@ BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"ge": 1}, ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")),
     ({"ge": 1}, ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout")),
     ({"ge": 1}, ("dataloader_prefetch_factor", "ddp_bucket_cap_mb")),
-    ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch")),
+    ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch", "sequence_parallel_size")),
     ({"ge": 1}, ("log_completions_steps", "log_completions_prompts")),
     ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
     ({"ge": 0, "lt": 0.5}, ("label_smoothing",)),
@@ -107,7 +107,7 @@ def _problem(hint: Any, name: str, value: Any) -> str | None:
         # An object of some library's own; this one also has a form in files, which the Trainer does not take.
         written = name == "parallelism_config" and isinstance(value, Mapping | str)
         return (
-            f"expected null: no parallelism inside a model (docs/large_models.md), got {value!r:.80}"
+            f"expected null; sequence_parallel_size divides sequences (docs/large_models.md), got {value!r:.80}"
             if written
             else None
         )

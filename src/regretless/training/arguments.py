@@ -150,6 +150,14 @@ class PreferenceConfig(TrainingArguments):
             "where it is correct for the model, else the second. Results are the same."
         },
     )
+    sequence_parallel_size: int = field(
+        default=1,
+        metadata={
+            "help": "Number of processes that compute each row together, for sequences that are too long for one: each "
+            "has a part of the tokens, and in attention of the heads. A divisor of the number of processes and of the "
+            "model's attention heads. Results are the same."
+        },
+    )
     compile_layers: bool = field(
         default=False,
         metadata={
@@ -260,6 +268,13 @@ class PreferenceConfig(TrainingArguments):
             ]
             if given.get("rows") == "plain":
                 problems.append("compile_layers: the compiled layers compute shared rows, not plain ones; remove one")
+        if "sequence_parallel_size" not in found and self.sequence_parallel_size > 1:
+            problems += [
+                f"sequence_parallel_size: not together with {name}: only shared rows are divided, and layers as the "
+                "model computes them; remove one"
+                for name, value in (("rows", "plain"), ("compile_layers", True))
+                if given.get(name) == value
+            ]
         if not any(problem.startswith(OF_OBJECTIVE) for problem in problems):
             losses = losses_of(self.loss_type)
             self.objective = self.objective or objective_of(losses, self.loss_weights) or DEFAULT_METHOD

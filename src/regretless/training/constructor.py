@@ -259,23 +259,25 @@ def router_coefficient(model: nn.Module, args: PreferenceConfig) -> float:
 
 
 def check_parallelism(args: TrainingArguments) -> None:
-    """Raise ConfigError for processes that are to share a sequence or a layer: each one trains on its own pairs.
+    """Raise ConfigError for accelerate's ways to let processes share a sequence or a layer.
 
-    torch's context parallelism replaces the attention kernels of GPUs alone: on CPU processes each one would silently
-    attend to its own part (`experiments/context_parallel.py`), and rows that share prompts pass it a part of attention
-    at a time. So nothing could show here that the numbers are right.
+    They replace kernels that shared rows do not call: torch's context parallelism gives wrong numbers on CPU processes
+    without an error (`experiments/context_parallel.py`). `sequence_parallel_size` is this package's own.
     """
     config = getattr(args, "parallelism_config", None)
     if config is None and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
         config = ParallelismConfig()
-    kinds = {"cp_size": "context", "sp_size": "sequence", "tp_size": "tensor"}
+    kinds = {
+        "cp_size": "set it to 1, and PreferenceConfig's sequence_parallel_size instead",
+        "sp_size": "set it to 1, and PreferenceConfig's sequence_parallel_size instead",
+        "tp_size": "set it to 1. For memory, shard the model with FSDP2 (docs/large_models.md)",
+    }
     reject(
         "parallelism_config",
         [
-            f"{name}: {kind} parallelism is not supported: each process computes whole sequences of its own pairs; set "
-            "it to 1. For memory, lower max_tokens_per_microbatch, set gradient_checkpointing, or use FSDP2 "
-            "(docs/large_models.md)"
-            for name, kind in kinds.items()
+            f"{name}: accelerate's way of dividing a {'layer' if name == 'tp_size' else 'sequence'} among processes is "
+            f"not supported: {instead}"
+            for name, instead in kinds.items()
             if (getattr(config, name, 1) or 1) > 1
         ],
     )

@@ -24,6 +24,8 @@ from regretless.training.trl_arguments import REFUSED
 PAIRS, PER_DEVICE, ACCUMULATION = "pairs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"
 STEP_SIZE = frozenset({PAIRS, PER_DEVICE, ACCUMULATION})
 """Settings that say how many pairs a step has, or how it is divided."""
+SEQUENCE = "sequence_parallel_size"
+"""The setting that says how many processes compute the same pairs."""
 
 
 class LoraSettings(Section):
@@ -177,14 +179,22 @@ class TrainConfig(Section):
         """Number of pairs in an optimizer step of `count` processes together."""
         values = self.values_for(objective)
         if PER_DEVICE in values:
-            return int(values[PER_DEVICE]) * int(values.get(ACCUMULATION, 1)) * count
+            return int(values[PER_DEVICE]) * int(values.get(ACCUMULATION, 1)) * self.parts(objective, count)
         return int(values.get(PAIRS, self.pairs_per_step))
 
     def batch_arguments(self, objective: str, count: int) -> dict[str, int]:
         """The training arguments that give a step its pairs, for each of `count` processes."""
         accumulation = int(self.values_for(objective).get(ACCUMULATION, 1))
         pairs = self.step_pairs(objective, count)
-        return {PER_DEVICE: pairs // (count * accumulation), ACCUMULATION: accumulation}
+        return {PER_DEVICE: pairs // (self.parts(objective, count) * accumulation), ACCUMULATION: accumulation}
+
+    def parts(self, objective: str, count: int) -> int:
+        """Number of parts that a step's pairs are divided into among `count` processes.
+
+        Processes that compute each row together have the same pairs.
+        """
+        size = self.values_for(objective).get(SEQUENCE, 1)
+        return count // size if type(size) is int and 0 < size <= count else count
 
     def problems_here(self, objective: str, workers: int | None = None) -> list[str]:
         """Why training with one method cannot start, each as `key: reason`; `workers`: their number in a cluster."""
@@ -203,12 +213,16 @@ class TrainConfig(Section):
 
     def division_problems(self, objective: str, count: int) -> list[str]:
         """Why a step's pairs cannot be divided by `count` processes, as `key: reason`; at most one."""
+        size = self.values_for(objective).get(SEQUENCE, 1)
+        if type(size) is int and size > 0 and count % size:
+            return [f"{self.key_of(objective, SEQUENCE)}: {size} does not divide {count}, the number of processes"]
         accumulation = int(self.values_for(objective).get(ACCUMULATION, 1))
-        pairs = self.step_pairs(objective, count)
-        if pairs % (count * accumulation) == 0:
+        pairs, parts_count = self.step_pairs(objective, count), self.parts(objective, count)
+        if pairs % (parts_count * accumulation) == 0:
             return []
-        fitting = max(each for each in range(1, count + 1) if pairs % each == 0)
-        parts, instead = f"{count} processes", f"{fitting} processes"
+        fitting = max(each for each in range(1, parts_count + 1) if pairs % each == 0)
+        together = f" of which {size} compute each row together" if parts_count < count else ""
+        parts, instead = f"{count} processes{together}", f"{fitting * count // parts_count} processes"
         if accumulation > 1:
             parts += f" × {ACCUMULATION} {accumulation}"
             instead = f"leave out {ACCUMULATION}, which has no effect on a step of so many pairs"
@@ -234,7 +248,7 @@ class TrainConfig(Section):
 
     def result_settings(self, objective: str, count: int) -> dict[str, Any]:
         """The settings of one method that the result of `count` processes depends on."""
-        values = {key: value for key, value in self.values_for(objective).items() if key not in STEP_SIZE}
+        values = {key: value for key, value in self.values_for(objective).items() if key not in {*STEP_SIZE, SEQUENCE}}
         return {**values, PAIRS: self.step_pairs(objective, count)}
 
     def split_for(self, objective: str) -> tuple[dict[str, Any], dict[str, Any]]:

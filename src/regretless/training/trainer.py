@@ -60,6 +60,7 @@ from regretless.training.passes import Idle, Passes, joined
 from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel
 from regretless.training.reference_pass import Asked, fill, pairs_read
+from regretless.training.sequence import check_together, sequence_group
 from regretless.training.sharding import whole_weights
 from regretless.training.step import weighed
 
@@ -127,6 +128,7 @@ class PreferenceTrainer(PublishingTrainer):
         self._rows: RowKind = "grouped"
         self._microbatch_tokens = args.max_tokens_per_microbatch or most_tokens(args.device)
         self._filled_tokens = args.max_tokens_per_microbatch or filled_tokens(causal_model(model), args.device)
+        self._sequence, self._sequence_is_checked = sequence_group(args, model, self._aux_coefficient), False
         self._reference_logps: ReferenceLogps | None = None
         self._needs_rejected = "rejected" in self.objective.required
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
@@ -183,6 +185,13 @@ class PreferenceTrainer(PublishingTrainer):
             if len(kinds) > 1:
                 kinds = {choose_rows(model, longest, "plain") for model in models}
             (self._rows,) = kinds
+            if self._rows == "plain" and self._sequence is not None:
+                why = why_not_grouped(models[0])
+                raise ConfigError(
+                    "sequence_parallel_size: only shared rows are divided, and this model is computed in plain rows"
+                    + (f": {why}" if why else "")
+                    + "; set it to 1"
+                )
             if self._rows == "plain" and self.args.compile_layers:
                 why = why_not_grouped(models[0])
                 raise ConfigError(
@@ -331,8 +340,8 @@ class PreferenceTrainer(PublishingTrainer):
             pairs_per_step,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             grouped=self.args.group_pairs,
-            rank=self.accelerator.process_index,
-            processes=self.accelerator.num_processes,
+            rank=self.accelerator.process_index // self.args.sequence_parallel_size,
+            processes=self.accelerator.num_processes // self.args.sequence_parallel_size,
         )
 
     def training_step(self, model: nn.Module, inputs: list[TrainingPair], num_items_in_batch: Any = None) -> Tensor:
@@ -353,15 +362,24 @@ class PreferenceTrainer(PublishingTrainer):
                 raise NonFiniteLossError(self._non_finite(f"loss is {float(found.detach())}", batch.sources))
             return found
 
-        with in_rows(model, self._rows), self.reference.in_rows(self._rows):
+        self._check_sequence(work[0][0].layouts[0])
+        with in_rows(model, self._rows, self._sequence), self.reference.in_rows(self._rows):
             return Passes(self.accelerator, model, score, loss).gradients(work, idle)
+
+    def _check_sequence(self, layout: Layout) -> None:
+        """Before the first step, check a row that several processes compute together."""
+        if self._sequence is not None and not self._sequence_is_checked:
+            check_together(self.accelerator.unwrap_model(self.model), layout, self._sequence, self.accelerator)
+            self._sequence_is_checked = True
 
     def _count_tokens(self, pairs: Sequence[TrainingPair], batches: Sequence[PairBatch]) -> None:
         items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
-        pairwise = sum(len(prompt) + len(response) for prompt, response in items)
         computed = sum(batch.tokens for batch in batches)
         if self._rows == "plain" and items:
             note_plain_rows(self.model, computed, items)
+        if self._sequence is not None and self._sequence.rank > 0:
+            items, computed, batches = [], 0, []  # the first process of a group counts for all of them
+        pairwise = sum(len(prompt) + len(response) for prompt, response in items)
         self._token_count.mine += pairwise
         self._speed.add(computed)
         add_step_tokens(

@@ -7,13 +7,24 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from regretless import PreferenceConfig, PreferenceTrainer
+from regretless.modeling import sequence_parallel
+from regretless.modeling.layout import Segment
+from regretless.modeling.sequence_parallel import SequenceGroup
 from regretless.training.sharding import let_cpus_shard
+
+
+def own_tokens_only(*states: Any, sequence: SequenceGroup, by: str, **options: Any) -> Any:
+    """A planted fault: attention in which each process sees its own part of a row."""
+    (query, _, _), segments = states[1:4], options.pop("segments")
+    assert sum(segment.length for segment in segments) == query.shape[2] * sequence.size
+    return AttentionInterface()[by](*states, segments=(Segment(query.shape[2]),), **options)
 
 
 def main() -> None:
@@ -22,6 +33,8 @@ def main() -> None:
     task = pickle.loads((folder / "task.pickle").read_bytes())
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         let_cpus_shard()
+    if task.get("plant"):
+        AttentionInterface.register(sequence_parallel.NAME, own_tokens_only)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{"model_type": "qwen3", **task["model"]}))
     torch.manual_seed(1)
