@@ -12,6 +12,7 @@ from regretless.cli.flags import TRL, check_options
 from regretless.core.errors import ConfigError
 from regretless.modeling.load import ModelConfig
 from regretless.runs.recipe import PairsSource
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.train_config import LoraSettings, TrainConfig
 
 OPTIONS = ("--pairs", "--model", "--output", "--config", "--help")
@@ -36,6 +37,7 @@ def answer(text: str, *, trains: bool = True) -> str:
             "--pairs p lora.r=8 lora.alpha=32 lora.dropout=0.05 remove_unused_columns=false",
         ),
         ("--pairs p --use_peft false beta=0.2 --max-length 512", "--pairs p beta=0.2 max_length=512"),
+        ("--pairs p --truncation_mode keep_start", "--pairs p truncation=keep_start"),
         ("--lora_target_modules q_proj v_proj", "'lora.target_modules=[q_proj,v_proj]'"),
     ],
 )
@@ -45,10 +47,11 @@ def test_options_of_trl_when_answered_then_the_command_with_settings_is_printed(
 
 def test_names_of_trl_when_compared_with_the_settings_then_each_exists() -> None:
     sections = {"lora": LoraSettings, "model": ModelConfig}
+    arguments = PreferenceConfig.__dataclass_fields__
     for target in TRL.values():
         section, _, key = target.partition(".")
-        known = sections[section] if key else PairsSource
-        assert target in OPTIONS or (key or section) in known.model_fields, target
+        known = {*sections[section].model_fields} if key else {*PairsSource.model_fields, *arguments}
+        assert target in OPTIONS or (key or section) in known, target
 
 
 def test_misspelled_option_when_given_then_the_parser_answers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,3 +74,22 @@ def test_adapter_when_set_by_the_names_of_trl_then_the_right_ones_are_said() -> 
     with pytest.raises(ConfigError) as caught:
         TrainConfig.parse({"use_peft": True, "lora_r": 8}, "train")
     assert str(caught.value).count("lora.r, lora.alpha") == 2 and "use_cpu" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("losses", "instead"),
+    [
+        ("--loss_type sigmoid", "regretless dpo --pairs p"),
+        ("--loss_type ipo --beta 0.2", "regretless ipo --pairs p beta=0.2 reduction=mean"),
+        (
+            "--loss_type sigmoid ipo --loss_weights 1 2",
+            'regretless weighted_sum --pairs p \'terms=[{"objective": "dpo", "weight": 1.0}, '
+            '{"objective": "ipo", "weight": 2.0, "reduction": "mean"}]\'',
+        ),
+        ("--loss_type bco_pair", "regretless dpo --pairs p loss_type=bco_pair"),
+    ],
+)
+def test_loss_when_written_as_in_trl_then_the_command_that_is_printed_trains_it(losses: str, instead: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_options("regretless dpo", ["--pairs", "p", *losses.split()], OPTIONS, trains=True)
+    assert str(caught.value).splitlines()[-1].strip() == instead

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from peft import LoraConfig
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -309,3 +312,104 @@ def test_training_arguments_when_they_would_be_ignored_then_all_are_refused_at_o
         PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, **ignored)
     assert all(f"\n  - {name}: not used here: " in str(caught.value) for name in ignored)
     assert PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, dataloader_drop_last=False).max_steps == -1
+
+
+def test_arguments_when_set_after_construction_then_they_count_or_are_refused(build: Any, tmp_path: Path) -> None:
+    def logged(config: PreferenceConfig) -> list[float]:
+        config.output_dir = str(tmp_path / "again")
+        trainer = PreferenceTrainer(
+            build().model, args=config, train_dataset=ROWS, processing_class=build().processing_class
+        )
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    plain = {"objective": "ipo", "logging_steps": 1, "report_to": "none", "save_strategy": "no", "max_steps": 3}
+    whole = PreferenceConfig(output_dir=str(tmp_path / "whole"), per_device_train_batch_size=4, **plain)
+    later = PreferenceConfig(output_dir=str(tmp_path / "later"), **plain)
+    later.per_device_train_batch_size, later.gradient_accumulation_steps = 1, 4
+    losses = logged(later)
+    assert len(losses) == 3 and losses == logged(whole)
+    later.loss_type = ["hinge"]
+    with pytest.raises(ConfigError, match=r"loss_type: it was None at construction.* is \['hinge'\] now"):
+        logged(later)
+    with pytest.raises(ConfigError, match="num_steps; set gradient_accumulation_steps"):
+        build(args={"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}})
+
+
+def test_config_when_replaced_then_it_has_all_other_arguments(tmp_path: Path) -> None:
+    config = PreferenceConfig(output_dir=str(tmp_path), loss_type="ipo", gradient_accumulation_steps=3)
+    other = dataclasses.replace(config, beta=0.3)
+    assert (other.objective, other.hyperparameters) == ("ipo", {"beta": 0.3, "reduction": "mean"})
+    assert other.per_device_train_batch_size == 3 * PreferenceConfig(output_dir="x").per_device_train_batch_size
+
+
+@pytest.fixture
+def adapter(make_model: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
+    """Folder of an adapter that changes its model."""
+    make_model().save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    torch.manual_seed(5)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    get_peft_model(model, lora).save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_adapter_when_it_is_given_by_name_then_training_goes_on_from_it(build: Any, adapter: Path) -> None:
+    trainer = build(model=str(adapter), args={"learning_rate": 0.1})
+    before = load_file(adapter / "adapter_model.safetensors")
+    assert {name.split(".lora_")[0][-6:] for name in before} == {"q_proj"}
+    held = {name: weight.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    assert {name.replace(".default", ""): weight.tolist() for name, weight in held.items()} == {
+        name: weight.tolist() for name, weight in before.items()
+    }
+    trainer.train()
+    assert all(not torch.equal(held[name], weight) for name, weight in trainer.model.named_parameters() if name in held)
+
+
+def test_adapter_when_another_would_take_its_place_or_nothing_would_train_then_it_is_refused(
+    build: Any, adapter: Path
+) -> None:
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(ConfigError, match="has an adapter already"):
+        build(model=str(adapter), peft_config=lora)
+    for more in ({}, {"peft_config": lora}):
+        with pytest.raises(ConfigError, match="transformers has put an adapter into it, which would be lost"):
+            build(model=AutoModelForCausalLM.from_pretrained(adapter), **more)
+    with pytest.raises(ConfigError, match="none of its weights has requires_grad"):
+        build(model=AutoPeftModelForCausalLM.from_pretrained(adapter))
+
+
+def test_evaluation_when_given_data_of_any_form_then_these_are_evaluated_and_none_are_an_error(
+    build: Any, tmp_path: Path
+) -> None:
+    trainer = build(eval_dataset=ROWS[:4], args={"objective": "ipo"})
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[5:9]))
+    expected = trainer.evaluate(ROWS[5:9])["eval_rewards/margins"], trainer.evaluate(ROWS[5:9])["eval_logps/chosen"]
+    assert expected[1] != trainer.evaluate()["eval_logps/chosen"]
+    for data in (pd.DataFrame(ROWS[5:9]), str(tmp_path / "some.jsonl")):
+        assert trainer.evaluate(data)["eval_logps/chosen"] == expected[1]
+        assert len(trainer.predict(data).predictions) == 4
+    with pytest.raises(DataError, match="eval_dataset: "):
+        trainer.evaluate([])
+
+
+def test_rows_when_they_have_pictures_then_they_are_refused_by_the_column(
+    build: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build([*({**row, "images": []} for row in ROWS[:3]), {**ROWS[3], "image": None}])
+    with pytest.raises(DataError):
+        build([{**row, "images": ["a.png"]} for row in ROWS])
+    assert "images: only text is read" in capsys.readouterr().err
+
+
+def test_token_when_the_model_has_no_embedding_of_it_then_one_line_says_so(
+    build: Any, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    with pytest.raises(ConfigError, match="token id 9 is beyond the 9 embeddings of Qwen3ForCausalLM"):
+        build(model=make_model(vocab_size=9)).train()
+
+
+def test_checkpoint_when_there_is_none_at_the_path_then_one_line_says_so(build: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"resume_from_checkpoint: .*no complete checkpoint is there"):
+        build().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

@@ -46,7 +46,7 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
     trainer.save_model(str(tmp_path / "saved"))
     trainer.model.save_pretrained(str(tmp_path / "by_peft"))
     signature = inspect.signature(PreferenceTrainer.__init__)
-    trainer.create_model_card(license="mit", language="en", tags="math", dataset="openai/gsm8k")
+    trainer.create_model_card(license="mit", language="en", tags="math", dataset_name="openai/gsm8k")
     for folder in ("saved", "by_peft", "out"):
         text = (tmp_path / folder / CARD).read_text(encoding="utf-8")
         values = ModelCard(text).data.to_dict()

@@ -161,6 +161,17 @@ def test_parser_of_transformers_when_it_reads_arguments_then_those_of_trl_are_am
     assert args.hyperparameters == {"label_smoothing": 0.2}
 
 
+def test_parser_of_transformers_when_losses_and_hyperparameters_are_given_then_they_are_read(tmp_path: Path) -> None:
+    def parsed(text: str) -> PreferenceConfig:
+        return HfArgumentParser(PreferenceConfig).parse_args_into_dataclasses(["--output_dir", "x", *text.split()])[0]
+
+    both = parsed("--loss_type sigmoid ipo --loss_weights 1 2")
+    assert [(term["objective"], term["weight"]) for term in both.hyperparameters["terms"]] == [("dpo", 1), ("ipo", 2)]
+    assert parsed('--objective simpo --objective_kwargs {"gamma":0.7}').hyperparameters == {"gamma": 0.7}
+    with pytest.raises(ConfigError, match=r"objective_kwargs: expected a mapping, or JSON of one, got '\[1\]'"):
+        parsed("--objective_kwargs [1]")
+
+
 def test_recipe_when_it_has_an_argument_of_trl_then_its_name_here_is_said() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig.parse({"loss_type": "ipo", "truncation_mode": "keep_start", "sync_ref_model": True}, "train")

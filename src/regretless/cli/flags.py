@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -22,8 +23,10 @@ TRL: Mapping[str, str] = {
     "lora_alpha": "lora.alpha",
     "lora_dropout": "lora.dropout",
     "lora_target_modules": "lora.target_modules",
+    "truncation_mode": "truncation",
 }
 """Options of TRL's command line with another name in a command that trains: an option, or the key of a setting."""
+LOSS, WEIGHTS = "loss_type", "loss_weights"
 TRL_LORA: Mapping[str, str] = {"lora.r": "16", "lora.alpha": "32", "lora.dropout": "0.05"}
 """What TRL's `--use_peft` means without further options."""
 
@@ -39,15 +42,21 @@ def check_options(command: str, arguments: Sequence[str], options: Collection[st
     renamed = TRL if trains else {}
     if not any(_key(name) in renamed or not difflib.get_close_matches(name, options) for name in unknown):
         return
-    instead = " ".join([command, *map(shlex.quote, _translated(arguments, options, renamed))])
+    words, settings = _translated(arguments, options, renamed)
+    if trains and LOSS in settings:
+        command = _with_objective(command, settings)
+    written = [*words, *(f"{key}={value}" for key, value in settings.items())]
+    instead = " ".join([command, *map(shlex.quote, written)])
     raise ConfigError(
         f"{command}: no such option: {', '.join(dict.fromkeys(unknown))}; settings are written KEY=VALUE "
         f"(`{command} --help` lists them). The same with settings:\n  {instead}"
     )
 
 
-def _translated(arguments: Sequence[str], options: Collection[str], renamed: Mapping[str, str]) -> list[str]:
-    """The arguments, options first; settings that were written as options are KEY=VALUE."""
+def _translated(
+    arguments: Sequence[str], options: Collection[str], renamed: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Options and other words, and the settings that were written as options."""
     kept: list[str] = []
     settings: dict[str, str] = {}
     adapter = False
@@ -66,7 +75,30 @@ def _translated(arguments: Sequence[str], options: Collection[str], renamed: Map
             settings[target] = "true" if value is None else value
     if adapter:
         settings = {**TRL_LORA, **settings}
-    return [*kept, *(f"{key}={value}" for key, value in settings.items())]
+    return kept, settings
+
+
+def _with_objective(command: str, settings: dict[str, str]) -> str:
+    """The command with the objective that TRL's losses are, whose hyperparameters join the settings.
+
+    Losses that are not known here stay in the settings, where they are refused.
+    """
+    # Objectives load torch, which takes seconds.
+    from regretless.training.trl_arguments import LOSSES, hyperparameters_of, objective_of
+
+    names = settings[LOSS].strip("[]").split(",")
+    try:
+        weights = [float(text) for text in settings[WEIGHTS].strip("[]").split(",")] if WEIGHTS in settings else None
+    except ValueError:
+        return command
+    if not LOSSES.keys() >= {*names} or len(weights or names) != len(names):
+        return command
+    del settings[LOSS]
+    settings.pop(WEIGHTS, None)
+    beta = float(settings.pop("beta")) if "beta" in settings and len(names) > 1 else None
+    found = hyperparameters_of(names, weights, beta, 0.0)
+    settings |= {key: value if isinstance(value, str) else json.dumps(value) for key, value in found.items()}
+    return f"{command.rpartition(' ')[0]} {objective_of(names, weights)}"
 
 
 def _read(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from regretless.core.text_cleaning import clean_row
 from regretless.data.messages import read_template_arguments
 from regretless.data.preference_columns import (
@@ -24,6 +26,8 @@ from regretless.data.rows import read_rows
 from regretless.data.schema import PAIR, Unusable
 from regretless.data.sources import open_source
 
+MEDIA = ("image", "images", "video", "videos", "audio", "pixel_values")
+"""Columns of data for models that read more than text."""
 ROWS_AT_ONCE = 512
 """Rows in memory at a time if not all of them fit: several hundred megabytes for responses of a thousand tokens."""
 
@@ -119,6 +123,10 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]
         raise Unusable(str(row))
     if not isinstance(row, Mapping):
         raise Unusable(f"expected an object with columns, got {type(row).__name__}")
+    for name in MEDIA:
+        media = row.get(name)
+        if media is not None and (not isinstance(media, Sequence | np.ndarray) or len(media)):
+            raise Unusable(f"{name}: only text is read; remove the column if the texts do not need it")
     row = from_openai(row)
     prompt, chosen, rejected = read_texts(row, keys)
     columns = PAIR.check(row)

@@ -166,6 +166,21 @@ def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
         config._attn_implementation = before
 
 
+def check_ids(model: nn.Module, layout: Layout) -> None:
+    """Raise ConfigError for a token id that the model has no embedding of; on a GPU it would end the whole process.
+
+    Call it with a layout on the CPU.
+    """
+    embeddings, largest = causal_model(model).get_input_embeddings(), int(layout.input_ids.max())
+    if isinstance(embeddings, nn.Embedding):
+        largest, count = max(largest, int(layout.targets.max())), embeddings.num_embeddings
+        if largest >= count:
+            raise ConfigError(
+                f"token id {largest} is beyond the {count:,} embeddings of {type(causal_model(model)).__name__}: use "
+                "the model's own tokenizer, or call resize_token_embeddings after adding tokens"
+            )
+
+
 def response_scores(
     model: nn.Module, layout: Layout, reference: ReferenceHead | None = None, *, statistics: bool = False
 ) -> TokenScores:

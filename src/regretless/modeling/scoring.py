@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from regretless.core.terminal import bar
-from regretless.modeling.forward import causal_model, in_rows, response_scores
+from regretless.modeling.forward import causal_model, check_ids, in_rows, response_scores
 from regretless.modeling.layout import Ids, Item, token_count
 from regretless.modeling.prefix_tree import beginning
 from regretless.modeling.row_choice import choose_rows, note_plain_rows
@@ -53,6 +53,7 @@ def score_responses(
         with torch.no_grad(), in_rows(model, kind), shown as advance:
             for chosen in packed:
                 layout, places = lay_out_rows([keyed[index] for index in chosen], kind)
+                check_ids(model, layout)
                 logps = response_scores(model, layout.to(device)).logps.float().cpu().numpy()
                 for index, place in zip(chosen, places, strict=True):
                     results[index] = logps[place.numpy()]

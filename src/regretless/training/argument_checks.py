@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames, trainer_log_levels
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
@@ -79,8 +80,12 @@ def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) 
     list. A package that `report_to` needs is looked for here too.
     """
     hints = _hints(kind)
-    # HfArgumentParser makes None of the default of `debug`.
-    known = {name: value for name, value in values.items() if name in hints and (name, value) != ("debug", None)}
+    # HfArgumentParser makes None of the default of `debug`, and `dataclasses.replace` passes an object on.
+    known = {
+        name: value
+        for name, value in values.items()
+        if name in hints and (name, value) != ("debug", None) and not isinstance(value, AcceleratorConfig)
+    }
     found = {name: _problem(hints[name], name, value) for name, value in known.items()}
     return {name: problem for name, problem in found.items() if problem is not None}
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -34,6 +37,7 @@ UNUSED = {
     "fp16_full_eval": "evaluation computes as training does",
     "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
     "neftune_noise_alpha": "its noise depends on the length of a sequence, and several sequences share a row here",
+    "label_names": "rows have no labels",
     "batch_eval_metrics": "metrics are those of the objective",
     "include_for_metrics": "metrics are those of the objective",
     **dict.fromkeys(
@@ -45,6 +49,8 @@ UNUSED = {
 """Arguments of the Trainer that are refused, because they would have no effect or the wrong one, and why."""
 OF_OBJECTIVE = ("objective", "loss_type", "loss_weights", "label_smoothing", "ld_alpha", "beta")
 """Arguments, or beginnings of their names, that say which objective with which hyperparameters."""
+READ_ONCE = ("objective", "loss_type", "loss_weights", "label_smoothing", "truncation_mode")
+"""Arguments that decide about others at construction."""
 
 
 @answering
@@ -62,7 +68,7 @@ class PreferenceConfig(TrainingArguments):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         *TrainingArguments._VALID_DICT_FIELDS,
-        *("model_init_kwargs", "ref_model_init_kwargs"),
+        *("model_init_kwargs", "ref_model_init_kwargs", "objective_kwargs"),
     ]
 
     objective: str = field(
@@ -72,7 +78,8 @@ class PreferenceConfig(TrainingArguments):
             f"{DEFAULT_METHOD}."
         },
     )
-    loss_type: list[str] | str | None = field(
+    # A text is taken, too; with that in the type, HfArgumentParser would not read a list.
+    loss_type: list[str] | None = field(
         default=None,
         metadata={
             "help": f"TRL's name of the objective, or a list to add up: {', '.join(LOSSES)}, the same losses as in TRL."
@@ -95,7 +102,7 @@ class PreferenceConfig(TrainingArguments):
     beta: float | None = field(
         default=None, metadata={"help": "Hyperparameter β of the objective; by default the objective's own default."}
     )
-    objective_kwargs: dict[str, Any] = field(
+    objective_kwargs: dict[str, Any] | str | None = field(
         default_factory=dict,
         metadata={"help": "Hyperparameters of the objective besides beta; `regretless objectives` lists them."},
     )
@@ -239,17 +246,16 @@ class PreferenceConfig(TrainingArguments):
         # Without this, accelerate assigns one accelerator to each of several processes, even if there is none.
         if processes() > 1 and not torch.accelerator.is_available():
             self.use_cpu = True
+        if isinstance(self.loss_type, str):
+            self.loss_type = [self.loss_type]
         given = given_arguments(self)
         found = argument_problems(type(self), given)
         problems = [f"{name}: {problem}" for name, problem in found.items()]
         problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
         if self.hub_strategy == HubStrategy.CHECKPOINT:
             problems.append("hub_strategy: optimizer states are not uploaded, so nothing could resume; use every_save")
-        for name in ("model_init_kwargs", "ref_model_init_kwargs"):
-            value = getattr(self, name)
-            if isinstance(value, str) and not value.startswith("{"):
-                problems.append(f"{name}: expected a mapping, or JSON of one, got {value!r}")
-            setattr(self, name, {} if value is None else value)
+        problems += self._read_mappings(known=found)
+        assert isinstance(self.objective_kwargs, dict)
         if not {"loss_type", "loss_weights", "objective"} & found.keys():
             smoothing = 0.0 if "label_smoothing" in found else self.label_smoothing
             problems += loss_problems(self.loss_type, self.loss_weights, self.objective, smoothing)
@@ -287,6 +293,40 @@ class PreferenceConfig(TrainingArguments):
         reject("PreferenceConfig", problems)
         super().__post_init__()
         self.truncation = self.truncation_mode or self.truncation
+        self._constructed = {name: getattr(self, name) for name in READ_ONCE}
+        self.settle()
+
+    def _read_mappings(self, known: Collection[str]) -> list[str]:
+        """Read arguments that are JSON, as command lines give them; `known`: arguments with problems."""
+        problems = []
+        for name in ("model_init_kwargs", "ref_model_init_kwargs", "objective_kwargs"):
+            given = value = getattr(self, name)
+            if isinstance(given, str):
+                with contextlib.suppress(json.JSONDecodeError):
+                    value = json.loads(given)
+            if isinstance(value, dict | None):
+                setattr(self, name, value or {})
+                continue
+            setattr(self, name, {})
+            if name not in known:
+                problems.append(f"{name}: expected a mapping, or JSON of one, got {given!r}")
+        return problems
+
+    def settle(self) -> None:
+        """Multiply accumulation into the number of pairs; the trainer does it for what was set after construction.
+
+        Raises ConfigError for changed arguments that only the construction reads.
+        """
+        kept, step = self._constructed, self.accelerator_config.gradient_accumulation_kwargs or {}
+        problems = [
+            f"{name}: it was {kept[name]!r} at construction, where it is read, and is {getattr(self, name)!r} now; "
+            "construct another PreferenceConfig"
+            for name in READ_ONCE
+            if getattr(self, name) != kept[name]
+        ]
+        if step.get("num_steps", 1) != 1:
+            problems.append("accelerator_config: not used here: num_steps; set gradient_accumulation_steps")
+        reject("PreferenceConfig", problems)
         self.per_device_train_batch_size *= self.gradient_accumulation_steps  # type: ignore[has-type]
         self.gradient_accumulation_steps = 1
 
@@ -297,6 +337,7 @@ class PreferenceConfig(TrainingArguments):
         found = hyperparameters_of(losses, self.loss_weights, self.beta, self.label_smoothing)
         if self.ld_alpha is not None:
             found["ld_alpha"] = self.ld_alpha
+        assert isinstance(self.objective_kwargs, dict)
         return found | self.objective_kwargs
 
     def loading(self, *, reference: bool = False) -> dict[str, Any]:

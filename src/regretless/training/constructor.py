@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate import ParallelismConfig
-from peft import PeftConfig, PeftModel
+from peft import AutoPeftModelForCausalLM, PeftConfig, PeftModel
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -20,6 +20,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.utils import find_adapter_config_file
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.hub import one_attempt
@@ -83,13 +84,18 @@ def check_kinds(model: Any, ref_model: Any, args: Any) -> None:
 def load_by_name(
     name: str, args: PreferenceConfig, quantization_config: Any = None, *, reference: bool = False
 ) -> PreTrainedModel:
-    """A model from the hub or a folder, with the arguments of from_pretrained in `args`; quantized on request."""
+    """A model from the hub or a folder, with the arguments of from_pretrained in `args`; quantized on request.
+
+    The name of an adapter gives its base model with it: trainable, unless it is the reference.
+    """
     loading = args.loading(reference=reference)
     if quantization_config is not None:
         if "quantization_config" in loading:
             raise ConfigError("quantization_config: set twice, by itself and inside model_init_kwargs")
         loading["quantization_config"] = quantization_config
     with one_attempt(name):
+        if find_adapter_config_file(name, revision=loading.get("revision")) is not None:
+            return AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=not reference, **loading)
         return AutoModelForCausalLM.from_pretrained(name, **loading)
 
 
@@ -115,6 +121,11 @@ def models_of(
         given = BaseWeights(policy)
         policy = add_adapter(policy, peft_config, args.seed)
         adapters_off = given.are_left_by(policy)
+    if not any(weight.requires_grad for weight in policy.parameters()):
+        raise ConfigError(
+            "model: none of its weights has requires_grad, so nothing would be trained; load an adapter with "
+            "is_trainable=True, or pass a peft_config"
+        )
     fit_trained_weights(policy, args, as_loaded=as_loaded)
     reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
     if reference is not None:
@@ -131,6 +142,11 @@ def policy_of(model: Any, args: PreferenceConfig, tokenizer: PreTrainedTokenizer
         model = load_by_name(model, args, quantization_config)
     else:
         _check_loaded(args, quantization_config)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ConfigError(
+                "model: transformers has put an adapter into it, which would be lost; load it with peft "
+                "(AutoPeftModelForCausalLM.from_pretrained(…, is_trainable=True)), or pass the adapter's name"
+            )
     keep_weights_as_loaded(model)
     if args.pad_token is not None:
         causal_model(model).config.get_text_config().pad_token_id = tokenizer.pad_token_id

@@ -181,17 +181,19 @@ class PublishingTrainer(Trainer):
         dataset_tags: Any = None,
         dataset: str | Sequence[str] | None = None,
         dataset_args: Any = None,
+        dataset_name: str | Sequence[str] | None = None,
     ) -> None:
         """Write the card into output_dir; the arguments are those of transformers' Trainer, and change its metadata.
 
-        tasks, dataset_tags, dataset_args: not used; the card's metadata has no such fields.
+        dataset_name: TRL's name of `dataset`. tasks, dataset_tags, dataset_args: not used, because the card's metadata
+        has no such fields.
         """
         changes = {
             "languages": _texts(language),
             "license": license,
             "tags": _texts(tags),
             "name": model_name,
-            "datasets": _texts(dataset),
+            "datasets": _texts(dataset_name if dataset is None else dataset),
             **(
                 {} if finetuned_from is None else dict(zip(("base", "base_on_hub"), named(finetuned_from), strict=True))
             ),

@@ -23,7 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from regretless.core.errors import ConfigError, NonFiniteLossError
 from regretless.core.files import read_json
 from regretless.data.codec import codec_of
-from regretless.modeling.forward import causal_model, in_rows, response_scores
+from regretless.modeling.forward import causal_model, check_ids, in_rows, response_scores
 from regretless.modeling.layout import Item, Layout, token_count
 from regretless.modeling.router_loss import DistinctTokens, router_loss
 from regretless.modeling.row_choice import choose_rows, note_plain_rows, why_not_grouped
@@ -106,6 +106,7 @@ class PreferenceTrainer(PublishingTrainer):
         check_kinds(model, ref_model, args)
         check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
+        args.settle()
         check_liger(args)
         use_one_gpu(args)
         check_parallelism(args)
@@ -281,6 +282,8 @@ class PreferenceTrainer(PublishingTrainer):
             if last is None:
                 raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
             resume_from_checkpoint = last
+        if resume_from_checkpoint and not (Path(resume_from_checkpoint) / STATE).is_file():
+            raise ConfigError(f"resume_from_checkpoint: {resume_from_checkpoint}: no complete checkpoint is there")
         if last is not None and Path(str(resume_from_checkpoint)) == Path(last):
             if self.args.should_save:
                 clear_checkpoints(Path(last), self.args.save_total_limit)
@@ -451,6 +454,8 @@ class PreferenceTrainer(PublishingTrainer):
             max_tokens=self._microbatch_tokens,
             distinct=(distinct or DistinctTokens()) if self._aux_coefficient else None,
         )
+        for layout in batch.layouts:
+            check_ids(self.model, layout)
         return batch.to(self.args.device)
 
     def _zero_point(self, pairs: Sequence[TrainingPair], *, counts: bool) -> Tensor | None:
@@ -505,7 +510,9 @@ class PreferenceTrainer(PublishingTrainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[TrainingPair]:
         """Loader of evaluation pairs in order, this process's share."""
-        data = self.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset or self.eval_dataset
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(self.eval_dataset, dict) and isinstance(eval_dataset, str) and eval_dataset in self.eval_dataset:
+            data = self.eval_dataset[eval_dataset]
         if data is None:
             raise ConfigError("eval_dataset: required to evaluate")
         data = pair_dataset(data, self.processing_class, self.args, self.objective, "eval_dataset")

@@ -151,6 +151,8 @@ def loss_problems(
     """Why these four cannot be trained as TRL means them; `objective` is empty if none was chosen."""
     names = losses_of(loss_type)
     problems = []
+    if loss_type is not None and not names:
+        problems.append("loss_type: expected at least one loss, got an empty list; omit it")
     if weights is not None and len(weights) != len(names):
         problems.append(f"loss_weights: expected a weight for each of {len(names)} losses in loss_type, got {weights}")
     for name in names:
