@@ -410,6 +410,11 @@ def test_token_when_the_model_has_no_embedding_of_it_then_one_line_says_so(
         build(model=make_model(vocab_size=9)).train()
 
 
+def test_peft_config_when_it_is_a_mapping_then_one_line_says_what_is_expected(build: Any) -> None:
+    with pytest.raises(ConfigError, match=r"peft_config: expected a PeftConfig, such as .* got \{'r': 4\}"):
+        build(peft_config={"r": 4})
+
+
 def test_checkpoint_when_there_is_none_at_the_path_then_one_line_says_so(build: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint: .*no complete checkpoint is there"):
         build().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))

@@ -67,9 +67,11 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     reject("PreferenceTrainer", problems)
 
 
-def check_kinds(model: Any, ref_model: Any, args: Any) -> None:
+def check_kinds(model: Any, ref_model: Any, args: Any, peft_config: Any) -> None:
     """Raise ConfigError for arguments in another order than TRL's, or that cannot be used together."""
     problems = []
+    if peft_config is not None and not isinstance(peft_config, PeftConfig):
+        problems.append(f"peft_config: expected a PeftConfig, such as LoraConfig(r=32), got {peft_config!r:.80}")
     if isinstance(ref_model, TrainingArguments):
         problems.append("ref_model: got training arguments; the order is model, ref_model, args; pass args=…")
     elif ref_model is not None and ref_model is model and not isinstance(model, str):

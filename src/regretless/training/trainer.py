@@ -103,7 +103,7 @@ class PreferenceTrainer(PublishingTrainer):
         peft_config: PeftConfig | None = None,
         **kwargs: Any,
     ) -> None:
-        check_kinds(model, ref_model, args)
+        check_kinds(model, ref_model, args, peft_config)
         check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
         args.settle()
