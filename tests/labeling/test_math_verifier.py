@@ -258,6 +258,43 @@ def test_check_any_when_a_response_has_several_answers_then_one_right_one_is_eno
     assert (check(response, gold).verdict, math.check_any(response, gold).verdict) == (last, one_of_all)
 
 
+REASONING = [
+    ("<think>So \\boxed{5}. No wait, recompute.</think>\nThe answer is **12**.", "12"),
+    ("<think>The answer is 5, \\boxed{5}</think>\n\nThe final answer is 12.", "12"),
+    # Where the prompt ends with <think>, the response begins inside the block.
+    ("It is \\boxed{5}.\n</think>\n#### 12", "12"),
+    ("<think>\\boxed{5}</think> \\boxed{6}? <think>No.</think> So it is \\boxed{12}.", "12"),
+    ("<think>\n\n</think>\n\n\\boxed{12}", "12"),
+    # No answer: the reasoning is cut, or nothing follows it.
+    ("<think>The answer is 5, \\boxed{5}", None),
+    ("\n<think>\\boxed{5}", None),
+    ("<think>\\boxed{5}</think>", None),
+    ("\\boxed{5}</think>\n", None),
+    ("<think>\\boxed{5}</think>\n<think>\\boxed{5}", None),
+    ("<think>\\boxed{5}</think> I could not find it.", None),
+]
+
+
+@pytest.mark.parametrize(("response", "answer"), REASONING)
+def test_check_when_a_response_has_reasoning_then_only_what_follows_it_counts(
+    response: str, answer: str | None
+) -> None:
+    for one in (check, math.check_any):
+        for gold in ("5", "12"):
+            outcome = one(response, gold)
+            assert (outcome.verdict, outcome.extracted) == (
+                Verdict.CORRECT if gold == answer else Verdict.WRONG,
+                answer,
+            )
+        if answer is None:
+            assert outcome.reason == "no answer found"
+
+
+def test_answer_in_gold_when_it_has_reasoning_then_only_what_follows_it_counts() -> None:
+    assert answer_in_gold("<think>\\boxed{5}?</think> So it is 12.\n#### 12") == "12"
+    assert answer_in_gold("<think>\\boxed{5}") is None
+
+
 def labeled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, bool]]:
     """Place (file, line, which), response, gold and published label of every labeled response."""
     file = "gsm8k/example_model_solutions.jsonl"

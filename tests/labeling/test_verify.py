@@ -171,6 +171,30 @@ def test_run_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_refused(
     assert refused[2]["reason"] == "response: expected text, got 5"
 
 
+def test_verify_when_a_value_is_null_then_its_column_is_not_called_missing(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "1+1?", "response": "2", "answer": None},
+        {"prompt": "1+1?", "response": None, "answer": "2"},
+        {"prompt": None, "response": "2", "answer": None},
+        {"prompt": None, "response": "2"},
+        {"prompt": "1+1?", "response": "2", "answer": "2"},
+    ]
+    summary = run(VerifyConfig(), write_rows(tmp_path / "in.jsonl", rows), tmp_path)
+    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
+    assert [row["reason"] for row in refused] == [
+        "answer: expected a value, got null; fill it in, or remove the row",
+        "response: expected a value, got null; fill it in, or remove the row",
+        "prompt, answer: expected a value, got null; fill it in, or remove the row",
+        "missing column(s) answer; found prompt, response",
+    ]
+    assert (summary["correct"], summary["refused"]) == (1, 4)
+    _, refusals = read_responses(tmp_path / "in.jsonl")  # as `pair` reads them
+    assert [refusal.reason for refusal in refusals] == [
+        "response: expected a value, got null; fill it in, or remove the row",
+        *["prompt: expected a value, got null; fill it in, or remove the row"] * 2,
+    ]
+
+
 def test_verify_when_no_row_is_left_then_error_names_the_reasons(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "1+1?", "response": "2"}])
     with pytest.raises(DataError, match=r"in\.jsonl:1: missing column\(s\) answer"):

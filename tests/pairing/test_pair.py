@@ -334,6 +334,38 @@ def test_best_start_when_lines_are_shared_then_a_start_is_worth_what_it_usually_
     assert [pair.chosen.score for pair in pairs] == pytest.approx([2 / 3] * 6)
 
 
+@pytest.mark.parametrize("rule", ["best_vs_random", "least_regret", "best_start"])
+def test_rules_of_scores_when_a_score_is_null_then_it_counts_as_missing_and_not_as_an_unknown_verdict(
+    rule: str,
+) -> None:
+    rows = [response("a\nx", score=3.0), response("b\ny", score=1.0), response("c\nz"), response("d\nz")]
+    pairs, counts = make_pairs(rows, PairConfig(rule=rule))
+    assert [(pair.chosen.id, pair.rejected and pair.rejected.id) for pair in pairs] == [("q1-a\nx", "q1-b\ny")]
+    assert counts["responses_left_out"] == {"without_score": 2}
+
+
+def test_stage_when_another_rule_could_use_the_responses_then_the_error_names_it(tmp_path: Path) -> None:
+    scored = [response("a", score=3.0), response("b", score=1.0)]
+    write_records(tmp_path / "scored.jsonl", scored)
+    write_records(tmp_path / "verified.jsonl", [CORRECT[0], WRONG[0]])
+    wanted = (
+        r"no_usable_response 1, verdict_unknown 2; correct_vs_wrong uses none of these responses, which have scores: "
+        r"set rule to one of best_vs_random, least_regret, best_start$"
+    )
+    with pytest.raises(DataError, match=wanted):
+        run(PairConfig(), tmp_path / "scored.jsonl", tmp_path)
+    wanted = (
+        r"without_score 2; best_vs_random uses none of these responses, which have verdicts: "
+        r"set rule to one of correct_vs_wrong, least_regret, best_start$"
+    )
+    with pytest.raises(DataError, match=wanted):
+        run(PairConfig(rule="best_vs_random"), tmp_path / "verified.jsonl", tmp_path)
+    # A rule that could use the responses and finds no pair is not the problem.
+    write_records(tmp_path / "equal.jsonl", [response("a", score=3.0), response("b", score=3.0)])
+    with pytest.raises(DataError, match=r"equal_scores 1$"):
+        run(PairConfig(rule="best_vs_random"), tmp_path / "equal.jsonl", tmp_path)
+
+
 def test_rules_of_scores_when_all_are_equal_then_there_is_no_pair() -> None:
     with_one_start = [response("same\na", "correct"), response("same\nb", "wrong")]
     _, counts = make_pairs(with_one_start, PairConfig(rule="best_start"))

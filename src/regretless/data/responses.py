@@ -56,11 +56,19 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
     return Response(**values)
 
 
-def check_response(row: Mapping[str, Any]) -> ResponseColumns:
-    """Columns of a response row. Raises Unusable with the missing or unexpected column."""
-    missing = [name for name in ("prompt", "response") if row.get(name) is None]
+def check_present(row: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise Unusable if a row lacks one of these columns, or has no value there."""
+    missing = [name for name in names if name not in row]
     if missing:
         raise Unusable(f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}")
+    empty = [name for name in names if row[name] is None]
+    if empty:
+        raise Unusable(f"{', '.join(empty)}: expected a value, got null; fill it in, or remove the row")
+
+
+def check_response(row: Mapping[str, Any]) -> ResponseColumns:
+    """Columns of a response row. Raises Unusable with the missing or unexpected column."""
+    check_present(row, ("prompt", "response"))
     columns = RESPONSE.check(row)
     pieces = columns.tokens if columns.token_ids is None else columns.token_ids
     problem = check_lengths("logps", pieces, columns.logps) or check_numbers(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from regretless.data.messages import CLOSE, OPEN
 from regretless.labeling.forms import stated_values
 from regretless.labeling.numerals import SCALES, UNIT_LETTERS, VARIABLE, clean, plain_text, read_number
 
@@ -103,7 +104,7 @@ LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as written there, or None if it has none."""
-    text = plain_text(text)
+    text = plain_text(_behind_reasoning(text))
     return boxed(text) or _marked(text) or _stated(text) or _last_expression(text)
 
 
@@ -112,7 +113,7 @@ def answers_in_response(text: str) -> list[str]:
     "the answer is", and the last marked line. A bare formula or number does not count. At most 20 of each, from the
     end.
     """
-    text = plain_text(text)
+    text = plain_text(_behind_reasoning(text))
     answers = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
     answers += [_answer_at(text, match.end()) or "" for match in list(STATEMENT.finditer(text))[-MAX_BOXES:]]
     answers += [boxed(text) or "", _marked(text) or ""]
@@ -124,10 +125,19 @@ def answer_in_gold(text: str) -> str | None:
 
     None if the text or its box is empty.
     """
-    text = plain_text(text)
+    text = plain_text(_behind_reasoning(text))
     if BOX.search(text):
         return boxed(text)
     return _marked(text) or (_stated(text) if is_prose(text) else None) or text.strip() or None
+
+
+def _behind_reasoning(text: str) -> str:
+    """What follows the last `</think>`; nothing of a text that was cut inside its reasoning.
+
+    Answers in the reasoning are drafts. Where the prompt ends with `<think>`, the text has the end of the block alone.
+    """
+    answer = text.rpartition(CLOSE)[2]
+    return "" if answer.lstrip().startswith(OPEN) else answer
 
 
 def is_prose(text: str) -> bool:

@@ -15,8 +15,17 @@ from typing import Any, NamedTuple
 from regretless.data.records import Verdict
 from regretless.labeling.base import Check, processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response, answers_in_response, is_prose
-from regretless.labeling.forms import TEXT_COMMAND, read_choice, read_group, stated_values
-from regretless.labeling.numerals import APPROXIMATION, clean, equal_numbers, read_number, without_unit
+from regretless.labeling.forms import TEXT_COMMAND, read_choice, read_group, sides, stated_values
+from regretless.labeling.numerals import (
+    APPROXIMATION,
+    DEGREE_SIGN,
+    PLAIN_ANGLE,
+    SINE,
+    clean,
+    equal_numbers,
+    read_number,
+    without_unit,
+)
 
 ALGEBRA_SECONDS = 5
 """Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
@@ -30,6 +39,9 @@ WITH_SUBSCRIPT = {"e": r"\varepsilon ", "E": r"\varepsilon ", "I": r"\iota "}
 SUBSCRIPT = re.compile(r"(?<![a-zA-Z\\])([eEI])\s?(?=_)")
 DECIMAL_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
+IN_DEGREES = re.compile(rf"({PLAIN_ANGLE}|\\[a-zA-Z]{{2,10}}|(?<![\\a-zA-Z])[a-zA-Z])\s?{DEGREE_SIGN}")
+SPACE_IN_DIGITS = re.compile(r"\d,\s+[1-9]\d\d(?!\d)")
+"""Two items of a list, but one number without the space; no item begins with 0, as in `10, 000`."""
 DIGITS = re.compile(r"([-+]?)0*(\d{4000,})")
 """Integers that are compared digit by digit: Python refuses to convert texts of more than 4300 digits to an integer."""
 
@@ -125,7 +137,7 @@ def _decide(
     With `is_parts_only`, even plain numbers and equal texts go to the algebra system.
     """
     if not is_parts_only:
-        if _bare(gold) == _bare(extracted):
+        if _same_text(gold, extracted):
             return Decision(Verdict.CORRECT, "same text")
         numbers = read_number(gold), read_number(extracted)
         if numbers[0] and numbers[1]:
@@ -219,7 +231,14 @@ def _decide_sides(gold: str, extracted: str, decide: Part) -> Decision | None:
     ):
         return None  # x = 5 and y = 5: the algebra system distinguishes the names
     outcomes = [decide(one, other) for one in values[0] for other in values[1]]
-    return outcomes[0] if len(outcomes) == 1 else _any(outcomes)
+    outcome = outcomes[0] if len(outcomes) == 1 else _any(outcomes)
+    if outcome and outcome.verdict == Verdict.WRONG and _is_equation(gold) and _is_equation(extracted):
+        return None  # y = 2x + 1 and 2x - y + 1 = 0: the algebra system compares them as equations
+    return outcome
+
+
+def _is_equation(text: str) -> bool:
+    return len(sides(text)) == 2 and "=" in text and all(sides(text))
 
 
 def warm_up() -> None:
@@ -237,7 +256,7 @@ def parse_answer(text: str) -> Any | None:
     # already removed the units that are marked as text.
     normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
-    text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], text)
+    text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], _in_radians(text))
     text = IMAGINARY_UNIT.sub(" i", EXPONENT_NOTATION.sub(r"\1 \\cdot 10^{\2}", text))
     logging.getLogger("math_verify").setLevel(
         logging.ERROR
@@ -255,8 +274,26 @@ def parse_answer(text: str) -> Any | None:
     return Rational(number.value) if number else None
 
 
+def _in_radians(text: str) -> str:
+    r"""A cleaned expression with its degrees as multiples of π, and a backslash before the functions that take them."""
+    if DEGREE_SIGN not in text:
+        return text
+    text = SINE.sub(lambda match: "\\" + match[0].lstrip("\\"), text)
+    text = IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    return text.replace(DEGREE_SIGN, r"\cdot\frac{\pi}{180}")
+
+
 def _compare(gold: str, extracted: str) -> Decision:
     """Compare two cleaned answers as expressions. Raises what math-verify and sympy raise."""
+    decision = _compare_expressions(gold, extracted)
+    if decision.verdict == Verdict.WRONG and (DEGREE_SIGN in gold) != (DEGREE_SIGN in extracted):
+        other = extracted if DEGREE_SIGN in gold else gold
+        if SINE.search(other):  # it may leave out the sign: cos 36 for the cosine of 36 degrees
+            return _compare_expressions(gold.replace(DEGREE_SIGN, ""), extracted.replace(DEGREE_SIGN, ""))
+    return decision
+
+
+def _compare_expressions(gold: str, extracted: str) -> Decision:
     from math_verify import verify
     from sympy import MatrixBase
 
@@ -332,9 +369,25 @@ def _decide_bases(gold: str, extracted: str) -> Decision | None:
     return None
 
 
+def _same_text(gold: str, extracted: str) -> bool:
+    """True if the texts are equal, except for white space.
+
+    Not for a response with the list `1, 500` to the number `1,500`. The reverse is the same text: a list is often
+    written without spaces, and the gold answer says that it is one.
+    """
+    if _bare(gold) != _bare(extracted):
+        return False
+    return not (SPACE_IN_DIGITS.search(extracted) and _count(extracted) > _count(gold))
+
+
+def _count(text: str) -> int:
+    group = read_group(text)
+    return len(group.items) if group else 1
+
+
 def _bare(text: str) -> str:
-    r"""Text for literal comparison: no white space, `\text{}`, brackets of a choice `(C)`, or capitals in words."""
-    bare = re.sub(r"\s+", "", TEXT_COMMAND.sub(r"\1", text))
+    r"""Text for literal comparison: no white space, `\text{}`, degrees, brackets of a choice, capitals in words."""
+    bare = re.sub(rf"[\s{DEGREE_SIGN}]+", "", TEXT_COMMAND.sub(r"\1", text))
     if choice := re.fullmatch(r"\(([A-Z])\)", bare):
         return choice[1]
     return bare.lower() if re.fullmatch(r"[a-zA-Z'-]{3,}", bare) else bare

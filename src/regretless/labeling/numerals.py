@@ -18,7 +18,16 @@ MAX_CLEANED = 2000
 
 NO_SPACE = re.compile(r"\\!\s?|(?<=\d)\\,(?=\d{3})")
 SPACING = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\\displaystyle(?![a-zA-Z])|\\(?:left|right)(?![a-zA-Z])")
-DEGREES = re.compile(r"(?:\^\s?\{?\s?\\circ\s?\}?|\\degrees?(?![a-zA-Z])|°)(?:\s?[CF](?![a-zA-Z]))?")
+DEGREE_SIGN = "°"
+DEGREE = re.compile(r"(?:\^\s?(?:\\circ|\{\s?\\circ\s?\})|\\degrees?(?![a-zA-Z])|°)")
+DEGREES = re.compile(rf"{DEGREE.pattern}(?:\s?[CF](?![a-zA-Z]))?")
+SINE = re.compile(r"(?<![a-zA-Z])\\?(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])\s?(?:\^\s?(?:\d|\{\s?\d\s?\}))?")
+"""A trigonometric function, also with a power; its inverse takes no angle."""
+PLAIN_ANGLE = r"(?:\\frac\s?\{\d{1,4}\}\s?\{\d{1,4}\}|\d{1,9}(?:\.\d{1,9})?)"
+ANGLE = re.compile(
+    rf"(?P<sine>{SINE.pattern}\s?(?:\([^()]{{0,60}}\)|[({{]?\s?[-+]?{PLAIN_ANGLE}\s?{DEGREE.pattern}))|{DEGREES.pattern}"
+)
+"""The argument of a trigonometric function, in which degrees count, or degrees elsewhere, which do not."""
 LEADING = re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*")
 CURRENCY = re.compile(
     r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
@@ -119,14 +128,18 @@ def plain_text(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Answer without parts that carry no value: spacing, currency, degrees, units in `\\text{}`, full stops."""
+    """Answer without parts that carry no value: spacing, currency, degrees, units in `\\text{}`, full stops.
+
+    Degrees remain, as `°`, where a trigonometric function takes them.
+    """
     if len(text) > MAX_CLEANED:
         return text.strip()
     text = plain_text(text)
     for old, new in REPLACEMENTS.items():
         text = text.replace(old, new)
     text = PERCENT.sub("%", text)
-    text = DEGREES.sub("", CURRENCY.sub("", SPACING.sub(" ", NO_SPACE.sub("", text))))
+    text = CURRENCY.sub("", SPACING.sub(" ", NO_SPACE.sub("", text)))
+    text = ANGLE.sub(lambda match: DEGREE.sub(DEGREE_SIGN, match[0]) if match["sine"] else "", text)
     text = CHINESE_SCALE.sub(lambda match: rf" \times 10^{{{CHINESE_SCALES[match[1]]}}}", text)
     text = LEADING.sub("", SCALE.sub(_power, text)).strip().strip("\"'").rstrip(" .,;:。、")
     text = ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)

@@ -24,7 +24,7 @@ from regretless.core.workers import Advance, Need, cpus, executor
 from regretless.data.messages import stored_text
 from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
-from regretless.data.responses import check_response
+from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
 from regretless.data.schema import Unusable, found, given_numbers
 from regretless.labeling.base import Check, Verifier
@@ -168,10 +168,8 @@ def _kind(value: Any) -> str:
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:
-    missing = [name for name in ("prompt", "response", "answer") if row.get(name) is None]
-    if missing:
-        return f"missing column(s) {', '.join(missing)}; found {', '.join(sorted(row))}"
     try:
+        check_present(row, ("prompt", "response", "answer"))
         check_response(row)
     except Unusable as reason:
         return str(reason)

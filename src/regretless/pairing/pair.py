@@ -74,8 +74,7 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
         )
     summary = {"prompts": len(prompts), "responses": len(rows), "refused": len(refused), **counts}
     if not pairs:
-        unjudged = all(row.verdict is None and row.score is None for row in rows)
-        remedy = "; no response has a verdict or a score: run verify or judge first" if unjudged else ""
+        remedy = _remedy(rows, usable, config.rule)
         raise DataError(f"{responses}: no pairs from {len(rows)} responses: {_explain(summary)}{remedy}")
     if config.rescore:
         from regretless.pairing.rescore import rescore  # the only part that loads models
@@ -175,11 +174,12 @@ def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -
 def _merged(same: Sequence[Response]) -> Response:
     """One response for equal texts: the verdict if all agree, and the mean of their scores."""
     verdicts = {response.verdict for response in same if response.verdict not in (None, Verdict.UNKNOWN)}
+    unverified = all(response.verdict is None for response in same)
     scores = [response.score for response in same if response.score is not None]
     return replace(
         next((response for response in same if response.logps is not None), same[0]),
-        # A text with two different verdicts is undecided.
-        verdict=verdicts.pop() if len(verdicts) == 1 else Verdict.UNKNOWN,
+        # A text with two different verdicts is undecided; one that was never verified has none.
+        verdict=verdicts.pop() if len(verdicts) == 1 else None if unverified else Verdict.UNKNOWN,
         score=fmean(scores) if scores else None,
     )
 
@@ -224,3 +224,19 @@ def _completion(response: Response) -> Text:
 def _explain(summary: dict[str, Any]) -> str:
     reasons = {**summary["prompts_dropped"], **summary["responses_left_out"], "rejected rows": summary["refused"]}
     return ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "no responses"
+
+
+def _remedy(rows: Sequence[Response], usable: Sequence[Response], rule: str) -> str:
+    """What helps against having no pairs, to follow their reasons; empty if nothing is known to."""
+    if all(row.verdict is None and row.score is None for row in rows):
+        return "; no response has a verdict or a score: run verify or judge first"
+    rules, _ = RULES.usable()
+    can_use = [name for name, other in rules.items() if any(other.unusable(row) is None for row in usable)]
+    if rule in can_use or not can_use:
+        return ""
+    kinds = {
+        "verdicts": any(row.verdict in (Verdict.CORRECT, Verdict.WRONG) for row in usable),
+        "scores": any(row.score is not None for row in usable),
+    }
+    has = " and ".join(kind for kind, present in kinds.items() if present) or "neither verdicts nor scores"
+    return f"; {rule} uses none of these responses, which have {has}: set rule to one of {', '.join(can_use)}"

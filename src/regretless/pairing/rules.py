@@ -46,7 +46,9 @@ def _unscored(response: Response) -> str | None:
 
 
 def _unjudged(response: Response) -> str | None:
-    return None if response.score is not None else _undecided(response)
+    if response.score is not None:
+        return None
+    return "without_score" if response.verdict is None else _undecided(response)
 
 
 def _sides(responses: Sequence[Response]) -> tuple[list[Response], list[Response]]:

@@ -118,6 +118,15 @@ def test_length_controlled_interval_tells_of_the_fit_and_not_only_of_its_predict
     assert controlled == win_rates(rows, gamed, rounds=100)["metrics"]["length_controlled_win_rate"], "seeded"
 
 
+def test_win_rate_when_instructions_are_few_then_its_interval_stays_possible() -> None:
+    outcomes = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    rate = win_rates([Comparison(number, one, 10, 10) for number, one in enumerate(outcomes)], None)["metrics"]
+    assert rate["win_rate"]["standard_error"] == pytest.approx(100 * math.sqrt(2 / 9 * 6 / 5 / 6)), "as published"
+    assert (rate["win_rate"]["low"], rate["win_rate"]["high"]) == (0, pytest.approx(87.53, abs=0.01))
+    equal = win_rates([Comparison(number, 0.5, 10, 10) for number in range(6)], None)["metrics"]["win_rate"]
+    assert (equal["value"], equal["low"], equal["high"]) == (50, None, None)
+
+
 def test_reference_against_itself_has_no_length_controlled_win_rate(data: Path, gamed: GamedBaselines) -> None:
     metrics = win_rates(comparisons(data, "index")[REFERENCE], gamed)["metrics"]
     assert (metrics["win_rate"]["value"], metrics["win_rate"]["draws"]) == (50.0, 805)

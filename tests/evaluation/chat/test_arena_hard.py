@@ -64,6 +64,15 @@ def test_win_rate_when_a_game_has_no_verdict_leaves_the_question_out_and_counts_
     assert (nothing["value"], nothing["n"], nothing["published_low"]) == (None, 0, None)
 
 
+@pytest.mark.parametrize(("verdict", "share"), [(0, 50), (2, 100), (-1, 0)])
+def test_win_rate_when_all_verdicts_are_equal_has_no_interval(verdict: int, share: float) -> None:
+    found = win_rate([Duel(f"q{number}", verdict, verdict) for number in range(6)], rounds=50)
+    metric = found["metrics"]["win_rate"]
+    assert (metric["value"], metric["low"], metric["high"]) == (share, None, None)
+    texts = {f"q{number}": ("w" * (number + 1), "w" * 3) for number in range(6)}
+    assert at_equal_style(found["values"], texts, rounds=5).shown()["low"] is None
+
+
 def test_win_rate_at_equal_style_when_only_length_wins_is_even() -> None:
     draw = Random(1)
     texts, sums = {}, {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regretless.evaluation.chat.pair_judgments import read_pair_judgments, second_win_rate
+from regretless.evaluation.chat.pair_judgments import PairJudgment, read_pair_judgments, second_win_rate
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label, parse_rating, two_token_preference
 from regretless.servers.ask import UnreadableError
 
@@ -27,6 +27,18 @@ def test_published_pairwise_judgments_when_read_have_the_published_winners(share
     broken = read_pair_judgments(tmp_path / "pairs.jsonl")
     assert (broken[0].winners, broken[0].verdict) == (("model_2", "error"), None)
     assert second_win_rate(broken)["failed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "low", "high"),
+    [((0, 0, 0), None, None), ((-1, -1, 0, -1), pytest.approx(87.5 - 3.18245 * 12.5, abs=1e-3), 100)],
+)
+def test_win_rate_of_two_models_when_questions_are_few_stays_possible_or_has_no_interval(
+    verdicts: tuple[int, ...], low: float | None, high: float | None
+) -> None:
+    judgments = [PairJudgment(str(number), 1, (verdict, verdict)) for number, verdict in enumerate(verdicts)]
+    found = second_win_rate(judgments)["win_rate"]
+    assert (found["low"], found["high"]) == (low, high)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from chat_helpers import code_of, parts_of, respond, server
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.files import read_json
+from regretless.core.files import read_json, write_json
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import chat_results as stage
+from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
 from regretless.evaluation.chat.mt_bench import Grade, MtBenchConfig, scores
 from regretless.evaluation.results import results_table
 from scripted_server import Act, Request, answer, serving
@@ -175,6 +176,35 @@ def test_score_when_turns_of_a_question_agree_has_the_error_of_its_questions() -
     assert found["metrics"]["score"]["value"] == pytest.approx((2 * sum(ratings) + 1) / 11)
     lonely = scores([Grade("1", "math", 1, 7.0)])["metrics"]["score"]
     assert (lonely["value"], lonely["standard_error"], lonely["low"]) == (7.0, None, None)
+
+
+def test_scores_when_questions_are_few_then_intervals_stay_on_the_scale_or_are_empty() -> None:
+    ratings = scores([Grade(str(number), "math", 1, rating) for number, rating in enumerate((10.0, 10.0, 9.0))])
+    score = ratings["metrics"]["score"]
+    assert score["low"] == pytest.approx(29 / 3 - 4.3027 / 3, abs=1e-3)
+    assert score["high"] == 10, "the t-interval would end at 11.1"
+    equal = scores([Grade(str(number), "math", turn, 7.0) for number in range(6) for turn in (1, 2)])
+    assert {(part["value"], part["low"], part["high"]) for part in equal["metrics"].values()} == {(7.0, None, None)}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "low", "high"),
+    [
+        ((1.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0), pytest.approx(75 - 3.18245 * 25, abs=1e-3), 100),
+        ((1.0, 0.5, 0.0), (1.0, 0.5, 0.0), None, None),
+        ((0.5, 0.5), (1.0, 1.0), None, None),
+    ],
+)
+def test_gain_when_questions_are_few_then_its_interval_stays_possible_or_is_empty(
+    tmp_path: Path, before: tuple[float, ...], after: tuple[float, ...], low: float | None, high: float | None
+) -> None:
+    for label, outcomes in (("base", before), ("repo", after)):
+        comparisons = [Comparison(number, outcome, 10, 10) for number, outcome in enumerate(outcomes)]
+        result = win_rates(comparisons, None) | {"judge": "j", "cut": 0, "requests": 0, "dollars": None}
+        write_json(tmp_path / label / "alpaca_eval" / stage.RESULT, result)
+    rows = {(row["label"], row["metric"]): row for row in stage.collect(tmp_path)}
+    trained = rows["repo", "win_rate"]
+    assert (trained["gain_low"], trained["gain_high"]) == (low, high)
 
 
 def test_results_of_models_come_together_with_gains_paired_by_question(data: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ preference is the probability of one of these tokens relative to the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Literal
@@ -22,7 +22,7 @@ from regretless.data.records import Response, text_key
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
-from regretless.evaluation.chat.judging import ask_all_judgments, counted
+from regretless.evaluation.chat.judging import ask_all_judgments, bounded, counted, means
 from regretless.evaluation.chat.length_control import (
     GamedBaselines,
     length_controlled,
@@ -215,7 +215,9 @@ def win_rates(
         "questions": len(comparisons),
         "failed": counted(each.problem for each in comparisons if each.preference is None),
         "metrics": {
-            "win_rate": ratio(sums, PERCENT).shown(wins=wins, losses=losses, draws=len(judged) - wins - losses),
+            "win_rate": bounded(ratio(sums, PERCENT), means(sums), 0, PERCENT).shown(
+                wins=wins, losses=losses, draws=len(judged) - wins - losses
+            ),
             "length_controlled_win_rate": _length_controlled(judged, preferences, gamed, rounds, seed),
         },
         "mean_length": float(np.mean([each.length_2 for each in comparisons])),
@@ -241,4 +243,5 @@ def _length_controlled(
             "another length; expected the file that belongs to these instructions and this reference, in its order"
         )
     difficulty = np.array([gamed.difficulty[each.index] for each in judged])
-    return length_controlled(preferences, std_delta, difficulty, gamed, rounds=rounds, seed=seed).shown()
+    found = length_controlled(preferences, std_delta, difficulty, gamed, rounds=rounds, seed=seed)
+    return replace(found, estimate=bounded(found.estimate, preferences, 0, PERCENT)).shown()

@@ -19,7 +19,7 @@ from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates
-from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted, failures
+from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, bounded, counted, failures, means
 from regretless.evaluation.chat.style_control import style_controlled, style_difference
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label
 from regretless.servers.ask import Question
@@ -214,6 +214,7 @@ def _bootstrapped(sums: Sums, verdicts: Sequence[int], rounds: int, seed: int) -
     resampled = resamples(len(sums), rounds, seed)
     samples = PERCENT * (resampled @ won) / (resampled @ weights)
     estimate = from_samples(ratio(sums, PERCENT).value, len(sums), samples)
+    estimate = bounded(estimate, means(sums), 0, PERCENT)
     # The leaderboard repeats a strong verdict three times and resamples all rows as if they were separate games.
     rows = np.array([sum(_weight(each) for each in verdicts if np.sign(each) == sign) for sign in (1, 0, -1)])
     resampled = np.random.default_rng(seed).multinomial(int(rows.sum()), rows / rows.sum(), size=rounds).astype(float)
@@ -240,4 +241,5 @@ def at_equal_style(sums: Sums, texts: Mapping[str, tuple[str, str]], *, rounds: 
         return NOTHING
     won, weights = _columns(sums)
     differences = style_difference([texts[key][0] for key in sums], [texts[key][1] for key in sums])
-    return style_controlled(won, weights, differences, rounds=rounds, seed=seed)
+    estimate = style_controlled(won, weights, differences, rounds=rounds, seed=seed)
+    return bounded(estimate, means(sums), 0, PERCENT)

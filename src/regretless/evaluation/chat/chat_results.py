@@ -16,7 +16,9 @@ from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.chat.arena_hard import ArenaHardConfig
+from regretless.evaluation.chat.judging import bounded, means
 from regretless.evaluation.chat.mt_bench import MtBenchConfig
+from regretless.evaluation.chat.verdicts import HIGHEST, LOWEST
 from regretless.servers.ask import Question
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
@@ -27,6 +29,8 @@ MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench":
 """The metric whose per-question numbers are in `values` of a result."""
 SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
 """Factor from `values` to the metric's scale."""
+SPANS = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": float(HIGHEST - LOWEST)}
+"""Widths of the metrics' scales: no gain is larger."""
 UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
 """Units of the metrics."""
 CATEGORY, TURN = "category_", "turn_"
@@ -107,7 +111,12 @@ def _gain(benchmark: str, label: str, base: Mapping[str, Any], result: Mapping[s
         raise DataError(
             f"{benchmark}: {BASE} and {label} were judged differently: {kinds[0]}, {kinds[1]}; evaluate both again"
         )
-    return difference(base["values"], result["values"], SCALES[result["benchmark"]]).shown()
+    first, second = base["values"], result["values"]
+    gain = difference(first, second, SCALES[result["benchmark"]])
+    common = [key for key in first if key in second]
+    before, after = (means({key: values[key] for key in common}) for values in (first, second))
+    span = SPANS[result["benchmark"]]
+    return bounded(gain, [new - old for old, new in zip(before, after, strict=True)], -span, span).shown()
 
 
 def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from regretless.core.intervals import ROUNDING, UNKNOWN, Estimate, Interval, Sums
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 from regretless.servers.ask import Answers, Question
@@ -50,6 +51,23 @@ def ask_all_judgments(config: ChatBenchmarkConfig, questions: Sequence[Question[
     what = "judgments could be read"
     check_judged(config, answers, output, done=done, total=len(questions), what=what, failed=failures(answers))
     return answers
+
+
+def bounded(estimate: Estimate, outcomes: Iterable[float], low: float, high: float) -> Estimate:
+    """An estimate on a scale from `low` to `high`: its interval ends there, and is unknown if nothing determines it.
+
+    A t-interval of few questions can reach beyond the scale. outcomes: one for each question; if all are equal, nothing
+    is known of how they vary, and the interval would have no width. The standard error stays as published.
+    """
+    values = list(outcomes)
+    if not values or max(values) - min(values) <= ROUNDING:
+        return estimate._replace(interval=UNKNOWN)
+    return estimate._replace(interval=Interval(*(min(max(bound, low), high) for bound in estimate.interval)))
+
+
+def means(sums: Sums) -> list[float]:
+    """The mean outcome of each question."""
+    return [total / weight for total, weight in sums.values()]
 
 
 def failures(answers: Answers[Any]) -> dict[str, int]:

@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.intervals import Sums, ratio
+from regretless.core.intervals import Estimate, Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates
-from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, counted
-from regretless.evaluation.chat.verdicts import parse_rating
+from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, bounded, counted, means
+from regretless.evaluation.chat.verdicts import HIGHEST, LOWEST, parse_rating
 from regretless.servers.ask import Answer, Question
 from regretless.servers.judge_client import bill
 
@@ -250,9 +250,13 @@ def scores(grades: Sequence[Grade]) -> dict[str, Any]:
         "benchmark": "mt_bench",
         "questions": len({grade.question_id for grade in grades}),
         "failed": counted(grade.problem for grade in grades if grade.rating is None),
-        "metrics": {name: ratio(_sums(part)).shown(judgments=_judged(part)) for name, part in parts.items()},
+        "metrics": {name: _mean(_sums(part)).shown(judgments=_judged(part)) for name, part in parts.items()},
         "values": _sums(grades),
     }
+
+
+def _mean(sums: Sums) -> Estimate:
+    return bounded(ratio(sums), means(sums), LOWEST, HIGHEST)
 
 
 def _judged(grades: Sequence[Grade]) -> int:

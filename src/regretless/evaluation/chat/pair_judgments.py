@@ -8,7 +8,7 @@ from typing import Any
 
 from regretless.core.intervals import ratio
 from regretless.evaluation.chat.files import read_table
-from regretless.evaluation.chat.judging import counted
+from regretless.evaluation.chat.judging import bounded, counted, means
 from regretless.evaluation.chat.verdicts import THREE_WAY, parse_label
 from regretless.servers.ask import UnreadableError
 
@@ -73,5 +73,5 @@ def second_win_rate(judgments: list[PairJudgment]) -> dict[str, Any]:
     return {
         "failed": len(judgments) - len(known),
         "verdicts": counted(WINNERS[verdict] for verdict in known),
-        "win_rate": ratio(sums, 100.0).shown(judgments=len(known)),
+        "win_rate": bounded(ratio(sums, 100.0), means(sums), 0, 100).shown(judgments=len(known)),
     }
