@@ -29,13 +29,16 @@ def test_blocks_when_complete_give_ratings_types_and_reasons() -> None:
     ]
 
 
-@pytest.mark.parametrize("form", ["3", "[3]", "**3**", "3/5", "3 / 5", "3 out of 5", "3.", "3 (partly)", " 3 "])
+@pytest.mark.parametrize(
+    "form", ["3", "[3]", "**3**", "3/5", "3 / 5", "3 out of 5", "3.", "3 (partly)", " 3 ", "3.0", "3.0/5"]
+)
 def test_rating_when_worded_in_a_usual_way_is_read(form: str) -> None:
     assert values(block(1, form) + block(2, "5")) == [3, 5]
 
 
 @pytest.mark.parametrize(
-    "form", ["0", "6", "10", "3.5", "3-4", "3 or 4", "three", "", "N/A", "5 (or 4)", "+5", "-3", "3/10", "٣"]
+    "form",
+    ["0", "6", "10", "3.5", "3.01", "5.05", "3-4", "3 or 4", "three", "", "N/A", "5 (or 4)", "+5", "-3", "3/10", "٣"],
 )
 def test_rating_when_not_on_the_scale_is_refused(form: str) -> None:
     with pytest.raises(UnreadableError, match="rating is not on the scale"):
