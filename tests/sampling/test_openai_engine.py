@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from regretless.pairing.pair import run as pair
 from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine
 from regretless.sampling.sample import SampleConfig, run
+from regretless.servers.reply_store import ReplyStore
 from scripted_server import Act, Request, completion, failure, serving
 
 WORDS = ["<end>", " red", " blue", " green", " grey", " pink"]
@@ -145,10 +148,10 @@ def test_logps_when_nothing_changes_the_distribution_are_both_and_nobody_is_aske
 def test_engine_when_the_meaning_is_unknown_wrong_or_neither_says_what_to_do() -> None:
     contradiction = "logprobs_mode: raw, but the server's log-probabilities are processed"
     with serving(Model("processed")) as server, pytest.raises(ConfigError, match=contradiction):
-        engine_for(server.url, HOT, {"logprobs_mode": "raw"})
+        asked(engine_for(server.url, HOT, {"logprobs_mode": "raw"}))
     with serving(Model("temperature")) as server:
         with pytest.raises(ConfigError, match="follow the temperature but not top-p"):
-            engine_for(server.url, HOT)
+            asked(engine_for(server.url, HOT))
         found = asked(engine_for(server.url, {**PLAIN, "temperature": 0.7}))
         assert {item.logps_kind for item in found} == {"sampled"}
 
@@ -160,10 +163,10 @@ def test_engine_when_the_meaning_is_unknown_wrong_or_neither_says_what_to_do() -
 
     with serving(silent) as server:
         with pytest.raises(ConfigError, match=r"model colors: server.logprobs_mode: cannot be determined"):
-            engine_for(server.url, HOT)
+            asked(engine_for(server.url, HOT))
         assert asked(engine_for(server.url, HOT, {"logprobs_mode": "processed"}))[0].logps_kind == "sampled"
     with pytest.raises(ServerError, match="the server does not answer"):
-        engine_for(server.url, HOT)
+        asked(engine_for(server.url, HOT))
 
 
 def test_engine_when_no_token_is_likely_still_finds_out_what_logps_mean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +250,15 @@ def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_p
         ),
         ({"logprobs": {"content": [{"token": "a", "logprob": 0.5}] * 2}}, "less than or equal to 0.001, got 0.5"),
         ({"message": {"content": "b", "reasoning_content": "a"}}, "removes the model's thoughts from the text"),
+        (
+            {"message": {"content": "a b"}},
+            "^model colors: the log-probabilities do not belong to the text: no token stands for the end of the text, "
+            "'b'; .* set server.logprobs: false",
+        ),
+        (
+            {"message": {"content": None}, "finish_reason": "tool_calls"},
+            "do not belong to the text: token 0 is 'a', and the text has nothing there",
+        ),
     ],
 )
 def test_reply_when_its_log_probabilities_cannot_be_those_of_its_text_is_refused(
@@ -318,7 +330,7 @@ def test_server_when_it_fails_or_refuses_or_the_budget_ends_says_so() -> None:
         assert len(asked(engine)) == 6
         with pytest.raises(BudgetError, match="model colors: max_requests=12: all are used"):
             asked(engine)
-    problem = r"a prompt got no response: refused with HTTP 400: .*too long"
+    problem = r'colors: 1 of 1 prompts got no response:\n  - prompt \d: "Which\?": refused with HTTP 400: .*too long'
     with serving(lambda request: failure(400, "too long")) as server, pytest.raises(ServerError, match=problem):
         asked(engine_for(server.url, PLAIN))
 
@@ -342,3 +354,162 @@ def test_settings_when_engine_and_server_do_not_fit_are_refused() -> None:
     params = SamplingParams.parse({"engine": "openai", "server": {"base_url": "http://127.0.0.1:1/v1"}}, "sample")
     with pytest.raises(ConfigError, match="needs the server's name for it"):
         OpenAIEngine(ModelConfig(name_or_path="a", adapter="b"), params)
+
+
+def stage(folder: Path, prompts: list[str], server: Mapping[str, Any], **changes: Any) -> SampleConfig:
+    """Settings of a stage with two responses to each prompt, requested one at a time; `folder` is its own."""
+    folder.mkdir(exist_ok=True)
+    file = folder.parent / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    given = {
+        "engine": "openai",
+        "prompts": {"dataset": str(file), "template": "user"},
+        "models": [{"name_or_path": "colors"}],
+        "server": {"retry_seconds": 0.01, "max_tries": 2, "concurrency": 1, **server},
+        "n": 2,
+        "max_new_tokens": 9,
+    }
+    return SampleConfig.parse({**given, **PLAIN, **changes}, "sample")
+
+
+def refusing(word: str, model: Callable[[Request], Act]) -> Callable[[Request], Act]:
+    return lambda request: failure(400, "too long") if word in request.user else model(request)
+
+
+PROMPTS = ["One color?", "Two of all the colors?", "Three colors?"]
+
+
+def test_prompt_when_the_server_refuses_it_is_named_and_replies_to_the_others_are_paid_once(tmp_path: Path) -> None:
+    folder, file = tmp_path / "sample", tmp_path / "sample.cache/responses.replies.sqlite"
+    named = (
+        r'model colors: 1 of 3 prompts got no response:\n  - row 2 of the prompts: "Two of all the colors\?": refused '
+        r"with HTTP 400: .*too long.*\nAll other replies are kept"
+    )
+    with serving(refusing("Two", Model())) as server:
+        with pytest.raises(ServerError, match=named):
+            run(stage(folder, PROMPTS, {"base_url": server.url}), folder)
+        asked_for = [request.user for request in server.requests]
+        assert sorted(asked_for) == ["One color?", "One color?", "Three colors?", "Three colors?", PROMPTS[1]]
+        with pytest.raises(ServerError, match=named):
+            run(stage(folder, PROMPTS, {"base_url": server.url}), folder)
+        assert [request.user for request in server.requests[5:]] == [PROMPTS[1]]
+        assert run(stage(folder, PROMPTS[::2], {"base_url": server.url}), folder)["responses"] == 4
+        assert len(server.requests) == 6, "a response does not depend on the other prompts"
+        clean = tmp_path / "clean"
+        run(stage(clean, PROMPTS[::2], {"base_url": server.url}), clean)
+    rows = [read_responses(place / "responses.parquet")[0] for place in (folder, clean)]
+    assert rows[0] == rows[1]
+    with ReplyStore(file) as store:
+        assert store.spent("colors").requests == 6
+    with contextlib.closing(sqlite3.connect(file)) as opened:
+        assert opened.execute("SELECT count(*) FROM replies").fetchone() == (0,), "they are in the responses now"
+
+
+def test_prompts_when_many_in_a_row_are_refused_then_the_rest_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regretless.sampling.openai_engine.MOST_REFUSALS", 4)
+    monkeypatch.setattr("regretless.sampling.base.MOST_NAMED", 2)
+    with serving(refusing("w", Model())) as server:
+        engine = engine_for(server.url, PLAIN, {"concurrency": 1})
+        texts = ["w1", "w2", "w2", "w3", "ok", "w4", "w5", "w6", "w7", "ok"]
+        prompts = [engine.encode([{"role": "user", "content": text}]) for text in texts]
+        with pytest.raises(ServerError, match=r"7 of 8 prompts .* so many in a row .*no more were sent:") as error:
+            engine.generate(prompts, 0)
+        assert [request.user for request in server.requests] == ["w1", "w2", "w3", "ok", "w4", "w5", "w6", "w7"]
+    assert 'prompt 2: "w2"' in str(error.value) and "w3" not in str(error.value)
+    assert "and 5 more" in str(error.value)
+    monkeypatch.setattr("regretless.sampling.openai_engine.MOST_FAILURES", 2)
+    with serving(lambda request: failure(500)) as server:
+        engine = engine_for(server.url, PLAIN, {"concurrency": 1})
+        with pytest.raises(ServerError, match=r"2 of 8 prompts [^$]* no reply: 2 tries; the last one: HTTP 500"):
+            engine.generate(prompts, 0)
+        assert len(server.requests) == 4
+
+
+def test_budget_when_runs_are_repeated_counts_all_of_them_and_a_larger_one_goes_on(tmp_path: Path) -> None:
+    model, folder = Model(), tmp_path / "sample"
+    with serving(lambda request: Act(drop=True) if request.number == 1 else model(request)) as server:
+        for requests in (4, 4, 5, 7):
+            settings = stage(folder, PROMPTS, {"base_url": server.url, "max_requests": requests})
+            if requests < 7:
+                spent = (
+                    rf"model colors: max_requests={requests}: all are used\nearlier runs are included, as counted in"
+                )
+                with pytest.raises(BudgetError, match=spent):
+                    run(settings, folder)
+            else:
+                assert run(settings, folder)["responses"] == 6
+            assert len(server.requests) == requests
+        with ReplyStore(tmp_path / "sample.cache/responses.replies.sqlite") as store:
+            spent_now = store.spent("colors")
+        assert (spent_now.requests, spent_now.prompt_tokens) == (7, 600)
+        lost = spent_now.unreported_tokens
+        assert lost > 9, "a reply that was lost counts in full"
+        more = stage(folder, [*PROMPTS, "Four?"], {"base_url": server.url, "max_tokens": 720 + lost + 100})
+        with pytest.raises(BudgetError, match=f"{720 + lost} are used, and the next request may need up to"):
+            run(more, folder)
+        assert len(server.requests) == 7
+
+
+def test_budget_when_it_is_spent_then_not_even_the_meaning_of_logps_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "sample"
+    with serving(Model()) as server:
+        settings = stage(folder, PROMPTS, {"base_url": server.url, "max_requests": 3}, **HOT)
+        for _ in range(2):
+            with pytest.raises(BudgetError, match="max_requests=3: all are used"):
+                run(settings, folder)
+        assert len(server.requests) == 3
+        engine = engine_for(server.url, HOT).with_replies(tmp_path / "sample.cache/responses.replies.sqlite")
+        again = engine.with_params(engine.params.model_copy(update={"top_k": 3})).with_replies(engine.replies or folder)
+        assert again.spent is engine.spent and engine.spent.requests == 3, "what one file counts is added once"
+
+
+def test_replies_when_the_server_then_tells_other_logps_are_not_used_again(tmp_path: Path) -> None:
+    model = Model("raw")
+    with serving(model) as server:
+        for meaning, kind in (("raw", "raw"), ("raw", "raw"), ("processed", "sampled")):
+            model.meaning = meaning
+            engine = engine_for(server.url, HOT).with_replies(tmp_path / "replies.sqlite")
+            assert {item.logps_kind for item in asked(engine, count=3)} == {kind}
+        assert len(server.requests) == (2 + 3) + 2 + (2 + 3)
+
+
+def test_replies_when_a_stream_is_left_early_are_kept(tmp_path: Path) -> None:
+    with serving(Model()) as server:
+        settings = {"concurrency": 1}
+        engine = engine_for(server.url, PLAIN, settings).with_replies(tmp_path / "replies.sqlite")
+        prompts = [engine.encode([{"role": "user", "content": f"Which, {number}?"}]) for number in range(4)]
+        stream = engine.stream(prompts, range(4))
+        found = dict([next(stream), next(stream)])
+        del stream
+        begun = len(server.requests)
+        assert begun <= 3
+        again = engine_for(server.url, PLAIN, settings).with_replies(tmp_path / "replies.sqlite")
+        everything = dict(again.stream(prompts, range(4)))
+        assert {number: everything[number] for number in found} == found and len(everything) == 4
+        assert {request.user for request in server.requests[begun:]}.isdisjoint({"Which, 0?", "Which, 1?"})
+
+
+def test_finish_reason_when_it_is_another_word_for_the_end_is_stop_and_unknown_ones_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons = ["eos_token", "end_turn", None, "tool_calls", "tool_calls", "content_filter", "length", "stop"]
+
+    def script(request: Request) -> Act:
+        logprobs = {"content": [{"token": "a", "logprob": -0.5}]}
+        reason = reasons[request.number]
+        return completion({"index": 0, "finish_reason": reason, "message": {"content": "a"}, "logprobs": logprobs})
+
+    with serving(script) as server:
+        engine = engine_for(server.url, PLAIN, {"concurrency": 1})
+        found = [item.finish_reason for item in asked(engine, count=len(reasons))]
+    assert found == ["stop", "stop", "length", "length", "length", "length", "length", "stop"]
+    said = capsys.readouterr().err
+    assert said.count("unfamiliar finish_reason") == 1
+    assert "were counted as cut: null (1), tool_calls (2);" in said
+
+
+def test_answer_when_a_filter_ends_it_before_its_first_token_then_its_prompt_is_named() -> None:
+    nothing = {"index": 0, "finish_reason": "content_filter", "message": {"content": ""}, "logprobs": None}
+    named = r'prompt \d: "Which\?": no text: a filter of the server ended the answer before its first token'
+    with serving(lambda request: completion(nothing)) as server, pytest.raises(ServerError, match=named):
+        asked(engine_for(server.url, PLAIN), count=2)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from regretless.servers.ask import UnreadableError
-from regretless.servers.judge_client import answer_of
+from judge_helpers import settings
+from regretless.servers.ask import Answers, UnreadableError, describe
+from regretless.servers.judge_client import answer_of, bill
+from regretless.servers.limits import Spending
 from regretless.servers.reply import Reply
 
 
@@ -24,3 +27,37 @@ def test_answer_when_thoughts_are_in_front_of_it_then_no_draft_is_part_of_it() -
 def test_answer_when_the_reply_was_cut_then_it_is_unreadable() -> None:
     with pytest.raises(UnreadableError, match="reply ended early: length"):
         answer_of(reply("[[B]]", "length"))
+
+
+def test_answer_when_the_server_has_another_word_for_the_end_is_read() -> None:
+    assert answer_of(reply("[[B]]", "eos_token")) == "[[B]]"
+
+
+@pytest.mark.parametrize(
+    ("spent", "dollars", "said"),
+    [
+        (Spending(2, 1000, 100, 1100), {"dollars": 0.0012}, "2 requests, 1.1k tokens, $0.00"),
+        (
+            Spending(2, 1_000_000, 500_000, 2_500_000),
+            {"dollars": 2.0, "dollars_at_most": 4.0},
+            "2 requests, 1500.0k tokens and at most 1000.0k unreported, $2.00 to $4.00",
+        ),
+        # No reply said what it used.
+        (
+            Spending(2, 0, 0, 3_000_000),
+            {"dollars": None, "dollars_at_most": 6.0},
+            "2 requests, 0.0k tokens and at most 3000.0k unreported, at most $6.00",
+        ),
+        (Spending(2, 0, 0, 0), {"dollars": 0.0}, "2 requests, 0.0k tokens, $0.00"),
+    ],
+)
+def test_bill_when_the_server_does_not_report_its_tokens_has_an_upper_bound(
+    spent: Spending, dollars: dict[str, Any], said: str
+) -> None:
+    config = settings("http://127.0.0.1:1/v1", {"prompt_price": 1.0, "completion_price": 2.0})
+    found = bill(config, Answers([], spent=spent))
+    assert {name: value for name, value in found.items() if name.startswith("dollars")} == pytest.approx(dollars)
+    assert describe(config.server, spent) == said
+    without = settings("http://127.0.0.1:1/v1")
+    assert bill(without, Answers([], spent=spent))["dollars"] is None
+    assert "$" not in describe(without.server, spent)

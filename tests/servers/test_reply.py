@@ -249,3 +249,91 @@ def test_asked_wait_when_it_is_nonsense_is_not_waited_for(wait: str, tmp_path: P
     with serving(script) as server:
         result = asked(server.url, tmp_path, count=1)
     assert (result.answers[0].value, result.trouble) == (5, {"HTTP 429": 1})
+
+
+def compared(text: str | None, tokens: list[Any], finish_reason: str = "stop") -> str | None:
+    """How the tokens of a reply differ from its text; a token is a string, or a string and its bytes."""
+    written = [
+        {"token": token} if isinstance(token, str) else {"token": token[0], "bytes": token[1]} for token in tokens
+    ]
+    choice = {
+        "message": {"content": text},
+        "finish_reason": finish_reason,
+        "logprobs": {"content": [{**token, "logprob": -0.5} for token in written]},
+    }
+    return Reply(json.dumps({"choices": [choice]}), "chat", {"logprobs": True}).text_problem
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("a red fox", ["a", " red", " fox"]),
+        ("a red fox", ["a", " red", " fox", "<|im_end|>"]),
+        ("a red fox", ["a", " red", " fox", "end"]),  # whatever the model ended with
+        ("", ["<|im_end|>"]),
+        (None, ["</s>"]),
+        ("red fox", [" red", " fox"]),
+        ("red fox", ["\n\n", "red", " fox", " ", "\n", "<|return|>"]),
+        ("red", ["<|channel|>", "red", "<|end|>", "<|return|>"]),
+        ("red<b>fox</b>", ["red", "<b>", "fox", "</b>", "<end>"]),
+        ("hello world", ["hello", "world"]),  # SentencePiece, each token decoded alone
+        ("red fox", ["▁red", "▁fox", "</s>"]),  # as the vocabulary spells them
+        ("caf\u00e9 au", ["caf\u00c3\u00a9", "\u0120au"]),
+        ("red", ["red", "<｜end▁of▁sentence｜>"]),
+        ("so \U0001f642!", ["so", " \ufffd", "\ufffd", "!"]),
+        ("so \U0001f642!", ["so", "", "", "!"]),
+        ("so \U0001f642!", ["so", " <0xF0>", "<0x9F>", "<0x99>", "<0x82>", "!"]),
+        ("so \U0001f642!", ["so", [" \\xf0\\x9f", [32, 240, 159]], ["\\x99\\x82", [153, 130]], "!"]),
+        ("so", ["so", ["\ufffd", [240, 159]]]),  # cut within a character
+        ("so\ufffd", ["so", ["\ufffd", [240, 159]]]),
+        ("so", [["so", [115, "x"]], "<end>"]),  # implausible bytes
+        ("so", ["token_id:17", "token_id:2"]),
+        ("é à", ["é", " à"]),
+    ],
+)
+def test_tokens_when_servers_write_them_in_their_ways_are_those_of_the_text(
+    text: str | None, tokens: list[Any]
+) -> None:
+    assert compared(text, tokens) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "finish_reason", "problem"),
+    [
+        ("a red fox", ["a", " red"], "stop", "no token stands for the end of the text, 'fox'"),
+        ("a red fox", ["a", " fox", "<end>"], "stop", "token 1 is 'fox', and the text has 'redfox' there"),
+        ("a red fox", ["a", " red", " fox", " is"], "length", "token 3 is 'is', and the text has nothing there"),
+        (None, ["{", '"name"', "}"], "tool_calls", "token 0 is '{', and the text has nothing there"),
+        (None, ["so", " it", "<end>"], "stop", "token 0 is 'so', and the text has nothing there"),
+        ("fox", ["<think>", "so", "</think>", "fox"], "stop", "token 1 is 'so', and the text has 'fox' there"),
+        ("é à", ["é"], "stop", "no token stands for the end of the text, 'à'"),
+        ("ab", [["ab", [97]]], "length", "no token stands for the end of the text, 'b'"),
+        ("so \U0001f642 it", ["so", " \ufffd"], "stop", "no token stands for the end of the text, 'it'"),
+    ],
+)
+def test_tokens_when_they_are_not_those_of_the_text_say_where(
+    text: str | None, tokens: list[Any], finish_reason: str, problem: str
+) -> None:
+    assert compared(text, tokens, finish_reason) == problem
+
+
+def test_tokens_when_there_are_thousands_are_compared_in_one_pass() -> None:
+    tokens = [" \ufffd", "\ufffd", "x"] * 20_000
+    assert compared("\U0001f642x" * 20_000, tokens) is None
+    assert compared("\U0001f642x" * 20_001, tokens) == "no token stands for the end of the text, 'x'"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ({"message": "upstream overloaded", "code": 502}, "upstream overloaded"),
+        ("upstream overloaded", "upstream overloaded"),
+        ({"code": 502}, "{'code': 502}"),
+    ],
+)
+def test_reply_when_it_is_an_error_with_the_code_of_success_repeats_the_servers_words(error: Any, said: str) -> None:
+    for reply in ({"error": error}, {"error": error, "choices": []}, {"error": error, "choices": None}):
+        with pytest.raises(BadReplyError) as found:
+            Reply(json.dumps(reply), "chat", BODY)
+        assert (found.value.kind, str(found.value)) == ("reply is an error message", said)
+    assert Reply(json.dumps({**GOOD, "error": None}), "chat", BODY).content == "5"

@@ -128,7 +128,7 @@ def asked(config: ServerConfig, folder: Path, count: int) -> Answers[int]:
         (Act(b"<html>"), "reply is not a completion"),
         (Act(b"[1]"), "reply is not a completion"),
         (Act(b'{"choices": [{"text": "no chat"}]}'), "reply is not a completion"),
-        (Act(b'{"error": {"message": "busy"}}'), "reply is not a completion"),
+        (Act(b'{"error": {"message": "busy"}}'), "reply is an error message"),
         (answer("yes", fraction=0.4), "connection failed or dropped"),
         (Act(drop=True), "connection failed or dropped"),
         (answer("yes", delay=1.0), "timed out"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import Field, model_validator
 
+from regretless.core.errors import ServerError
 from regretless.core.settings import Section
 from regretless.data.records import FinishReason, LogpsKind, Text
 from regretless.servers.server_settings import ServerConfig
 
+MOST_NAMED = 10
+"""Prompts without a response that a message names."""
 P = TypeVar("P", bound=Sized)
 """A prompt in the engine's form; its length orders prompts, and counts where an engine has a limit."""
 
@@ -152,3 +156,32 @@ class StreamingEngine(Engine[P], Protocol[P]):
 
     def stream(self, prompts: Sequence[P], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
         """One response to each prompt, with its position, as they are finished."""
+
+
+@runtime_checkable
+class StoringEngine(StreamingEngine[P], Protocol[P]):
+    """An engine whose responses cost money, and which therefore stores them one by one until their part is written."""
+
+    def with_replies(self, file: Path) -> Self:
+        """The same model, with a file of replies: those in it are not asked for again."""
+
+    def forget(self, prompts: Sequence[P], seeds: Sequence[int]) -> None:
+        """Remove what the file has of these requests."""
+
+
+class PromptsUnansweredError(ServerError):
+    """Prompts that got no response, after all others were asked. `problems`: why not, by the prompt's position."""
+
+    def __init__(self, start: str, problems: Mapping[int, str], advice: str) -> None:
+        self.start, self.problems, self.advice = start, problems, advice
+        super().__init__(self._message(lambda number: f"prompt {number + 1}"))
+
+    def naming(self, name: Callable[[int], str]) -> ServerError:
+        """The error with other names of prompts; `name` makes them of positions."""
+        return ServerError(self._message(name))
+
+    def _message(self, name: Callable[[int], str]) -> str:
+        lines = [f"{name(number)}: {problem}" for number, problem in sorted(self.problems.items())[:MOST_NAMED]]
+        if len(self.problems) > MOST_NAMED:
+            lines.append(f"and {len(self.problems) - MOST_NAMED} more")
+        return "\n  - ".join([self.start, *lines]) + f"\n{self.advice}"

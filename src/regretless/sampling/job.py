@@ -20,7 +20,7 @@ import torch
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
-from regretless.core.stage_folder import earlier_results
+from regretless.core.stage_folder import CACHE, earlier_results
 from regretless.core.terminal import bar
 from regretless.core.workers import Advance, InThisProcess, Need, executor
 from regretless.data.prompts import PromptRow
@@ -28,7 +28,14 @@ from regretless.data.records import Response
 from regretless.data.rows import write_parquet, write_records
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import kept
-from regretless.sampling.base import Completion, Engine, SamplingParams, StreamingEngine
+from regretless.sampling.base import (
+    Completion,
+    Engine,
+    PromptsUnansweredError,
+    SamplingParams,
+    StoringEngine,
+    StreamingEngine,
+)
 from regretless.sampling.engines import ENGINES
 
 MAX_PARTS = 200
@@ -114,6 +121,15 @@ class SampleWork:
     def parts(self) -> Path:
         """Folder of the finished parts."""
         return self.output.with_suffix(".parts")
+
+    @property
+    def replies(self) -> Path:
+        """File of a server's replies for parts that are not finished, and of what all its replies have cost.
+
+        Beside the folder, so that it outlives a change of settings: a larger budget is one.
+        """
+        folder = self.output.parent
+        return folder.with_name(folder.name + CACHE) / f"{self.output.stem}.replies.sqlite"
 
     def check(self) -> None:
         """Raise DataError for prompts that cannot be sampled from together."""
@@ -247,6 +263,8 @@ class PartSampler:
         if self._engine is None:
             self._engine = ENGINES.find(work.params.engine).load(self.model, work.params)
         engine = self._engine.with_params(work.params)
+        if isinstance(engine, StoringEngine):
+            engine = engine.with_replies(work.replies)
         prompts = [engine.encode(row.prompt) for row in work.prompts]
         _check_context(self.model, engine, prompts, work.params)
         # Longest first: a batch that exceeds the memory fails at once, and the rows of a batch need little padding.
@@ -270,14 +288,22 @@ class PartSampler:
             _seed(work.params.seed, part.model, work.prompts[task.prompt].prompt_id, task.sample)
             for (part, _), task in zip(rows, tasks, strict=True)
         ]
+        prompts = [asked.prompts[task.prompt] for task in tasks]
         found: dict[Part, dict[int, Response]] = {part: {} for part in parts}
-        for row, completion in engine.stream([asked.prompts[task.prompt] for task in tasks], seeds):
-            part, index = rows[row]
-            found[part][index] = _response(engine, work, part.model, tasks[row], completion)
-            advance(1)
-            if len(found[part]) == len(part.tasks):
-                records = found.pop(part)
-                write_records(part.file, [records[index] for index in part.tasks], work.metadata)
+        try:
+            for row, completion in engine.stream(prompts, seeds):
+                part, index = rows[row]
+                found[part][index] = _response(engine, work, part.model, tasks[row], completion)
+                advance(1)
+                if len(found[part]) == len(part.tasks):
+                    records = found.pop(part)
+                    write_records(part.file, [records[index] for index in part.tasks], work.metadata)
+                    if isinstance(engine, StoringEngine):
+                        first = row - (index - part.tasks.start)
+                        written = slice(first, first + len(part.tasks))
+                        engine.forget(prompts[written], seeds[written])
+        except PromptsUnansweredError as error:
+            raise error.naming(lambda row: _name(work.prompts[tasks[row].prompt])) from None
 
 
 def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -> list[Response]:
@@ -339,6 +365,10 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         answer=row.answer,
         **dataclasses.asdict(engine.provenance),
     )
+
+
+def _name(prompt: PromptRow) -> str:
+    return f"row {prompt.line} of the prompts" if prompt.line else f"prompt_id {prompt.prompt_id}"
 
 
 def _response_id(prompt: PromptRow, model: int, sample: int) -> str:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import textwrap
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from regretless.core.errors import BudgetError, ConfigError, ServerError
+from regretless.core.errors import BudgetError, ConfigError, RegretlessError, ServerError
 from regretless.core.files import fingerprint
-from regretless.data.records import LogpsKind, Text
+from regretless.core.terminal import print_note
+from regretless.core.text_cleaning import one_line
+from regretless.data.records import LogpsKind, Text, text_key
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
-from regretless.sampling.base import Completion, Provenance, SamplingParams, SamplingServer
+from regretless.sampling.base import Completion, PromptsUnansweredError, Provenance, SamplingParams, SamplingServer
 from regretless.sampling.openai_logprobs import (
     PROBE_TEMPERATURE,
     PROBE_TOP_P,
@@ -23,8 +31,10 @@ from regretless.sampling.openai_logprobs import (
     kind_of,
     meaning_of,
 )
+from regretless.servers.ask import MOST_FAILURES
 from regretless.servers.limits import Budget, Spending
-from regretless.servers.reply import NO_LOGPS, BadReplyError, Reply
+from regretless.servers.reply import CUTS, NO_LOGPS, BadReplyError, Reply
+from regretless.servers.reply_store import ReplyStore
 from regretless.servers.transport import Client, Unanswered
 
 PROBE = "Name any animal."
@@ -32,6 +42,14 @@ PROBE_TOP = 5
 """Most likely tokens to request when two are needed: vLLM replaces the last one by the sampled token."""
 MOST_SEED = 2**31
 """Servers accept seeds of 32 bits with sign."""
+MOST_REFUSALS = 100
+"""Prompts refused in a row after which no more are sent: refusals are quick and free, and the longest prompts, which
+are refused together, come first."""
+LONGEST_NAME = 60
+LACKS_LOGPS = (
+    "the server returns no log-probabilities; start it so that it does, or set server.logprobs: false for data without "
+    "them (for repo_det and the baselines)"
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +64,36 @@ class ServerPrompt:
             return len(self.ids)
         return len(self.text) if isinstance(self.text, str) else sum(len(message["content"]) for message in self.text)
 
+    @property
+    def beginning(self) -> str:
+        """The beginning of the text, or of the last message, in quotation marks."""
+        last = self.text if isinstance(self.text, str) else self.text[-1]["content"]
+        return f'"{textwrap.shorten(one_line(last[: 2 * LONGEST_NAME]), LONGEST_NAME, placeholder="…")}"'
+
+
+@dataclass
+class _Failures:
+    """Prompts without a response, each counted once however many responses it should get."""
+
+    problems: dict[int, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    """Keys of the prompts that the server refuses: further responses are not asked for."""
+    in_a_row: Counter[bool] = field(default_factory=Counter)
+    """Number since the last response: of refusals (True), and of prompts whose tries all failed (False)."""
+
+    def add(self, number: int, prompt: ServerPrompt, error: Unanswered) -> None:
+        key = text_key(prompt.text)
+        if key in self.refused:
+            return
+        if error.is_refusal:
+            self.refused.add(key)
+        self.problems[number] = f"{prompt.beginning}: {error}"
+        self.in_a_row[error.is_refusal] += 1
+
+    @property
+    def are_too_many(self) -> bool:
+        return self.in_a_row[True] >= MOST_REFUSALS or self.in_a_row[False] >= MOST_FAILURES
+
 
 def local_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model on a server, if its settings name one; the server's model name is no path or hub id."""
@@ -55,8 +103,7 @@ def local_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
 class OpenAIEngine:
     """Engine on a server, for the model of that name (`name_or_path`).
 
-    Raises ConfigError for settings that the server does not support, and if the meaning of its log-probabilities
-    cannot be determined.
+    Raises ConfigError for settings that the server does not support.
     """
 
     context: int | None = None
@@ -92,7 +139,20 @@ class OpenAIEngine:
             tokenizer=None if self.tokenizer is None else tokenizer_fingerprint(self.tokenizer),
         )
         self.spent = Spending()
-        self.kind: LogpsKind | None = self._find_kind() if self.server.logprobs else None
+        self.replies: Path | None = None
+        self._counted: set[Path] = set()
+        """Files of replies whose earlier spending is part of `spent`."""
+        self._unfamiliar: Counter[str] = Counter()
+        """Responses that were counted as cut for a finish_reason that is not a known one."""
+
+    @cached_property
+    def kind(self) -> LogpsKind | None:
+        """What the server's log-probabilities are; None if there are none.
+
+        Found out when it is first needed, so that the requests for it count against a budget that earlier runs have
+        spent a part of. Raises ConfigError if it cannot be determined.
+        """
+        return self._find_kind() if self.server.logprobs else None
 
     def encode(self, prompt: Text) -> ServerPrompt:
         """A prompt as it is sent. Raises ConfigError if the endpoint does not accept it."""
@@ -117,34 +177,160 @@ class OpenAIEngine:
         if params == self.params:
             return self
         other = type(self)(self.config, params)
-        self.spent.add(other.spent)
-        other.spent = self.spent
+        other.spent, other.replies, other._counted = self.spent, self.replies, self._counted
         return other
 
-    def generate(self, prompts: Sequence[ServerPrompt], seed: int) -> list[Completion]:
-        """One response to each prompt, in order, `server.concurrency` at a time.
+    def with_replies(self, file: Path) -> Self:
+        """This engine with a file for replies, which are not asked for again, and for what all requests cost.
 
-        Raises ServerError when one is refused or cannot be had, BudgetError when the budget is used up.
+        What earlier runs have spent according to the file counts against the budget, once.
         """
+        other = copy.copy(self)
+        other.replies = file
+        if file not in self._counted:
+            self._counted.add(file)
+            with ReplyStore(file) as store:
+                self.spent.add(store.spent(self.model))
+        return other
+
+    def forget(self, prompts: Sequence[ServerPrompt], seeds: Sequence[int]) -> None:
+        """Remove the replies to these requests from the file of replies: their responses are stored elsewhere."""
+        with self._store() as store:
+            if store is not None:
+                store.remove(self._key(self._request(*asked)) for asked in zip(prompts, seeds, strict=True))
+
+    def generate(self, prompts: Sequence[ServerPrompt], seed: int) -> list[Completion]:
+        """One response to each prompt, in order, each from a seed of its own. Raises what `stream` raises."""
+        seeds = [int(fingerprint([seed, row])[:15], 16) for row in range(len(prompts))]
+        found = dict(self.stream(prompts, seeds))
+        return [found[row] for row in range(len(prompts))]
+
+    def stream(self, prompts: Sequence[ServerPrompt], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
+        """One response to each prompt, with its position, as they come, `server.concurrency` at a time.
+
+        Raises PromptsUnansweredError when the server refuses some or gives no reply to them, after all others;
+        ServerError when the server cannot be used, BudgetError when the budget is used up, both after the requests
+        under way.
+        """
+        # Not in the event loop: the requests for it have a loop of their own.
+        _ = self.kind
+        with self._store() as store, asyncio.Runner() as runner:
+            answers = self._answers(prompts, seeds, store)
+
+            async def following() -> tuple[int, Completion] | None:
+                return await anext(answers, None)
+
+            try:
+                while (answer := runner.run(following())) is not None:
+                    yield answer
+            finally:
+                runner.run(answers.aclose())
+                self._note_unfamiliar()
+
+    async def _answers(
+        self, prompts: Sequence[ServerPrompt], seeds: Sequence[int], store: ReplyStore | None
+    ) -> AsyncGenerator[tuple[int, Completion], None]:
+        failures = _Failures()
+        stopped: RegretlessError | None = None
+        waiting = iter(range(len(prompts)))
+        running: dict[asyncio.Task[Completion], int] = {}
+        async with self._client(store) as client:
+            while True:
+                # Requests under way finish in any case: they are already paid for.
+                while len(running) < self.server.concurrency and stopped is None and not failures.are_too_many:
+                    number = next(waiting, None)
+                    if number is None:
+                        break
+                    if text_key(prompts[number].text) not in failures.refused:
+                        task = asyncio.create_task(self._answer(client, store, prompts[number], seeds[number]))
+                        running[task] = number
+                if not running:
+                    break
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    number = running.pop(task)
+                    try:
+                        completion = task.result()
+                    except Unanswered as error:
+                        failures.add(number, prompts[number], error)
+                        if error.reason == NO_LOGPS:
+                            stopped = stopped or ServerError(LACKS_LOGPS)
+                    except RegretlessError as error:
+                        stopped = stopped or error
+                    else:
+                        failures.in_a_row.clear()
+                        yield number, completion
+        if stopped is not None:
+            raise self._stop(stopped)
+        if failures.problems:
+            raise self._unanswered(failures, prompts)
+
+    async def _answer(self, client: Client, store: ReplyStore | None, prompt: ServerPrompt, seed: int) -> Completion:
+        """The response to one request, from the file of replies if it is there. Only a usable reply is stored."""
+        body = self._request(prompt, seed)
+        key = self._key(body)
+        kept = None if store is None else store.get(key)
+        if kept is not None:
+            # Written by another version of this package, perhaps.
+            with contextlib.suppress(BadReplyError, ServerError):
+                return self._completion(prompt, Reply(kept, self.server.endpoint, body))
+        reply = await client.ask(self.server.endpoint, body, self.params.max_new_tokens, self._check_ids)
+        completion = self._completion(prompt, reply)
+        if store is not None:
+            store.put(key, f"{prompt.beginning} seed {body['seed']}", reply.text)
+        return completion
+
+    def _stop(self, error: RegretlessError) -> RegretlessError:
+        where = ""
+        if isinstance(error, BudgetError) and self.replies is not None:
+            where = (
+                f"\nearlier runs are included, as counted in {self.replies}, where the replies of unfinished parts are "
+                "kept too; the same command with a larger budget resumes from there"
+            )
+        return type(error)(f"model {self.model}: {error}{where}")
+
+    def _unanswered(self, failures: _Failures, prompts: Sequence[ServerPrompt]) -> PromptsUnansweredError:
+        count, total = len(failures.problems), len({text_key(prompt.text) for prompt in prompts})
+        early = "; there were so many in a row that no more were sent" if failures.are_too_many else ""
+        kept = "" if self.replies is None else "All other replies are kept. "
+        return PromptsUnansweredError(
+            f"model {self.model}: {count} of {total} prompts got no response{early}:",
+            failures.problems,
+            f"{kept}Check the server, shorten these prompts or remove them, and run again.",
+        )
+
+    def _note_unfamiliar(self) -> None:
+        if self._unfamiliar:
+            found = ", ".join(f"{reason} ({count})" for reason, count in sorted(self._unfamiliar.items()))
+            print_note(
+                f"model {self.model}: responses with an unfamiliar finish_reason were counted as cut: {found}; "
+                "they are trained without an end, so check what the server means by it"
+            )
+            self._unfamiliar.clear()
+
+    def _request(self, prompt: ServerPrompt, seed: int) -> dict[str, Any]:
+        """The request for a response."""
         params = self.params
         drawn = {"temperature": params.temperature, "top_p": params.top_p}
         shape = self._shape(params.top_k, params.repetition_penalty)
-        bodies = [
-            self._body(
-                prompt,
-                params.max_new_tokens,
-                {**drawn, **shape, "seed": int(fingerprint([seed, row])[:15], 16) % MOST_SEED},
-            )
-            for row, prompt in enumerate(prompts)
-        ]
-        try:
-            replies = self._ask(bodies, params.max_new_tokens)
-        except Unanswered as error:
-            raise ServerError(
-                f"model {self.model}: a prompt got no response: {error}; check the server, or remove the prompt, "
-                "and run again"
-            ) from None
-        return [self._completion(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
+        return self._body(prompt, params.max_new_tokens, {**drawn, **shape, "seed": seed % MOST_SEED})
+
+    def _key(self, body: Mapping[str, Any]) -> str:
+        """Key of a request in the file of replies: of all that says what its reply is, and what it means."""
+        address = self.server.base_url or os.environ.get("OPENAI_BASE_URL")
+        return fingerprint([address, self.server.endpoint, self.kind, self.provenance.tokenizer, body])
+
+    def _store(self) -> contextlib.AbstractContextManager[ReplyStore | None]:
+        return contextlib.nullcontext() if self.replies is None else ReplyStore(self.replies)
+
+    def _client(self, store: ReplyStore | None) -> Client:
+        """A client whose requests count against the budget, and in the file of replies."""
+
+        def record(spending: Spending) -> None:
+            if store is not None:
+                store.spend(self.model, spending)
+
+        return Client(self.server, Budget(self.server, self.spent, record))
 
     def _shape(self, top_k: int, repetition_penalty: float) -> dict[str, Any]:
         """Parameters beyond OpenAI's own. All are sent: vLLM reads omitted ones from the checkpoint's settings."""
@@ -164,31 +350,6 @@ class OpenAIEngine:
             logprobs = {"logprobs": max(top, 1)}
         return {**body, **logprobs} if self.server.logprobs else body
 
-    def _ask(self, bodies: Sequence[dict[str, Any]], most_tokens: int) -> list[Reply]:
-        """The replies to requests, in order. Raises Unanswered for the first one without a reply."""
-
-        async def ask() -> list[Reply]:
-            places = asyncio.Semaphore(self.server.concurrency)
-            async with Client(self.server, Budget(self.server, self.spent)) as client:
-
-                async def one(body: dict[str, Any]) -> Reply:
-                    async with places:
-                        return await client.ask(self.server.endpoint, body, most_tokens, self._check_ids)
-
-                return await asyncio.gather(*map(one, bodies))
-
-        try:
-            return asyncio.run(ask())
-        except (BudgetError, ServerError) as error:
-            raise type(error)(f"model {self.model}: {error}") from None
-        except Unanswered as error:
-            if error.reason != NO_LOGPS:
-                raise
-            raise ServerError(
-                f"model {self.model}: the server returns no log-probabilities; start it so that it does, or set "
-                "server.logprobs: false for data without them (for repo_det and the baselines)"
-            ) from None
-
     def _check_ids(self, reply: Reply) -> None:
         """Raise BadReplyError for an id that the configured tokenizer does not have: it has no text."""
         ids = reply.choice.ids
@@ -200,17 +361,23 @@ class OpenAIEngine:
         choice = reply.choice
         if reply.thoughts and self.server.logprobs:
             raise ServerError(
-                f"model {self.model}: the server removes the model's thoughts from the text but not from the "
+                "the server removes the model's thoughts from the text but not from the "
                 "log-probabilities; start it without a reasoning parser, or set server.logprobs: false"
+            )
+        if self.server.logprobs and choice.logps is None:
+            detail = "a filter of the server ended the answer before its first token"
+            raise Unanswered("no text", detail, is_refusal=True)
+        if self.server.logprobs and (problem := reply.text_problem) is not None:
+            raise ServerError(
+                f"the log-probabilities do not belong to the text: {problem}; something in the "
+                "server changes the text and not them (a parser of tool calls or reasoning, a stop string): start it "
+                "without that, or set server.logprobs: false"
             )
         # Ids that include thoughts do not match a text that does not.
         ids = None if reply.thoughts else choice.ids
         logps = choice.logps
-        if self.server.logprobs and logps is None:
-            raise ServerError(
-                f"model {self.model}: a filter of the server ended an answer before its first token; remove the "
-                "prompt, and run again"
-            )
+        if not reply.has_ended and reply.finish_reason not in CUTS:
+            self._unfamiliar[reply.finish_reason or "null"] += 1
         has_draw = self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain)
         return Completion(
             text=reply.content,
@@ -218,7 +385,7 @@ class OpenAIEngine:
             logps=logps,
             sampled_logps=logps if has_draw else None,
             # A response that a filter ended, for example, is as incomplete as one that reached the limit.
-            finish_reason="stop" if reply.finish_reason == "stop" else "length",
+            finish_reason="stop" if reply.has_ended else "length",
             logps_kind=None if logps is None else self.kind,
             prompt_token_ids=prompt.ids or reply.prompt_token_ids,
             tokens=None if ids is not None or logps is None else choice.strings,
@@ -237,12 +404,23 @@ class OpenAIEngine:
         prompt = ServerPrompt(chat if self.server.endpoint == "chat" else PROBE, None)
         settings = ({"temperature": 1.0, "top_p": 1.0}, {"temperature": PROBE_TEMPERATURE, "top_p": PROBE_TOP_P})
         shape = self._shape(0, 1.0)
+        bodies = [self._body(prompt, 1, {**drawn, **shape}, top=PROBE_TOP) for drawn in settings]
         try:
-            replies = self._ask([self._body(prompt, 1, {**drawn, **shape}, top=PROBE_TOP) for drawn in settings], 1)
+            replies = asyncio.run(self._probe(bodies))
+        except RegretlessError as error:
+            raise self._stop(error) from None
         except Unanswered as error:
+            if error.reason == NO_LOGPS:
+                raise self._stop(ServerError(LACKS_LOGPS)) from None
             if not error.is_refusal:
                 raise ServerError(f"model {self.model}: the server does not answer: {error}") from None
             # Some servers reject what this needs: a limit of one token, alternatives.
             return None
         neutral, shaped = ([top.logprob for top in reply.choice.likeliest] for reply in replies)
         return meaning_of(neutral, shaped)
+
+    async def _probe(self, bodies: Sequence[dict[str, Any]]) -> list[Reply]:
+        """The replies to requests for one token. Raises Unanswered for the first one without a reply."""
+        with self._store() as store:
+            async with self._client(store) as client:
+                return [await client.ask(self.server.endpoint, body, 1) for body in bodies]

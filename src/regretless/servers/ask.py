@@ -110,9 +110,15 @@ def ask_all(
 
 def describe(config: ServerConfig, spent: Spending) -> str:
     """Requests, tokens and cost so far, as text."""
-    cost = config.cost(spent.prompt_tokens, spent.completion_tokens)
+    cost, most = spent.cost(config), spent.most_cost(config)
     tokens = (spent.prompt_tokens + spent.completion_tokens) / 1000
-    return f"{spent.requests} requests, {tokens:.1f}k tokens" + ("" if cost is None else f", ${cost:.2f}")
+    unreported = f" and at most {spent.unreported_tokens / 1000:.1f}k unreported" if spent.unreported_tokens else ""
+    text = f"{spent.requests} requests, {tokens:.1f}k tokens{unreported}"
+    if most is None:
+        return text
+    if cost is None:
+        return f"{text}, at most ${most:.2f}"
+    return f"{text}, ${cost:.2f}" + (f" to ${most:.2f}" if spent.unreported_tokens else "")
 
 
 @dataclass

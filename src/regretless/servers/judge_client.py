@@ -62,7 +62,7 @@ class JudgeAccess(Section):
 
 def answer_of(reply: Reply) -> str:
     """What a judge answered. Raises UnreadableError for a reply that ended early."""
-    if reply.finish_reason not in (None, "stop"):
+    if reply.finish_reason is not None and not reply.has_ended:
         raise UnreadableError(f"reply ended early: {reply.finish_reason}")
     # Some servers leave a reasoning model's thoughts in front of its answer, drafts of the answer included.
     return reply.content.rpartition(THOUGHTS_END)[2]
@@ -121,7 +121,9 @@ def bill(config: JudgeAccess, answers: Answers[Any]) -> dict[str, Any]:
         "requests": spent.requests,
         "prompt_tokens": spent.prompt_tokens,
         "completion_tokens": spent.completion_tokens,
-        "dollars": config.server.cost(spent.prompt_tokens, spent.completion_tokens),
+        "dollars": spent.cost(config.server),
+        # Only where it differs: some replies were lost, or the server did not say what they used.
+        **({"dollars_at_most": spent.most_cost(config.server)} if spent.unreported_tokens else {}),
         "replies_reused": answers.reused,
         "replies_unreadable": dict(sorted(answers.unreadable.items())),
         "requests_repeated": dict(sorted(answers.trouble.items())),

@@ -23,6 +23,24 @@ class Spending:
     charged_tokens: int = 0
     """Tokens counted against the budget: reported ones, and the upper bound where a reply was lost in transit."""
 
+    @property
+    def unreported_tokens(self) -> int:
+        """Upper bound on the tokens of replies that were lost, or came without a plausible `usage`."""
+        return self.charged_tokens - self.prompt_tokens - self.completion_tokens
+
+    def cost(self, config: ServerConfig) -> float | None:
+        """Dollars for the reported tokens; None if the prices are not set, or if the server reported none."""
+        if self.unreported_tokens and not self.prompt_tokens + self.completion_tokens:
+            return None
+        return config.cost(self.prompt_tokens, self.completion_tokens)
+
+    def most_cost(self, config: ServerConfig) -> float | None:
+        """Dollars that it can have cost at most, unreported tokens included; None if the prices are not set."""
+        reported = config.cost(self.prompt_tokens, self.completion_tokens)
+        # Nobody knows which of them were read and which were written.
+        more = [config.cost(self.unreported_tokens, 0), config.cost(0, self.unreported_tokens)]
+        return None if reported is None else reported + max(dollars or 0.0 for dollars in more)
+
     def add(self, other: Spending) -> None:
         """Add another spending."""
         self.requests += other.requests

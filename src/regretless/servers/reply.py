@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -32,6 +33,21 @@ LONGEST_REASON = 64
 ID_PREFIX = "token_id:"
 """Prefix of an id that replaces the text of a token."""
 NO_COMPLETION, NO_LOGPS = "reply is not a completion", "reply has no log-probabilities"
+ERROR_REPLY = "reply is an error message"
+NATURAL_ENDS = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
+"""What servers call the end that the model itself chose."""
+CUTS = frozenset({"length", "max_tokens", "content_filter"})
+"""What servers call an end that came from outside."""
+VOCABULARY_MARKS = ("Ġ", "▁")
+"""What vocabularies write for a space, the first one as part of an alphabet of its own for all bytes."""
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SPECIAL_TOKEN = re.compile(rb"<[^<>\s]+>|\[[A-Z_/]+\]")
+"""How vocabularies write tokens that are no text: <|im_end|>, </s>, [SEP]."""
+UNFIXED = bytes(range(33)) + b"\x7f"
+"""White space and control characters: servers strip and change them."""
+NOT_ASCII = bytes(range(128, 256))
+REPLACED = "\ufffd".encode()
+"""What servers write for a part of a character."""
 UNREAD_WITH_IDS = ("logprobs",)
 UNREAD = (*UNREAD_WITH_IDS, "token_ids", "prompt_token_ids")
 
@@ -91,6 +107,8 @@ class Token(_Part):
     """A generated token; `logprob` in nats."""
 
     token: Words
+    bytes: Annotated[list[Annotated[int, Field(ge=0, le=255)]] | None, WrapValidator(_plausible)] = None
+    """The token's bytes; a token may be a part of a character. Implausible ones count as missing."""
     logprob: Logp
     id: Id | None = None
     top_logprobs: list[TopToken] | None = None
@@ -122,6 +140,16 @@ class ReplyChoice(_Part):
             return None
         entries = self.logprobs.content
         return self.logprobs.tokens if entries is None else [entry.token for entry in entries]
+
+    @property
+    def written(self) -> list[bytes] | None:
+        """The answer's tokens as the bytes that they stand for; None if the reply has no such strings."""
+        strings = self.strings
+        if strings is None or any(string.startswith(ID_PREFIX) for string in strings):
+            return None
+        entries = None if self.logprobs is None else self.logprobs.content
+        given = [None] * len(strings) if entries is None else [entry.bytes for entry in entries]
+        return [_bytes_of(string) if own is None else bytes(own) for string, own in zip(strings, given, strict=True)]
 
     @property
     def logps(self) -> list[float] | None:
@@ -214,6 +242,39 @@ class Reply:
         return (choice.text if choice.message is None else choice.message.content) or ""
 
     @property
+    def text_problem(self) -> str | None:
+        """How the tokens of the log-probabilities differ from the text; None if they do not, or cannot be compared.
+
+        Not compared are white space, which servers strip, and characters beyond ASCII where some are incomplete. Tokens
+        that are no text may be missing in it: special ones, and the last one, if the model ended there.
+        """
+        tokens, text = self.choice.written, self.content.encode()
+        if tokens is None:
+            return None
+        joined = b"".join(tokens)
+        words = b"".join(token for token in tokens if SPECIAL_TOKEN.fullmatch(token) is None)
+        if any(mark.encode() in words and mark not in self.content for mark in VOCABULARY_MARKS):
+            return None
+        # A token of a part of a character is written as U+FFFD, as nothing, or as its bytes.
+        is_whole = b"" not in tokens and REPLACED not in joined + text and _is_text(joined)
+        ignored = UNFIXED if is_whole else UNFIXED + NOT_ASCII
+        rest = text.translate(None, ignored)
+        place = 0
+        for number, token in enumerate(tokens):
+            piece = token.translate(None, ignored)
+            is_end = number == len(tokens) - 1 and self.has_ended
+            if rest.startswith(piece, place):
+                place += len(piece)
+            elif not is_end and SPECIAL_TOKEN.fullmatch(token.strip()) is None:
+                return f"token {number} is {_shown(token)}, and the text has {_shown(rest[place:])} there"
+        return f"no token stands for the end of the text, {_shown(rest[place:])}" if place < len(rest) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the model itself ended the answer."""
+        return self.finish_reason in NATURAL_ENDS
+
+    @property
     def thoughts(self) -> str:
         """Thoughts of a reasoning model, if the server returns them separately from the answer; else empty."""
         message = self.choice.message or ReplyMessage()
@@ -233,6 +294,11 @@ def _parsed(text: str, unread: Collection[str]) -> _Body:
     except (ValueError, RecursionError) as error:
         raise BadReplyError(NO_COMPLETION, f"not valid JSON: {error}") from None
     if isinstance(data, dict):
+        if data.get("error") and not data.get("choices"):
+            # Some servers report a failure with the status code of success.
+            said = data["error"]
+            message = said.get("message") if isinstance(said, dict) else None
+            raise BadReplyError(ERROR_REPLY, clean_text(str(message or said)))
         data = _without(data, unread)
         if isinstance(data.get("choices"), list):
             # One answer is requested, and any other is ignored.
@@ -249,3 +315,20 @@ def _parsed(text: str, unread: Collection[str]) -> _Body:
 
 def _without(part: Any, unread: Collection[str]) -> Any:
     return {name: value for name, value in part.items() if name not in unread} if isinstance(part, dict) else part
+
+
+def _bytes_of(string: str) -> bytes:
+    byte = BYTE_TOKEN.fullmatch(string)
+    return string.encode() if byte is None else bytes.fromhex(byte[1])
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(data: bytes) -> str:
+    return repr(textwrap.shorten(data.decode(errors="replace"), 40, placeholder="…")) if data else "nothing"

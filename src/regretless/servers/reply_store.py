@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -67,6 +67,13 @@ class ReplyStore:
             self._file.execute(
                 "INSERT OR REPLACE INTO replies (key, label, reply) VALUES (?, ?, ?)", (key, label, reply)
             )
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Delete replies that nobody will ask for again. What they cost stays counted."""
+        with self._readable():
+            self._file.execute("BEGIN")
+            self._file.executemany("DELETE FROM replies WHERE key = ?", ((key,) for key in keys))
+            self._file.execute("COMMIT")
 
     def code(self, key: str) -> str:
         """Code for a key: constant within this file, and impossible to guess without the file."""
