@@ -71,6 +71,24 @@ def test_processes_when_they_compute_each_row_together_then_weights_and_log_are_
 
 
 @pytest.mark.slow
+def test_checkpoint_when_one_process_goes_on_from_that_of_two_then_weights_and_log_are_those_of_two(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
+) -> None:
+    task = {"pairs": pairs[:36], "tokenizer": tokenizer, "lora": True}
+    arguments = ARGUMENTS | {"objective": "dpo", "per_device_train_batch_size": 9, "logging_steps": 3}
+    arguments |= {"optim": "adamw_torch", "save_strategy": "steps", "save_steps": 2}
+    two, log = train(tmp_path / "two", torchrun(2), **task, arguments={**arguments, "sequence_parallel_size": 2})
+    checkpoint = tmp_path / "two" / "out" / "checkpoint-2"
+    one, log_again = train(tmp_path / "one", ALONE, **task, arguments=arguments, resume=str(checkpoint))
+    assert log[-1]["step"] == 4
+    assert_equal(one, two)
+    for key in ("loss", "num_tokens", "tokens/computed", "train_loss"):
+        expected = [entry[key] for entry in log if key in entry]
+        assert expected, key
+        assert [entry[key] for entry in log_again if key in entry] == pytest.approx(expected, rel=1e-5), key
+
+
+@pytest.mark.slow
 def test_processes_when_each_attends_to_its_own_tokens_only_then_they_refuse_before_the_first_step(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
 ) -> None:
