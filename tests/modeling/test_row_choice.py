@@ -30,6 +30,18 @@ def test_rows_when_chosen_by_name_then_they_are_taken_or_refused_with_the_reason
         torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(other), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_rows_when_sequences_are_longer_than_a_models_positions_then_it_is_refused_with_their_number(kind: str) -> None:
+    sizes = {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 256}
+    model = tiny_of_kind(kind, **(sizes if kind == "opt" else {"n_positions": 256}))
+    ids = tuple(torch.randint(4, 40, (257,), generator=torch.Generator().manual_seed(0)).tolist())
+    # The last token of a response is not read.
+    assert len(score_responses(model, [(ids[:200], ids[200:])])[0]) == 57
+    with pytest.raises(ConfigError, match=r"has embeddings of 256 positions, and the longest .* has 258 tokens"):
+        score_responses(model, [(ids[:200], (*ids[200:], 5))])
+    assert choose_rows(tiny_of_kind("qwen3", max_position_embeddings=256), 300) == "grouped"
+
+
 def test_rows_when_a_model_is_not_causal_then_both_reasons_are_named() -> None:
     model = tiny_of_kind("xlm", emb_dim=32, n_layers=2, n_heads=4, max_position_embeddings=256)
     with pytest.raises(ConfigError, match=r"rows that share prompts: .*Nor one by one: .* the model is not causal"):

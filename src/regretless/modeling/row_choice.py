@@ -26,8 +26,10 @@ def choose_rows(model: nn.Module, longest: int | None = None, rows: RowChoice = 
     """The rows to compute a model in; sequences have at most `longest` tokens (None: as many as its context).
 
     `auto`: grouped if `check_grouped` finds that correct, else plain if `check_plain` does. A choice by name is only
-    checked. The answer is remembered with the model. Raises ConfigError, with the reasons, if neither is correct.
+    checked. The answer is remembered with the model. Raises ConfigError, with the reasons, if neither is correct, and
+    for sequences that are longer than the model's position embeddings.
     """
+    _check_positions(causal_model(model), longest)
     if rows == "plain":
         check_plain(model, longest)
         return "plain"
@@ -49,6 +51,20 @@ def choose_rows(model: nn.Module, longest: int | None = None, rows: RowChoice = 
     except ConfigError as error:
         raise ConfigError(f"{refused[place][1]}. Nor one by one: {error}") from error
     return "plain"
+
+
+def _check_positions(model: PreTrainedModel, longest: int | None) -> None:
+    """Raise ConfigError for tokens that a model with learned positions (GPT-2, OPT) has no embedding of."""
+    count = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    # A response's last token is not read.
+    if longest is None or count is None or longest - 1 <= count:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and any(part in name for part in ("wpe", "position")):
+            raise ConfigError(
+                f"{type(model).__name__} has embeddings of {count:,} positions, and the longest prompt with a response "
+                f"has {longest:,} tokens; set max_length to {count}"
+            )
 
 
 def why_not_grouped(model: nn.Module) -> str:
