@@ -251,7 +251,7 @@ def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_p
         ({"logprobs": {"content": [{"token": "a", "logprob": 0.5}] * 2}}, "less than or equal to 0.001, got 0.5"),
         ({"message": {"content": "b", "reasoning_content": "a"}}, "removes the model's thoughts from the text"),
         (
-            {"message": {"content": "a b"}},
+            {"message": {"content": "a b"}, "token_ids": None},
             "^model colors: the log-probabilities do not belong to the text: no token stands for the end of the text, "
             "'b'; .* set server.logprobs: false",
         ),

@@ -264,6 +264,18 @@ def compared(text: str | None, tokens: list[Any], finish_reason: str = "stop") -
     return Reply(json.dumps({"choices": [choice]}), "chat", {"logprobs": True}).text_problem
 
 
+def test_tokens_when_they_have_ids_then_only_a_text_that_is_missing_is_a_problem() -> None:
+    def problem(text: str | None) -> str | None:
+        tokens = [{"token": token, "logprob": -0.5} for token in ("\ufffd", "E")]
+        choice = {"message": {"content": text}, "finish_reason": "length", "logprobs": {"content": tokens}}
+        reply = {"choices": [{**choice, "token_ids": [5, 6]}]}
+        return Reply(json.dumps(reply), "chat", {"logprobs": True}).text_problem
+
+    # As vLLM writes broken characters: the text has one more letter than the tokens.
+    assert problem("\ufffdOE") is None
+    assert problem(None) == "token 1 is 'E', and the text has nothing there"
+
+
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [

@@ -246,10 +246,12 @@ class Reply:
         """How the tokens of the log-probabilities differ from the text; None if they do not, or cannot be compared.
 
         Not compared are white space, which servers strip, and characters beyond ASCII where some are incomplete. Tokens
-        that are no text may be missing in it: special ones, and the last one, if the model ended there.
+        that are no text may be missing in it: special ones, and the last one, if the model ended there. With ids, which
+        say what was written, only a text that is missing is a problem: vLLM's text of broken characters is not that of
+        its tokens.
         """
         tokens, text = self.choice.written, self.content.encode()
-        if tokens is None:
+        if tokens is None or (self.choice.ids is not None and text):
             return None
         joined = b"".join(tokens)
         words = b"".join(token for token in tokens if SPECIAL_TOKEN.fullmatch(token) is None)
