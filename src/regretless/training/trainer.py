@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from regretless.core.errors import ConfigError, NonFiniteLossError
+from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
 from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, check_ids, in_rows, response_scores
@@ -186,20 +186,20 @@ class PreferenceTrainer(PublishingTrainer):
             if len(kinds) > 1:
                 kinds = {choose_rows(model, longest, "plain") for model in models}
             (self._rows,) = kinds
-            if self._rows == "plain" and self._sequence is not None:
-                why = why_not_grouped(models[0])
-                raise ConfigError(
-                    "sequence_parallel_size: only shared rows are divided, and this model is computed in plain rows"
-                    + (f": {why}" if why else "")
-                    + "; set it to 1"
-                )
-            if self._rows == "plain" and self.args.compile_layers:
-                why = why_not_grouped(models[0])
-                raise ConfigError(
-                    "compile_layers: the compiled layers compute shared rows, and this model is computed in plain rows"
-                    + (f": {why}" if why else "")
-                    + "; set it to false"
-                )
+            if self._rows == "plain":
+                self._refuse_plain_rows(models[0])
+
+    def _refuse_plain_rows(self, model: nn.Module) -> None:
+        """Raise ConfigError for settings that need shared rows."""
+        why = why_not_grouped(model)
+        reason = "only shared rows are computed so, and this model is computed in plain rows" + (
+            f": {why}" if why else ""
+        )
+        found = {
+            "sequence_parallel_size": f"{reason}; set it to 1" if self._sequence is not None else None,
+            "compile_layers": f"{reason}; set it to false" if self.args.compile_layers else None,
+        }
+        reject("PreferenceConfig", [f"{name}: {problem}" for name, problem in found.items() if problem])
 
     def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
         """Reference log-probabilities for the remaining steps, and for the evaluation data if they may be read.
