@@ -34,3 +34,10 @@ def test_smoke_run_when_the_recipe_needs_a_gpu_then_no_training_of_it_does() -> 
     arguments = small.train.split_for("dpo")[1]
     assert "gradient_checkpointing_kwargs" not in arguments and arguments["gradient_checkpointing"] is True
     assert not any(arguments[name] for name in ("use_liger_kernel", "compile_layers", "bf16"))
+
+
+def test_smoke_run_when_processes_share_rows_then_it_trains_in_one() -> None:
+    recipe = load_recipe(QUICKSTART, ["train.processes=4", "train.methods.dpo.sequence_parallel_size=2"])
+    assert recipe.train.division_problems("dpo", 4) == []
+    small = smoke_recipe(recipe).train
+    assert small.process_count("dpo") == 1 and small.division_problems("dpo", 1) == []

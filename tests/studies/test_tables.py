@@ -128,7 +128,7 @@ def test_bounds_that_are_unknown_when_written_then_no_format_has_a_nan(tmp_path:
     one = compare([Run(run)])
     for name, write in FORMATS.items():
         assert not re.search(r"\b(nan|None)\b", str(write(one))), name
-    assert "| dpo | **10.00** [3.96, 23.05] | 4.00 | 50.00 [−267.66, 367.66] | – |" in as_markdown(one)
+    assert "| dpo | **10.00** [3.96, 23.05] | 4.00 | 50.00 [0.00, 100.00] | – |" in as_markdown(one)
     assert "| dpo | +2.50 [−6.74, +12.76] p 1.000, Holm 1.000 | +0.00 | +0.00 | – |" in as_markdown(one)
     assert "could not be tested" in as_markdown(one)
     json.dumps(one.as_json(), allow_nan=False)

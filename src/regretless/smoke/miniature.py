@@ -53,7 +53,7 @@ PLAIN = {
     "num_train_epochs": 1,
 }
 """Training arguments that need special hardware, or time, or that are meaningless for a few steps."""
-HERE = {"processes": 1, "strategy": "ddp", "gradient_accumulation_steps": 1}
+HERE = {"processes": 1, "sequence_parallel_size": 1, "strategy": "ddp", "gradient_accumulation_steps": 1}
 """These models are too small to be trained faster by several processes."""
 PRETRAIN = {
     **PLAIN,
