@@ -47,13 +47,9 @@ class SequenceGroup:
         """This process's tokens (1, N / size) of a row (1, N)."""
         return row.chunk(self.size, dim=1)[self.rank]
 
-    def padding(self, tokens: int) -> int:
-        """Tokens to add to a row of so many, so that it has equal parts."""
-        return -tokens % self.size
-
     def whole(self, hidden: Tensor) -> Tensor:
         """Hidden states (1, N, D) of a row, given those of this process's tokens (1, N / size, D)."""
-        found: Tensor = _Whole.apply(hidden.transpose(0, 1), self).transpose(0, 1)  # type: ignore[no-untyped-call]
+        found: Tensor = _Gathered.apply(hidden.transpose(0, 1), self, False).transpose(0, 1)  # type: ignore[no-untyped-call]
         return found
 
     def own(self, predicted: Tensor) -> Tensor:
@@ -61,7 +57,7 @@ class SequenceGroup:
 
         So the work of the output layer, too, is divided equally, wherever in the row the responses are.
         """
-        filled = torch.cat((predicted, predicted[-1:].expand(self.padding(len(predicted)), *predicted.shape[1:])))
+        filled = torch.cat((predicted, predicted[-1:].expand(-len(predicted) % self.size, *predicted.shape[1:])))
         return filled.chunk(self.size)[self.rank]
 
     def own_reference(self, reference: ReferenceHead | None) -> ReferenceHead | None:
@@ -74,7 +70,7 @@ class SequenceGroup:
         def joined(scores: Tensor | None) -> Tensor | None:
             if scores is None:
                 return None
-            found: Tensor = _Joined.apply(scores.movedim(-1, 0), self).movedim(0, -1)  # type: ignore[no-untyped-call]
+            found: Tensor = _Gathered.apply(scores.movedim(-1, 0), self, True).movedim(0, -1)  # type: ignore[no-untyped-call]
             return found[..., :count]
 
         return TokenScores(joined(own.logps), joined(own.kl), joined(own.statistics))  # type: ignore[arg-type]
@@ -163,40 +159,28 @@ def _exchange(parts: Tensor, sequence: SequenceGroup) -> Tensor:
     return found
 
 
-class _Whole(torch.autograd.Function):
-    """All processes' parts (n, …) as (size · n, …), of which each process then uses something else."""
+class _Gathered(torch.autograd.Function):
+    """All processes' parts (n, …) as (size · n, …); the gradient is that of the sum of the processes' losses.
+
+    is_used_alike: all processes compute the same from it, and so the same gradient; else each computes something else.
+    """
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, sequence: SequenceGroup) -> Tensor:
-        ctx.sequence = sequence
-        return _gather(part, sequence)
+    def forward(ctx: Any, part: Tensor, sequence: SequenceGroup, is_used_alike: bool) -> Tensor:
+        ctx.sequence, ctx.is_used_alike = sequence, is_used_alike
+        found = part.new_empty((sequence.size * len(part), *part.shape[1:]))
+        dist.all_gather(list(found.chunk(sequence.size)), part.contiguous(), group=sequence.processes)
+        return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        sequence = ctx.sequence
+        if ctx.is_used_alike:
+            return grad.chunk(sequence.size)[sequence.rank] * sequence.size, None, None
         total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.sequence.processes)
-        return total.chunk(ctx.sequence.size)[ctx.sequence.rank], None
-
-
-class _Joined(torch.autograd.Function):
-    """All processes' parts (n, …) as (size · n, …), of which all processes compute the same loss."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, sequence: SequenceGroup) -> Tensor:
-        ctx.sequence = sequence
-        return _gather(part, sequence)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.chunk(ctx.sequence.size)[ctx.sequence.rank] * ctx.sequence.size, None
-
-
-def _gather(part: Tensor, sequence: SequenceGroup) -> Tensor:
-    found = part.new_empty((sequence.size * len(part), *part.shape[1:]))
-    dist.all_gather(list(found.chunk(sequence.size)), part.contiguous(), group=sequence.processes)
-    return found
+        dist.all_reduce(total, group=sequence.processes)
+        return total.chunk(sequence.size)[sequence.rank], None, None
 
 
 # No mask function is registered under this name, so transformers builds no mask and passes None.
