@@ -19,6 +19,7 @@ from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.forward import grouped, response_scores
 from regretless.modeling.layout import lay_out
 from regretless.modeling.sequence_parallel import SequenceGroup, check_sequence_parallel
+from regretless.training.sequence import sequence_group
 from regretless.training.train_config import TrainConfig
 from tiny_kinds import tiny_of_kind
 
@@ -125,6 +126,28 @@ def test_trainer_when_alone_then_it_refuses_to_share_rows(
     args = PreferenceConfig(output_dir=str(tmp_path), sequence_parallel_size=2, report_to="none")
     with pytest.raises(ConfigError, match="2 does not divide 1, the number of processes"):
         PreferenceTrainer(make_model(), args=args, train_dataset=pairs, processing_class=tokenizer)
+
+
+def test_trainer_when_a_row_cannot_be_divided_then_it_refuses_with_the_reason(
+    make_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("regretless.training.sequence.processes", lambda: 2)
+    args = PreferenceConfig(output_dir=str(tmp_path), sequence_parallel_size=2, report_to="none")
+    with pytest.raises(ConfigError, match="not together with the load-balancing loss of a mixture of experts"):
+        sequence_group(args, make_model(), 0.1)
+
+
+@pytest.mark.slow
+def test_processes_when_the_model_needs_plain_rows_then_they_refuse_to_share_them(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
+) -> None:
+    arguments = ARGUMENTS | {"objective": "dpo", "sequence_parallel_size": 2}
+    task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False, "arguments": arguments}
+    bloom = {"model_type": "bloom", "n_head": 4, "n_layer": 2}
+    with pytest.raises(
+        AssertionError, match="sequence_parallel_size: only shared rows are computed so, and this model"
+    ):
+        train(tmp_path, torchrun(2), **task, model=bloom | {"vocab_size": 40, "hidden_size": 32})
 
 
 def test_step_when_processes_share_rows_then_its_pairs_are_divided_among_their_groups() -> None:

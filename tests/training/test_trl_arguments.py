@@ -161,6 +161,13 @@ def test_parser_of_transformers_when_it_reads_arguments_then_those_of_trl_are_am
     assert args.hyperparameters == {"label_smoothing": 0.2}
 
 
+def test_arguments_when_they_are_empty_or_name_labels_then_they_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        PreferenceConfig(output_dir=str(tmp_path), loss_type=[], label_names=["labels"])
+    assert "loss_type: expected at least one loss, got an empty list" in str(caught.value)
+    assert "label_names: not used here: rows have no labels" in str(caught.value)
+
+
 def test_parser_of_transformers_when_losses_and_hyperparameters_are_given_then_they_are_read(tmp_path: Path) -> None:
     def parsed(text: str) -> PreferenceConfig:
         return HfArgumentParser(PreferenceConfig).parse_args_into_dataclasses(["--output_dir", "x", *text.split()])[0]
