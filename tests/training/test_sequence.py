@@ -145,7 +145,7 @@ def test_processes_when_the_model_needs_plain_rows_then_they_refuse_to_share_the
     task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False, "arguments": arguments}
     bloom = {"model_type": "bloom", "n_head": 4, "n_layer": 2}
     with pytest.raises(
-        AssertionError, match="sequence_parallel_size: only shared rows are computed so, and this model"
+        AssertionError, match="sequence_parallel_size: needs shared rows, and this model is computed in plain rows"
     ):
         train(tmp_path, torchrun(2), **task, model=bloom | {"vocab_size": 40, "hidden_size": 32})
 

@@ -53,9 +53,10 @@ class SequenceGroup:
         return found
 
     def own(self, predicted: Tensor) -> Tensor:
-        """This process's part (m, …) of what belongs to the M predicted tokens; the last one fills up the last parts.
+        """This process's part (m, …) of what belongs to the M predicted tokens.
 
-        So the work of the output layer, too, is divided equally, wherever in the row the responses are.
+        The last token is repeated until all parts are equally long. So the work of the output layer is divided equally,
+        wherever in the row the responses are.
         """
         filled = torch.cat((predicted, predicted[-1:].expand(-len(predicted) % self.size, *predicted.shape[1:])))
         return filled.chunk(self.size)[self.rank]

@@ -276,8 +276,8 @@ class PreferenceConfig(TrainingArguments):
                 problems.append("compile_layers: the compiled layers compute shared rows, not plain ones; remove one")
         if "sequence_parallel_size" not in found and self.sequence_parallel_size > 1:
             problems += [
-                f"sequence_parallel_size: not together with {name}: only shared rows are divided, and layers as the "
-                "model computes them; remove one"
+                f"sequence_parallel_size: not together with {name}: it divides shared rows, and does not work with "
+                "compiled layers; remove one"
                 for name, value in (("rows", "plain"), ("compile_layers", True))
                 if given.get(name) == value
             ]

@@ -192,9 +192,7 @@ class PreferenceTrainer(PublishingTrainer):
     def _refuse_plain_rows(self, model: nn.Module) -> None:
         """Raise ConfigError for settings that need shared rows."""
         why = why_not_grouped(model)
-        reason = "only shared rows are computed so, and this model is computed in plain rows" + (
-            f": {why}" if why else ""
-        )
+        reason = "needs shared rows, and this model is computed in plain rows" + (f": {why}" if why else "")
         found = {
             "sequence_parallel_size": f"{reason}; set it to 1" if self._sequence is not None else None,
             "compile_layers": f"{reason}; set it to false" if self.args.compile_layers else None,
