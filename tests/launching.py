@@ -7,9 +7,11 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -71,3 +73,13 @@ def assert_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Ten
     assert weights.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def assert_logged(
+    log: list[dict[str, float]], expected: list[dict[str, float]], keys: Iterable[str], **tolerances: float
+) -> None:
+    """Every value that was logged under these keys, in order, equal within the tolerances of `pytest.approx`."""
+    for key in keys:
+        values = [entry[key] for entry in expected if key in entry]
+        assert values, key
+        assert [entry[key] for entry in log if key in entry] == pytest.approx(values, **tolerances), key

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from launching import ALONE, ARGUMENTS, MODEL, accelerate, assert_equal, torchrun, train
+from launching import ALONE, ARGUMENTS, MODEL, accelerate, assert_equal, assert_logged, torchrun, train
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
@@ -65,10 +65,8 @@ def test_processes_when_they_compute_each_row_together_then_weights_and_log_are_
     assert_equal(several, one)
     assert len(one_log) == len(log)
     # Two groups divide a step's pairs, and compute a prompt that both have twice.
-    for key in LOGGED if groups > 1 else (*LOGGED, "tokens/computed", "tokens/saved", "tokens/recomputed"):
-        mine = [entry[key] for entry in one_log if key in entry]
-        assert mine, key
-        assert [entry[key] for entry in log if key in entry] == pytest.approx(mine, rel=1e-4, abs=1e-5), key
+    counts = () if groups > 1 else ("tokens/computed", "tokens/saved", "tokens/recomputed")
+    assert_logged(log, one_log, (*LOGGED, *counts), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -83,10 +81,7 @@ def test_checkpoint_when_one_process_goes_on_from_that_of_two_then_weights_and_l
     one, log_again = train(tmp_path / "one", ALONE, **task, arguments=arguments, resume=str(checkpoint))
     assert log[-1]["step"] == 4
     assert_equal(one, two)
-    for key in ("loss", "num_tokens", "tokens/computed", "train_loss"):
-        expected = [entry[key] for entry in log if key in entry]
-        assert expected, key
-        assert [entry[key] for entry in log_again if key in entry] == pytest.approx(expected, rel=1e-5), key
+    assert_logged(log_again, log, ("loss", "num_tokens", "tokens/computed", "train_loss"), rel=1e-5)
 
 
 @pytest.mark.slow

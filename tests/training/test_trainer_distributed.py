@@ -16,7 +16,18 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from launching import ALONE, ARGUMENTS, CONFIGURATIONS, MODEL, accelerate, assert_equal, launch, torchrun, train
+from launching import (
+    ALONE,
+    ARGUMENTS,
+    CONFIGURATIONS,
+    MODEL,
+    accelerate,
+    assert_equal,
+    assert_logged,
+    launch,
+    torchrun,
+    train,
+)
 from regretless.data.tokenization import TokenizedPair
 from regretless.training.sharding import FSDP2
 
@@ -56,10 +67,8 @@ def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are
     smaller = {"per_device_train_batch_size": 19, "max_tokens_per_microbatch": 18}
     two, two_log = train(tmp_path / "two", launcher, **common, arguments={**arguments, **smaller})
     assert_equal(two, one)
-    for key in ("loss", "rewards/margins", "eval_loss", "eval_rewards/accuracies"):
-        mine = [entry[key] for entry in one_log if key in entry]
-        assert mine, key
-        assert [entry[key] for entry in two_log if key in entry] == pytest.approx(mine, rel=1e-4, abs=1e-5), key
+    keys = ("loss", "rewards/margins", "eval_loss", "eval_rewards/accuracies")
+    assert_logged(two_log, one_log, keys, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -137,10 +146,7 @@ def test_sharded_checkpoint_when_loaded_then_training_goes_on_from_it_and_one_pr
     assert_equal(load_file(tmp_path / "merged" / "model.safetensors"), whole)
     again, log_again = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=str(middle))
     assert_equal(again, whole)
-    for key in ("loss", "rewards/margins", "logps/chosen", "eval_loss", "train_loss"):
-        expected = [entry[key] for entry in log if key in entry]
-        assert expected, key
-        assert [entry[key] for entry in log_again if key in entry] == pytest.approx(expected, rel=1e-6), key
+    assert_logged(log_again, log, ("loss", "rewards/margins", "logps/chosen", "eval_loss", "train_loss"), rel=1e-6)
 
 
 @pytest.mark.slow

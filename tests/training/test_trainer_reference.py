@@ -152,3 +152,12 @@ def test_single_tokens_when_trained_beside_an_adapter_then_they_learn(
     trainer.train()
     moved = [name for name, weight in weights_of(trainer).items() if not torch.equal(weight, before[name])]
     assert any("trainable_tokens" in name for name in moved)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_training_step_when_the_reference_is_not_computed_then_it_says_what_to_call(
+    objective: str, make_trainer: Make
+) -> None:
+    trainer = make_trainer(objective=objective)
+    with pytest.raises(ConfigError, match=r"call prepare_reference\(\) first"):
+        trainer.training_step(trainer.model, list(trainer.train_dataset))

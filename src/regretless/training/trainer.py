@@ -237,6 +237,13 @@ class PreferenceTrainer(PublishingTrainer):
             wait=self.accelerator.wait_for_everyone,
         )
 
+    @property
+    def _known_reference(self) -> ReferenceLogps:
+        """The reference log-probabilities; raises ConfigError before they are prepared."""
+        if self._reference_logps is None:
+            raise ConfigError("the reference's log-probabilities are not computed yet: call prepare_reference() first")
+        return self._reference_logps
+
     def _score_reference(self, items: Sequence[Item]) -> list[Any]:
         """Reference log-probabilities of items, divided among the processes."""
         mine = self._share(len(items))
@@ -442,7 +449,7 @@ class PreferenceTrainer(PublishingTrainer):
 
         `distinct`: the tokens of the step's micro-batches before it.
         """
-        lookup = None if self._reference_logps is None else self._reference_logps.__getitem__
+        lookup = self._known_reference.__getitem__ if "reference" in self.objective.required else None
         batch = build_batch(
             [*pairs],
             self.objective,
@@ -464,7 +471,7 @@ class PreferenceTrainer(PublishingTrainer):
         """
         if self.objective.zero_point is None:
             return None
-        assert self._reference_logps is not None
+        reference = self._known_reference
         if self.objective.zero_point == "mismatched":
             items = [item for pair in pairs for item in pair.mismatched_items()]
         else:
@@ -474,7 +481,7 @@ class PreferenceTrainer(PublishingTrainer):
         with self.accelerator.autocast():
             model = self.accelerator.unwrap_model(self.model)
             policy = score_responses(model, items, max_tokens=budget, rows=self._rows)
-        ratios = [float((mine - self._reference_logps[item]).sum()) for mine, item in zip(policy, items, strict=True)]
+        ratios = [float((mine - reference[item]).sum()) for mine, item in zip(policy, items, strict=True)]
         sums = torch.tensor([sum(ratios), len(ratios)] if counts else [0.0, 0.0], device=self.args.device)
         total, count = self.accelerator.reduce(sums, reduction="sum")
         return total / count
