@@ -356,3 +356,56 @@ def test_prompts_when_a_row_has_tools_then_it_is_refused_since_sampling_would_dr
 def test_context_when_converted_then_it_is_told_from_the_tokens_of_the_model_id_0_included() -> None:
     ids = (5, *as_context((0, 7)), 0)
     assert (own_ids(ids), read_ids(ids), [*map(is_context, ids)]) == ((5, 0), (5, 0, 7, 0), [False, True, True, False])
+
+
+INSTRUCTION = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}### Instruction:\n{{ m['content'] }}\n{% else %}"
+    "### Response:\n{{ m['content'] }}\n<|EOT|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}### Response:{% endif %}"
+)
+COHERE = ["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|END_OF_TURN_TOKEN|>"]
+NO_PROMPT = "{% for m in messages %}### {{ m['role'] }}: {{ m['content'] + eos_token }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "special", "context", "own"),
+    [
+        ("gptoss", ["<|channel|>", "<|message|>", "<|return|>"], "<|channel|>final<|message|>", "4<|return|>"),
+        ("cohere2", COHERE, "", "4<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"),
+        ("phi3", ["<|user|>", "<|assistant|>", "<|end|>"], "", "4<|end|>"),
+        ("gemma4", ["<turn|>"], "", "4<turn|>"),
+        (INSTRUCTION, ["<|EOT|>"], "\n", "4<|EOT|>"),
+        (NO_PROMPT, [], "### assistant: ", "4<|im_end|>"),
+    ],
+)
+def test_answer_when_the_template_writes_more_around_it_then_its_header_is_context_and_its_end_that_of_the_template(
+    template: str, special: list[str], context: str, own: str, shared: Path
+) -> None:
+    if "{" in template:
+        tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
+        tokenizer.chat_template = template
+    else:
+        tokenizer = with_template(shared, template)
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    row = {"prompt": QUESTION}
+    row |= {name: [{"role": "assistant", "content": text}] for name, text in (("chosen", "4"), ("rejected", "5"))}
+    pair = tokenized(read(row), tokenizer)
+    assert own_and_context(tokenizer, pair.chosen.ids) == (own, context)
+    text = tokenizer.decode([*pair.prompt_ids, *read_ids(pair.chosen.ids)])
+    whole = tokenizer.apply_chat_template([*QUESTION, *row["chosen"]], tokenize=False)
+    # Between an answer and its end, white space is left out: no model is asked to write it.
+    assert whole.replace("\n<|EOT|>", "<|EOT|>").startswith(text)
+    # An answer that has header and end already gets no second ones, and known tokens are all that there was.
+    full = {**row, "chosen": [{"role": "assistant", "content": context.lstrip("\n") + own}]}
+    again = tokenized(read(full), tokenizer)
+    assert tokenizer.decode(read_ids(again.chosen.ids)) in (context + own, own)
+    assert read_ids(again.chosen.ids).count(again.chosen.ids[-1]) == 1
+    ids = tokenizer(own)["input_ids"]
+    stored = replace(pair_of := read(row), chosen=replace(pair_of.chosen, token_ids=ids, complete=True))
+    assert list(tokenized(stored, tokenizer).chosen.ids) == ids
+
+
+def test_template_when_it_leaves_out_texts_then_the_row_is_refused(shared: Path) -> None:
+    tokenizer = with_template(shared, "idefics3")
+    row = {"prompt": QUESTION, "chosen": "4", "rejected": "5"}
+    assert "the chat template leaves out contents that are texts" in refusal(read(row), tokenizer)

@@ -94,6 +94,23 @@ def test_released_jsonl_when_read_then_token_strings_and_log_probabilities_stay_
     assert (pair.kind, pair.chosen.model, pair.chosen.score) == ("original", "qwen", 4.5)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "rejected"),
+    [
+        ("Q: who? A:", " the first", " this one"),
+        ("Q: who? A:", " the", " there"),
+        ("Q: who? A:\n", "12", "13"),
+        ("Q: who? A: Because", ", as said", " it is"),
+        ("Q: \u8c01\uff1f A: \u8fd9", "\u4e2a", "\u4e9b"),  # no words between spaces
+    ],
+)
+def test_prompt_when_it_is_the_common_beginning_then_no_word_is_divided(
+    prompt: str, chosen: str, rejected: str
+) -> None:
+    pair = only({"chosen": prompt + chosen, "rejected": prompt + rejected})
+    assert (pair.prompt, pair.chosen.text, pair.rejected.text) == (prompt, chosen, rejected)
+
+
 def test_released_mask_lengths_when_given_then_the_pair_is_masked_and_its_rejected_side_cut() -> None:
     pair = only({"prompt": "q", "chosen": "abc", "rejected": "ab", "chosen_mask_len": 0, "rejected_mask_len": 16})
     assert (pair.kind, pair.chosen.complete, pair.rejected.complete) == ("masked", None, False)
@@ -153,10 +170,10 @@ BAD_ROWS = [
         {"prompt": "q", "chosen": None, "rejected": "b"},
         "missing column(s) chosen; found chosen (null), prompt, rejected",
     ),
-    # Without the check, the prompt would be "1".
+    # Without the check, the prompt would be "It:".
     (
-        {"query": "3 times 6 is", "chosen": "18", "rejected": "19"},
-        "no prompt column, and query is not in the common beginning of chosen and rejected, '1'; name the prompt "
+        {"query": "3 times 6 is", "chosen": "It: 18", "rejected": "It: 19"},
+        "no prompt column, and query is not in the common beginning of chosen and rejected, 'It:'; name the prompt "
         "(prompt_key=query), or remove query if it is none",
     ),
     ({"chosen": "q: a", "rejected": "q: a b"}, "chosen: empty completion: it is the beginning of the other side"),

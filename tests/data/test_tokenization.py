@@ -283,7 +283,8 @@ def test_supervised_pair_when_tokenized_then_it_has_no_rejected_side(qwen: Any) 
 def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen: Any) -> None:
     strict = AutoTokenizer.from_pretrained(qwen.name_or_path)
     strict.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}<|im_start|>"
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<|im_start|>{{ messages[-1].content }}"
     )
     good = pair_of(prompt=QUESTION, chosen="4", rejected="5")
     bad = changed(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])

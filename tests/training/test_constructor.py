@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -43,7 +43,11 @@ def build(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, make_model: Callab
         args |= more.pop("args", {})
         config = PreferenceConfig(output_dir=str(tmp_path / "out"), logging_steps=1, disable_tqdm=True, **args)
         return PreferenceTrainer(
-            model or make_model(), args=config, train_dataset=data, processing_class=tokenizer, **more
+            make_model() if model is None else model,
+            args=config,
+            train_dataset=data,
+            processing_class=tokenizer,
+            **more,
         )
 
     return make
@@ -392,6 +396,79 @@ def test_evaluation_when_given_data_of_any_form_then_these_are_evaluated_and_non
         assert len(trainer.predict(data).predictions) == 4
     with pytest.raises(DataError, match="eval_dataset: "):
         trainer.evaluate([])
+
+
+def test_evaluation_when_its_data_set_has_several_splits_then_it_reads_the_one_that_is_not_trained_on(
+    build: Any, tmp_path: Path
+) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    splits = {"train": table, "test": table.select(range(3))}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "files").mkdir()
+    for name, split in splits.items():
+        split.to_parquet(tmp_path / "files" / f"{name}-00000-of-00001.parquet")
+    for folder in ("saved", "files"):
+        assert len(build(data=str(tmp_path / folder), eval_dataset=str(tmp_path / folder)).eval_dataset) == 3
+    table.save_to_disk(str(tmp_path / "one"))
+    assert len(build(eval_dataset={"one": str(tmp_path / "one")}).eval_dataset["one"]) == len(ROWS)
+    datasets.DatasetDict({**splits, "dev": table}).save_to_disk(str(tmp_path / "more"))
+    with pytest.raises(DataError, match=r"more: expected one split to evaluate on, found train, test, dev; give the"):
+        build(eval_dataset=str(tmp_path / "more"))
+
+
+def test_loss_when_a_subclass_adds_to_it_then_the_evaluations_has_it_too(
+    build: Any, make_model: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    class Dearer(PreferenceTrainer):
+        def compute_loss(self, *args: Any, return_outputs: bool = False, **more: Any) -> Any:
+            loss, output = super().compute_loss(*args, return_outputs=True, **more)
+            return (loss + 100, output) if return_outputs else loss + 100
+
+    plain = build(eval_dataset=ROWS[:4])
+    dearer = Dearer(
+        make_model(), args=plain.args, train_dataset=ROWS, eval_dataset=ROWS[:4], processing_class=tokenizer
+    )
+    assert dearer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"] + 100)
+
+
+def test_adapter_when_it_cannot_be_trained_or_found_again_then_it_is_refused_with_what_to_do(
+    build: Any, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.raises(
+        ConfigError, match=r"its active adapter is 'mine'; only one called 'default' .* leave adapter_n"
+    ):
+        build(model=get_peft_model(make_model(), lora, adapter_name="mine"))
+    two: Any = get_peft_model(make_model(), lora)
+    two.add_adapter("mine", lora)
+    assert build(model=two).train().global_step == 2
+    kinds: dict[str, Any] = {
+        "PROMPT_TUNING puts tokens of its own": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        "layer_replication makes another model": LoraConfig(layer_replication=[(0, 2), (0, 2)]),
+        "init_lora_weights=pissa_niter_4: .*use pissa": LoraConfig(init_lora_weights="pissa_niter_4"),
+    }
+    for message, kind in kinds.items():
+        with pytest.raises(ConfigError, match=f"peft_config: {message}"):
+            build(peft_config=kind)
+    with pytest.raises(ConfigError, match=r"torch\.compile has wrapped it; .*compile_layers=True"):
+        build(model=torch.compile(make_model()))
+
+
+@pytest.mark.parametrize(
+    ("message", "more"),
+    [
+        ("lr_scheduler_type: .*num_decay_steps", {"args": {"lr_scheduler_type": "warmup_stable_decay"}}),
+        ("lr_scheduler_type: .*min_lr", {"args": {"lr_scheduler_type": "cosine_with_min_lr"}}),
+        ("optim: .*schedulefree", {"args": {"optim": "schedule_free_adamw"}}),
+        (r"optimizers: expected a pair .* got SGD", {"optimizers": torch.optim.SGD([torch.zeros(1)])}),
+        (r"optimizers: got a class; .*optimizer_cls_and_kwargs", {"optimizers": (torch.optim.SGD, None)}),
+    ],
+)
+def test_optimizer_and_schedule_when_they_cannot_be_made_then_construction_says_so(
+    message: str, more: dict[str, Any], build: Any
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(**more)
 
 
 def test_rows_when_they_have_pictures_then_they_are_refused_by_the_column(

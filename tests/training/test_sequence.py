@@ -21,7 +21,7 @@ from regretless.modeling.layout import lay_out
 from regretless.modeling.sequence_parallel import SequenceGroup, check_sequence_parallel
 from regretless.training.sequence import sequence_group
 from regretless.training.train_config import TrainConfig
-from tiny_kinds import tiny_of_kind
+from tiny_kinds import needs_states, tiny_of_kind
 
 LOGGED = (
     *("loss", "grad_norm", "rewards/margins", "logps/chosen", "entropy", "num_tokens"),
@@ -99,6 +99,10 @@ def test_model_when_its_layers_cannot_be_divided_then_it_is_refused_with_the_rea
     check_sequence_parallel(tiny_of_kind("qwen3"), 4)
     with pytest.raises(ConfigError, match="4 attention heads of Qwen3ForCausalLM cannot be divided equally among 3"):
         check_sequence_parallel(tiny_of_kind("qwen3"), 3)
+
+
+@needs_states
+def test_model_when_it_has_recurrent_layers_then_dividing_its_sequences_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Jamba.* has recurrent layers"):
         check_sequence_parallel(tiny_of_kind("jamba"), 2)
 

@@ -18,7 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
 from regretless.data.records import Message, Text
-from regretless.modeling.chat_templates import template_arguments
+from regretless.modeling.chat_templates import ANSWER, QUESTION, answer_end, template_arguments, written_around_answer
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import eos_token_ids, tokenizer_fingerprint
 
@@ -51,7 +51,7 @@ class Codec:
     """One tokenizer: its special tokens, its chat template, and conversion between texts and ids."""
 
     tokenizer: Tokenizer
-    _openings: dict[str, str] = field(default_factory=dict, init=False)
+    _around: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
@@ -105,29 +105,47 @@ class Codec:
         return self.decode([(number,) for number in sorted(self.ends)])
 
     @cached_property
-    def turn_end(self) -> int:
-        """The token that ends the assistant's turn in the chat template, else the end-of-sequence token."""
-        mark = "regretless"
-        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        written = self.encode([self.render(messages, generate=False).rpartition(mark)[2]])[0]
-        return written[0] if written and written[0] in self.ends else self.eos
+    def writes_texts(self) -> bool:
+        """False if the chat template writes a question without its text."""
+        try:
+            return ANSWER in self.tokenizer.apply_chat_template([{**QUESTION, "content": ANSWER}], tokenize=False)
+        except (jinja2.TemplateError, ValueError, TypeError):
+            return True  # it wants more than a question: each row will tell
+
+    @cached_property
+    def answer_end(self) -> Ids:
+        """The tokens that end an answer in the chat template, else the end-of-sequence token."""
+        return answer_end(self.tokenizer) or (self.eos,)
 
     def opening(self, arguments: Mapping[str, Any]) -> str:
         """The beginning of a block of reasoning, or an empty block, that the template ends prompts with, or nothing.
 
         With the space behind it. `arguments`: further inputs of the template.
         """
+        return self._around_prompt(arguments)[0]
+
+    def lead(self, arguments: Mapping[str, Any]) -> str:
+        """What the template writes between a prompt and a plain answer, or nothing: a header, for example.
+
+        Neither an empty block of reasoning nor spaces. `arguments`: further inputs of the template.
+        """
+        return self._around_prompt(arguments)[1]
+
+    def _around_prompt(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
         # Tools differ from row to row, and say nothing about the answer's beginning.
         given = {name: value for name, value in arguments.items() if name != "tools"}
         key = json.dumps(given, sort_keys=True)
-        if key not in self._openings:
+        if key not in self._around:
             text = ""
             if self.tokenizer.chat_template:
                 with suppress(DataError):  # of a template that wants more than a question, a prompt will tell
-                    text = self.render([{"role": "user", "content": "?"}], generate=True, arguments=given)
+                    text = self.render([QUESTION], generate=True, arguments=given)
             found = OPENING.search(text)
-            self._openings[key] = found[0] if found else ""
-        return self._openings[key]
+            lead = written_around_answer(self.tokenizer, given)[0]
+            if found or OPEN in lead or CLOSE in lead or not lead.strip(" "):
+                lead = ""
+            self._around[key] = found[0] if found else "", lead
+        return self._around[key]
 
     @cached_property
     def eos(self) -> int:
@@ -181,6 +199,11 @@ class Codec:
         `arguments`: further inputs of the template. Raises DataError if the template cannot render all of it.
         """
         messages, given = self._inputs(messages, arguments)
+        if not self.writes_texts:
+            raise DataError(
+                "prompt: the chat template leaves out contents that are texts (it may expect parts of text and "
+                "pictures); set model.chat_template to one for texts"
+            )
         goes_on = generate and not new_turn and messages[-1]["role"] == "assistant"
         with _template_errors():
             return str(
@@ -269,7 +292,9 @@ class Codec:
             return body
         if len(body) < len(ids):
             return (*body, ids[len(body)])
-        return (*body, self.eos if behind_text else self.turn_end)
+        end = (self.eos,) if behind_text else self.answer_end
+        spelled = len(end) - 1  # a text may have all of them but the last, which it cannot end with here
+        return (*body, *end[spelled:]) if spelled and body[-spelled:] == end[:spelled] else (*body, *end)
 
     def without_end(self, ids: Ids) -> Ids:
         """Ids without trailing end tokens."""

@@ -28,11 +28,15 @@ class Part(NamedTuple):
     """True if the model wrote it: it is trained on. False for what lies between its messages, which is context."""
 
 
-def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | None = None) -> tuple[Part, ...]:
+def response_parts(
+    codec: Codec, prompt: Text, response: Text, arguments: str | None = None, *, sampled: bool = False
+) -> tuple[Part, ...]:
     """The text that follows a prompt in the chat template, up to the end of the assistant's last message, in parts.
 
-    A text, and a single message without tool calls, is one part, as it is: templates add or trim text that no model
-    generated. So is the last message of several. But a `<think>` that the prompt ends with is not repeated. The others
+    A text, and a single message without tool calls, is one part, as it is: templates trim what a model generated. So is
+    the last message of several. But a `<think>` that the prompt ends with is not repeated, and a header that the
+    template writes before answers (`Codec.lead`) comes first, as context: if the tokens of a response are known
+    (`sampled`), they are all that followed the prompt. The others
     are written by the template, with `arguments` (JSON): their parts are those that it marks by `{% generation %}`. In
     a template without marks, a message begins where the prompt for it ends, and ends with the first end-of-sequence
     token after that. All end with this token, marked or not. An empty block of reasoning that the template adds is
@@ -53,8 +57,9 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
     if as_it_is:
         last = _behind(opening_of(codec, prompt, given), messages[-1]["content"])
         messages[-1] = {**messages[-1], "content": last}
+    lead = _lead(codec, prompt, messages[-1], given) if as_it_is and not sampled else ()
     if len(messages) == 1 and as_it_is:
-        return (Part(messages[0]["content"], True),)
+        return (*lead, Part(messages[0]["content"], True))
     if isinstance(prompt, str):
         raise DataError("messages with tool calls, reasoning or others between need a prompt of messages, not a text")
     start = codec.render(prompt, generate=True, arguments=given)
@@ -79,14 +84,25 @@ def response_parts(codec: Codec, prompt: Text, response: Text, arguments: str | 
             parts.append(Part(whole[first:end], True))
             place = end
     if as_it_is:
-        parts += [Part(whole[place:], False), Part(messages[-1]["content"], True)]
+        parts += [Part(whole[place:], False), *lead, Part(messages[-1]["content"], True)]
     return tuple(parts)
 
 
 def opening_of(codec: Codec, prompt: Text, arguments: Mapping[str, Any]) -> str:
     """The beginning of a block of reasoning, or an empty block, that a prompt ends with, or nothing."""
-    answers = not isinstance(prompt, str) and prompt[-1]["role"] != "assistant"
-    return codec.opening(arguments) if answers else ""
+    return codec.opening(arguments) if _follows_prompt(prompt) else ""
+
+
+def _follows_prompt(prompt: Text) -> bool:
+    """Whether a response is a message of its own after these ones; it may also go on with the assistant's."""
+    return not isinstance(prompt, str) and prompt[-1]["role"] != "assistant"
+
+
+def _lead(codec: Codec, prompt: Text, answer: Message, arguments: Mapping[str, Any]) -> tuple[Part, ...]:
+    """The header that the template writes before an answer, as context, unless the answer has it already."""
+    lead = codec.lead(arguments) if _follows_prompt(prompt) else ""
+    repeated = lead.strip() != "" and answer["content"].startswith(lead.strip())
+    return (Part(lead, False),) if lead and not repeated else ()
 
 
 def _behind(opening: str, content: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -216,8 +217,8 @@ def _split_prompt(
     if chosen == rejected:
         raise Unusable(EQUAL)
     length = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
-    if isinstance(chosen, str) and chosen[:length].endswith(" "):
-        length -= 1  # a word and the space before it are one token in most vocabularies
+    if isinstance(chosen, str) and isinstance(rejected, str):
+        length = _between_words(chosen, rejected, length)
     if length == 0:
         raise Unusable(
             "no prompt column, and chosen and rejected have no common beginning that could be the prompt; prompt_key "
@@ -227,6 +228,23 @@ def _split_prompt(
         if length >= len(text):
             raise Unusable(f"{name}: empty completion: it is the beginning of the other side")
     return chosen[:length], chosen[length:], rejected[length:]
+
+
+def _between_words(chosen: str, rejected: str, length: int) -> int:
+    """Where the responses of two texts begin that are equal up to `length`: not inside a word (`th` of this and the).
+
+    Nor behind a space: a word and the space before it are one token in most vocabularies.
+    """
+    while _is_of_word(chosen[length - 1 : length]) and any(
+        _is_of_word(text[length : length + 1]) for text in (chosen, rejected)
+    ):
+        length -= 1
+    return length - 1 if chosen[:length].endswith(" ") else length
+
+
+def _is_of_word(character: str) -> bool:
+    # Wide letters, those of Chinese and Japanese, are no parts of words between spaces.
+    return character.isalnum() and unicodedata.east_asian_width(character) not in ("W", "F")
 
 
 # ---- tokens, log-probabilities, scores ------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.errors import DataError
+from regretless.core.files import read_json
 from regretless.core.hub import one_attempt, why
 from regretless.data.rows import FILE_SUFFIXES
 
@@ -31,6 +32,37 @@ def open_source(source: str | Path, split: str = "train", subset: str | None = N
     if not path.is_dir() and str(source).startswith(("/", ".", "~")):
         raise DataError(f"{source}: no such file or folder")
     return _load_dataset(path, str(source), split, subset)
+
+
+def held_out_split(source: str | Path) -> str:
+    """The split of a source to evaluate on: its only one, or its only one besides `train`.
+
+    Raises DataError for a data set with several of them, or whose splits cannot be told.
+    """
+    path = Path(source)
+    if path.is_file() or path.suffix in FILE_SUFFIXES or (path / SAVED_DATASET).is_file():
+        return "train"
+    if (path / SAVED_SPLITS).is_file():
+        splits = list(map(str, read_json(path / SAVED_SPLITS)["splits"]))
+    else:
+        import datasets
+
+        try:
+            with one_attempt(path):
+                splits = list(map(str, datasets.get_dataset_split_names(str(source))))
+        except Exception as error:  # hub, network and format may raise anything
+            open_source(source)  # says what is wrong, if it cannot be read at all
+            raise DataError(
+                f"{source}: its splits could not be listed ({why(error, None)}); give the rows themselves, such as "
+                f'datasets.load_dataset("{source}", split="test")'
+            ) from error
+    others = [split for split in splits if split != "train"] if len(splits) > 1 else splits
+    if len(others) != 1:
+        raise DataError(
+            f"{source}: expected one split to evaluate on, found {', '.join(splits)}; give the rows themselves, such "
+            f'as datasets.load_dataset("{source}", split="{others[0]}")'
+        )
+    return others[0]
 
 
 def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> Any:

@@ -292,8 +292,9 @@ class _PairEncoder:
 
     def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[Part, ...]:
         try:
-            parts = response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs)
-            if side.token_ids is None and side.tokens is None and side.complete is not False:
+            sampled = side.token_ids is not None or side.tokens is not None
+            parts = response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs, sampled=sampled)
+            if not sampled and side.complete is not False:
                 self._check_reasoning(pair, parts[-1])
             return parts
         except DataError as reason:

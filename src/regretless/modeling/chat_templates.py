@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError
@@ -110,10 +111,51 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
 
 
 def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the tokens that end a turn in the tokenizer's chat template, if the presets know them."""
+    """Ids of the tokens that end a turn in the tokenizer's chat template: what it writes, and what the presets know."""
     template = str(tokenizer.chat_template or "")
     ends = [preset.tokens[-1] for preset in CHAT_TEMPLATES.values() if preset.tokens[-1] in template]
-    return {number for end in ends if (number := token_id(tokenizer, end)) is not None}
+    return {number for end in ends if (number := token_id(tokenizer, end)) is not None} | {*answer_end(tokenizer)[-1:]}
+
+
+QUESTION = {"role": "user", "content": "?"}
+ANSWER = "regretless"
+
+
+def written_around_answer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """What the chat template writes between a prompt and the answer to it, and behind the answer.
+
+    Two empty texts without a template, and for one that does not write a question with an answer. The first is empty
+    too if the text of both does not begin with the prompt. `arguments`: inputs of the template besides the messages.
+    """
+    if not tokenizer.chat_template:
+        return "", ""
+    messages = [QUESTION, {"role": "assistant", "content": ANSWER}]
+    try:
+        whole = str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+        prompt = str(tokenizer.apply_chat_template([QUESTION], tokenize=False, add_generation_prompt=True, **arguments))
+    except (jinja2.TemplateError, ValueError, TypeError):
+        return "", ""
+    before, found, behind = whole.rpartition(ANSWER)
+    if not found:
+        return "", ""
+    return before[len(prompt) :] if before.startswith(prompt) else "", behind
+
+
+def answer_end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end an answer in the chat template, or nothing: its first special token, and those right behind it.
+
+    The last of them ends the turn. Other text before them comes along, white space does not.
+    """
+    written = tokenizer(written_around_answer(tokenizer, {})[1], add_special_tokens=False)["input_ids"]
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= {*tokenizer.all_special_ids}
+    first = next((place for place, number in enumerate(written) if number in special), None)
+    if first is None:
+        return ()
+    last = first
+    while written[last] != tokenizer.eos_token_id and last + 1 < len(written) and written[last + 1] in special:
+        last += 1
+    return tuple(written[0 if tokenizer.decode(written[:first]).strip() else first : last + 1])
 
 
 RESERVED_PADS = ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>")

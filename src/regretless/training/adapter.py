@@ -59,6 +59,7 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
     """
     if isinstance(model, PeftModel):
         raise ConfigError("peft_config: the model has an adapter already; merge it first, or omit peft_config")
+    check_trainable(config)
     all_linear = _is_all_linear(config)  # peft replaces it by the names of the layers
     set_seed(seed)
     adapted = with_adapter(model, config)
@@ -74,6 +75,23 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
                 "names such weights (docs/large_models.md)"
             )
     return adapted
+
+
+def check_trainable(config: PeftConfig) -> None:
+    """Raise ConfigError for kinds of adapters that rows cannot have, or that load as another model."""
+    if config.is_prompt_learning:
+        raise ConfigError(
+            f"peft_config: {config.peft_type.value} puts tokens of its own before each sequence, and sequences "
+            "share rows here; use LoRA or another adapter of the model's layers"
+        )
+    if getattr(config, "layer_replication", None):
+        raise ConfigError("peft_config: layer_replication makes another model of the base; remove it")
+    start = getattr(config, "init_lora_weights", None)
+    if isinstance(start, str) and start.startswith("pissa_niter_"):
+        raise ConfigError(
+            f"peft_config: init_lora_weights={start}: peft repeats this approximate decomposition when it loads the "
+            "adapter, with other weights as a result; use pissa, which is exact"
+        )
 
 
 class BaseWeights:

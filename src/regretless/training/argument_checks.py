@@ -188,16 +188,10 @@ def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, A
     """
     # This changes how this process computes from now on, where it can be had.
     lasting = {"tf32"} if is_torch_tf32_available() else set()
-    place = ""
     try:
         with _same_environment():
             args = kind(**{name: value for name, value in values.items() if name not in lasting})
-            place = "optim"
-            Trainer.get_optimizer_cls_and_kwargs(args, torch.nn.Linear(1, 1))
-            place = "lr_scheduler_kwargs" if args.lr_scheduler_kwargs else "lr_scheduler_type"
-            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
-            kwargs = dict(args.lr_scheduler_kwargs or {})
-            get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
+            check_schedule(args)
         check_liger(args)
     except ConfigError as error:
         parts = [problem.partition(": ") for problem in error.problems]
@@ -206,8 +200,21 @@ def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, A
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
         named = (name for name in sorted(values, key=len, reverse=True) if re.search(rf"\b{name}\b", text))
-        return [(place or next(named, ""), text)]
+        return [(next(named, ""), text)]
     return []
+
+
+def check_schedule(args: TrainingArguments) -> None:
+    """Raise ConfigError if transformers cannot make this optimizer, or this schedule of the learning rate."""
+    place = "optim"
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args, torch.nn.Linear(1, 1))
+        place = "lr_scheduler_kwargs" if args.lr_scheduler_kwargs else "lr_scheduler_type"
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
+        kwargs = dict(args.lr_scheduler_kwargs or {})
+        get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
+    except Exception as error:  # what is raised depends on the optimizer's package
+        raise ConfigError(f"{place}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def check_liger(args: TrainingArguments) -> None:

@@ -38,6 +38,7 @@ UNUSED = {
     "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
     "neftune_noise_alpha": "its noise depends on the length of a sequence, and several sequences share a row here",
     "label_names": "rows have no labels",
+    "include_num_input_tokens_seen": "every log line has the number of tokens, as num_tokens",
     "batch_eval_metrics": "metrics are those of the objective",
     "include_for_metrics": "metrics are those of the objective",
     **dict.fromkeys(

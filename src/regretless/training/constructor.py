@@ -30,7 +30,7 @@ from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
 from regretless.objectives import Objective
-from regretless.training.adapter import BaseWeights, add_adapter
+from regretless.training.adapter import BaseWeights, add_adapter, check_trainable
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.trl_arguments import REFUSED
@@ -67,11 +67,15 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     reject("PreferenceTrainer", problems)
 
 
-def check_kinds(model: Any, ref_model: Any, args: Any, peft_config: Any) -> None:
+def check_kinds(model: Any, ref_model: Any, args: Any, peft_config: Any, optimizers: Any = (None, None)) -> None:
     """Raise ConfigError for arguments in another order than TRL's, or that cannot be used together."""
     problems = []
     if peft_config is not None and not isinstance(peft_config, PeftConfig):
         problems.append(f"peft_config: expected a PeftConfig, such as LoraConfig(r=32), got {peft_config!r:.80}")
+    if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
+        problems.append(f"optimizers: expected a pair (optimizer, schedule or None), got {type(optimizers).__name__}")
+    elif isinstance(optimizers[0], type):
+        problems.append("optimizers: got a class; pass an optimizer, or optimizer_cls_and_kwargs=(class, arguments)")
     if isinstance(ref_model, TrainingArguments):
         problems.append("ref_model: got training arguments; the order is model, ref_model, args; pass args=…")
     elif ref_model is not None and ref_model is model and not isinstance(model, str):
@@ -128,6 +132,7 @@ def models_of(
             "model: none of its weights has requires_grad, so nothing would be trained; load an adapter with "
             "is_trainable=True, or pass a peft_config"
         )
+    check_adapter(policy)
     fit_trained_weights(policy, args, as_loaded=as_loaded)
     reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
     if reference is not None:
@@ -149,6 +154,8 @@ def policy_of(model: Any, args: PreferenceConfig, tokenizer: PreTrainedTokenizer
                 "model: transformers has put an adapter into it, which would be lost; load it with peft "
                 "(AutoPeftModelForCausalLM.from_pretrained(…, is_trainable=True)), or pass the adapter's name"
             )
+    if hasattr(model, "_orig_mod"):
+        raise ConfigError("model: torch.compile has wrapped it; pass the model itself, and set compile_layers=True")
     keep_weights_as_loaded(model)
     if args.pad_token is not None:
         causal_model(model).config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -236,6 +243,23 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             f"optimizers: the optimizer lacks {without} of {len(trained)} trainable weights; with peft_config they are "
             "made here, so pass optimizer_cls_and_kwargs instead, or a model that has its adapter already"
         )
+
+
+def check_adapter(model: nn.Module) -> None:
+    """Raise ConfigError for an adapter that cannot be trained here, or whose files would not be found again.
+
+    peft saves an adapter of another name than `default` in a folder of its own. transformers reads the best model, and
+    everyone an uploaded one, from the folder above.
+    """
+    if not isinstance(model, PeftModel):
+        return
+    active = model.active_adapters
+    if active != ["default"]:
+        raise ConfigError(
+            f"model: its active adapter is {', '.join(map(repr, active))}; only one called 'default' is saved where "
+            "its files are looked for: leave adapter_name out of get_peft_model or PeftModel.from_pretrained"
+        )
+    check_trainable(model.peft_config["default"])
 
 
 def check_quantized(model: nn.Module, *, adapter: bool) -> None:

@@ -23,7 +23,7 @@ from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.records import Pair
 from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
-from regretless.data.sources import open_source
+from regretless.data.sources import held_out_split, open_source
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
 from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
@@ -41,15 +41,21 @@ def pair_table(
     args: PreferenceConfig,
     objective: Objective,
     name: str,
+    *,
+    held_out: bool = False,
 ) -> PairTable:
     """Pairs of a file, a hub id, a data set or rows, ready for training with `objective`; never all of them in memory.
 
     The table of a file or a `datasets.Dataset` is cached in `pairs_cache_dir` under a hash of its content, the
     tokenizer and the settings, so that a later run reads no row again. Rank 0 writes it for all processes.
+    Of a data set by name with several splits, `train` is read; for an evaluation (`held_out`), the only other one.
     Rows that cannot be used are printed and written to `refused-<name>.jsonl` in `args.cache_dir`.
     Raises DataError if no row is left, or if the method needs behavior log-probabilities that the rows lack.
     """
-    opened = open_source(rows) if isinstance(rows, str | Path) else _rows(rows, name)
+    if isinstance(rows, str | Path):
+        opened = open_source(rows, held_out_split(rows) if held_out else "train")
+    else:
+        opened = _rows(rows, name)
     source = str(rows) if isinstance(rows, str | Path) else name
     reading = _Reading(tokenizer, args, objective, name)
     content = path_fingerprint(opened) if isinstance(opened, Path) else getattr(opened, "_fingerprint", None)
@@ -71,12 +77,18 @@ def pair_table(
 
 
 def pair_dataset(
-    rows: Any, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
+    rows: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    args: PreferenceConfig,
+    objective: Objective,
+    name: str,
+    *,
+    held_out: bool = False,
 ) -> PairDataset | None:
     """What a trainer reads of these rows; None for None, and a data set that it has read already as it is."""
     if rows is None or isinstance(rows, PairDataset):
         return rows
-    table = pair_table(rows, tokenizer, args, objective, name)
+    table = pair_table(rows, tokenizer, args, objective, name, held_out=held_out)
     return PairDataset(table, mismatched=objective.zero_point == "mismatched")
 
 
@@ -85,7 +97,7 @@ def evaluation_data(
 ) -> PairDataset | dict[str, PairDataset | None] | None:
     """The data of one evaluation, or of several by name. Raises ConfigError for names that cannot be those of files."""
     if not isinstance(rows, Mapping):
-        return pair_dataset(rows, tokenizer, args, objective, "eval_dataset")
+        return pair_dataset(rows, tokenizer, args, objective, "eval_dataset", held_out=True)
     problems = []
     for name in rows:
         try:
@@ -93,7 +105,7 @@ def evaluation_data(
         except ValueError as error:
             problems.append(f"{name!r}: {error}")
     reject("eval_dataset", problems)
-    return {name: pair_dataset(part, tokenizer, args, objective, name) for name, part in rows.items()}
+    return {name: pair_dataset(part, tokenizer, args, objective, name, held_out=True) for name, part in rows.items()}
 
 
 def _rows(data: Any, name: str) -> Iterable[Any]:

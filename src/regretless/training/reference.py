@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import xxhash
 from numpy.typing import NDArray
+from peft import PeftModel
 from torch import nn
 
 from regretless.core.errors import ConfigError, DataError
@@ -95,9 +96,26 @@ class ReferenceModel:
             digest.update(parameter.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
         config = causal_model(model).config.to_dict()
         settings = {name: value for name, value in config.items() if name not in VOLATILE}
-        return fingerprint([digest.hexdigest(), settings, precision, self.adapters_off])
+        adapters = [] if self.adapters_off else adapter_settings(model)
+        return fingerprint([digest.hexdigest(), settings, precision, self.adapters_off, adapters])
 
 
+def adapter_settings(model: nn.Module) -> list[Any]:
+    """Settings of a model's adapters that change log-probabilities (their scales, for one), and which are active."""
+    if not isinstance(model, PeftModel):
+        return []
+    settings = {name: {**config.to_dict(), **OF_ANY_ADAPTER} for name, config in model.peft_config.items()}
+    return [_sorted_sets(settings), model.active_adapters]
+
+
+def _sorted_sets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _sorted_sets(one) for key, one in value.items()}
+    return sorted(map(str, value)) if isinstance(value, set) else value
+
+
+OF_ANY_ADAPTER = dict.fromkeys(("base_model_name_or_path", "revision", "inference_mode", "peft_version"))
+"""Settings of adapters that do not change log-probabilities, all with the same value."""
 VOLATILE = ("_name_or_path", "transformers_version", "use_cache", "_attn_implementation_internal")
 """Configuration entries that do not change log-probabilities."""
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
 from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint, load_weights
 from regretless.objectives import build
-from regretless.training.argument_checks import check_liger
+from regretless.training.argument_checks import check_liger, check_schedule
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
 from regretless.training.completions import CompletionTables
@@ -58,8 +59,9 @@ from regretless.training.packing import filled_tokens, most_tokens, pack_rows
 from regretless.training.pair_reading import evaluation_data, pair_dataset
 from regretless.training.passes import Idle, Passes, joined
 from regretless.training.publish import PublishingTrainer
-from regretless.training.reference import ReferenceLogps, ReferenceModel
+from regretless.training.reference import ReferenceLogps, ReferenceModel, adapter_settings
 from regretless.training.reference_pass import Asked, fill, pairs_read
+from regretless.training.resuming import Start, reading
 from regretless.training.sequence import check_together, sequence_group
 from regretless.training.sharding import whole_weights
 from regretless.training.step import weighed
@@ -103,11 +105,13 @@ class PreferenceTrainer(PublishingTrainer):
         peft_config: PeftConfig | None = None,
         **kwargs: Any,
     ) -> None:
-        check_kinds(model, ref_model, args, peft_config)
+        check_kinds(model, ref_model, args, peft_config, optimizers)
         check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
         args.settle()
         check_liger(args)
+        if optimizers[0] is None and kwargs.get("optimizer_cls_and_kwargs") is None:
+            check_schedule(args)
         use_one_gpu(args)
         check_parallelism(args)
         check_offloading(args)
@@ -224,18 +228,22 @@ class PreferenceTrainer(PublishingTrainer):
         """Compute what is missing for the pairs with these indices (default: all); `known`: for more than them."""
         if "reference" not in self.objective.required:
             return
-        if self._reference_logps is None:
-            key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
-            root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
-            self._reference_logps = ReferenceLogps(root / key)
         fill(
-            self._reference_logps,
+            self._open_reference(),
             Asked(data, numbers, known, with_rejected=self._needs_rejected),
             self._score_reference,
             is_lost=self.state.global_step > 0 and self.reference.is_start_of_training,
             writes=self.args.should_save,
             wait=self.accelerator.wait_for_everyone,
         )
+
+    def _open_reference(self) -> ReferenceLogps:
+        """The stored log-probabilities of the reference, as it is when this is called for the first time."""
+        if self._reference_logps is None:
+            key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
+            root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
+            self._reference_logps = ReferenceLogps(root / key)
+        return self._reference_logps
 
     @property
     def _known_reference(self) -> ReferenceLogps:
@@ -294,11 +302,25 @@ class PreferenceTrainer(PublishingTrainer):
                 clear_checkpoints(Path(last), self.args.save_total_limit)
             self.accelerator.wait_for_everyone()
         self._log_state.checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if self._log_state.checkpoint is not None:
+            # Some adapters begin with a decomposition of the weights, which another machine rounds in another way.
+            decomposed = self.reference.is_start_of_training and isinstance(self.model, PeftModel)
+            self._start().check(self._log_state.checkpoint, same_bytes=not decomposed)
         self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         self.write_cards_in_saved_adapters()
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _start(self) -> Start:
+        args, data = self.args, self.train_dataset
+        return Start(
+            reference=self._open_reference().folder.name if "reference" in self.objective.required else None,
+            objective={"name": self.objective.name, **self.objective.model_dump(mode="json")},
+            data=[] if data is None else [data.key, len(data)],
+            seeds=[args.seed, args.data_seed],
+            adapter=adapter_settings(self.model),
+        )
 
     def _run_epoch(self, **kwargs: Any) -> None:
         """One pass over the data; none if the checkpoint that training resumes from is after its last step."""
@@ -309,16 +331,24 @@ class PreferenceTrainer(PublishingTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint, which is complete when its `trainer_state.json` is: the last file."""
-        self._log_state.save(Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}")
+        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        self._log_state.save(folder)
+        if self.args.should_save:
+            self._start().write(folder)
         super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load weights that `_save_checkpoint` wrote into the model."""
         target = self.model if model is None else model
-        if self._has_plain_weights(target):
-            load_weights(target, Path(resume_from_checkpoint))
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with reading(resume_from_checkpoint):
+            if self._has_plain_weights(target):
+                load_weights(target, Path(resume_from_checkpoint))
+            else:
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(str(checkpoint)):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_best_model(self) -> None:
         if self._has_plain_weights(self.model):
@@ -520,7 +550,7 @@ class PreferenceTrainer(PublishingTrainer):
             data = self.eval_dataset[eval_dataset]
         if data is None:
             raise ConfigError("eval_dataset: required to evaluate")
-        data = pair_dataset(data, self.processing_class, self.args, self.objective, "eval_dataset")
+        data = pair_dataset(data, self.processing_class, self.args, self.objective, "eval_dataset", held_out=True)
         assert data is not None
         mine = self._share(len(data))
         size = self.args.per_device_eval_batch_size
@@ -556,9 +586,10 @@ class PreferenceTrainer(PublishingTrainer):
                 z_ref = self._zero_point(pairs or [data[0]], counts=bool(pairs))
                 if not pairs:
                     continue
-                batch = self._batch(pairs)
-                _, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
-                loss_means.add({"loss": output.loss.repeat(len(batch.pairs))})
+                # The load-balancing loss is a mean over tokens, not over pairs: it is added at the end.
+                batch = replace(self._batch(pairs), aux_weight=0.0)
+                loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
+                loss_means.add({"loss": loss.repeat(len(batch.pairs))})
                 if (found := output.pair_rewards(batch.pairs)) is not None:
                     rewards.append(found.float().cpu())
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
