@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import row_choice
@@ -28,6 +29,28 @@ def test_rows_when_chosen_by_name_then_they_are_taken_or_refused_with_the_reason
     assert [len(values) for values in shared] == [3, 4]
     for mine, other in zip(shared, alone, strict=True):
         torch.testing.assert_close(torch.from_numpy(mine), torch.from_numpy(other), rtol=0, atol=1e-5)
+
+
+def test_rows_when_an_adapter_depends_on_where_it_is_invoked_then_each_sequence_has_its_own() -> None:
+    model = tiny_of_kind("qwen3").float()
+    config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    config.alora_invocation_tokens = [7, 8]
+    model = get_peft_model(model, config).eval()
+    # The invocation is at the end of a prompt, in a response, at both places, and nowhere.
+    items = [*ITEMS, ((5, 6, 7, 8, 9), (10, 2)), ((9, 10), (3, 7, 8, 11, 12, 2)), ((5, 6, 7, 8), (7, 8, 9, 2))]
+    items.append(((9, 10), (11, 12, 13, 14, 15, 16, 2)))
+    with pytest.raises(ConfigError, match=r"adapter 'default' does depends on where its invocation tokens are"):
+        choose_rows(model, 40, "grouped")
+    assert choose_rows(model, 40) == "plain"
+    for (prompt, response), found in zip(items, score_responses(model, items), strict=True):
+        ids = torch.tensor([prompt + response])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        own = logits.log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        torch.testing.assert_close(torch.from_numpy(found), own, rtol=0, atol=1e-5)
+        with torch.no_grad(), model.disable_adapter():
+            base = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        assert (7 in prompt + response) == bool((base - logits).abs().max() > 1e-3)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt"])

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -78,6 +79,7 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
 
     First what is exact and needs no tolerance, nor weights that do much:
 
+    - No active adapter acts only behind its invocation tokens (aLoRA): peft looks for these once in a row.
     - With attention replaced by one in which a token sees only itself, and each token a sequence for recurrent layers,
       no layer's output for a token has a gradient with respect to another token. Else the first layer that mixes is
       named.
@@ -162,6 +164,7 @@ class ModelCheck:
 
     def run(self) -> None:
         """All parts, the exact ones first: their messages are the most precise."""
+        self._no_invocation()
         with self._reasons("a row"):
             head_of(self.inner)
         with self._zeros_filled(), self._slow_decays():
@@ -207,6 +210,17 @@ class ModelCheck:
         return [(first, self._tokens(9)), (first, self._tokens(5)), (second, self._tokens(6))]
 
     # --- the parts ---------------------------------------------------------------------------------------------------
+
+    def _no_invocation(self) -> None:
+        """No adapter is on in a part of a row: the check's own tokens would hardly invoke it."""
+        for module in self.model.modules():
+            if isinstance(module, PeftModel):
+                for name in module.active_adapters:
+                    if getattr(module.peft_config[name], "alora_invocation_tokens", None):
+                        raise Refused(
+                            f"what adapter {name!r} does depends on where its invocation tokens are "
+                            "(alora_invocation_tokens), and peft looks for these once in a row"
+                        )
 
     def _mixes_only_in_attention(self) -> list[Call]:
         """With attention that mixes nothing, nothing is mixed; returns the attention calls, in order."""
