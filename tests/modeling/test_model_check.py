@@ -102,6 +102,29 @@ def test_check_when_a_window_is_off_by_one_then_layer_and_token_are_named(
         check_grouped(model)
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("model_type", ["gemma", "gemma3_text"])
+def test_check_when_only_eager_attention_is_causal_then_the_models_own_is_what_counts(
+    model_type: str, precision: torch.dtype
+) -> None:
+    # Transformers gives SDPA no mask for one sequence; a layer that says it is not causal then sees all of it.
+    model = tiny(model_type, use_bidirectional_attention=True).to(precision)
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(
+        ConfigError, match=r"by its own attention \(sdpa\), a token's score depends on the tokens after"
+    ):
+        check_grouped(model)
+    check_grouped(tiny(model_type).to(precision))
+
+
+def test_check_when_a_models_own_attention_cannot_compute_it_then_rows_still_can() -> None:
+    model = tiny("gemma2", attn_logit_softcapping=20.0)
+    model.config._attn_implementation = "sdpa"  # it has no soft caps
+    with pytest.raises(ValueError, match="softcap"):
+        model(torch.tensor([[5, 6]]))
+    check_grouped(model)
+
+
 def test_check_when_no_sequence_fills_a_window_then_no_time_goes_into_it() -> None:
     model = tiny("mistral", sliding_window=200)
     lengths: list[int] = []

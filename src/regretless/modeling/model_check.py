@@ -89,6 +89,7 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
     - In each layer attention's mask, as the model itself makes it, is causal within the window that attention is told,
       and attention is told nothing that the shared-prefix attention does not know.
     - A response's score has no gradient with respect to other responses and prompts, and has one to its own prompt.
+    - By the attention that the model is configured with, a token's score has no gradient with respect to later tokens.
 
     Then log-probabilities of several prompts and responses in a row, some longer than each window, are compared with
     the model's own, by its own attention: to `TOLERANCE`; in lower precision (bf16, TF32) each response's median
@@ -175,6 +176,7 @@ class ModelCheck:
         reach = max(reach, SHORT) if self.recurrent else reach
         self._known_arguments(calls)
         self._no_leak(min(reach, SHORT))
+        self._causal_itself()
         self._equal(self._items(min(reach, SHORT)), calls, "eager")
         if reach > SHORT:
             # Eager attention would take memory for each pair of positions in each head.
@@ -395,6 +397,30 @@ class ModelCheck:
                     )
                 if not dense[own[: len(prompt)]].any():
                     raise Refused("a response's score does not depend on its prompt")
+
+    def _causal_itself(self) -> None:
+        """No token sees later ones by the model's configured attention, which may take other masks than eager does.
+
+        SDPA and FlashAttention are given no mask for one sequence, and ask the layer whether it is causal.
+        """
+        own = self.inner.config.get_text_config()._attn_implementation
+        if own in ("eager", "flex_attention"):
+            return  # these are always given a mask
+        prompt, response = item = self._tokens(6), self._tokens(7)
+        positions = torch.arange(len(prompt + response), device=self.device)[None]
+        try:
+            with (
+                self._reasons("a plain call", "it fails in"),
+                self._cut_at_embeddings(positions) as embeddings,
+                torch.enable_grad(),
+            ):
+                score = self._plain(item, own)[0]
+                grads = torch.autograd.grad(score, embeddings, allow_unused=True)
+        except Refused:
+            # Rows do not need an attention that cannot compute the model, such as SDPA with soft caps.
+            return
+        if any(bool((grad[:, len(prompt) :] != 0).any()) for grad in grads if grad is not None):
+            raise Refused(f"by its own attention ({own}), a token's score depends on the tokens after it")
 
     def _equal(self, items: Sequence[Item], calls: Sequence[Call], own: str) -> None:
         """Log-probabilities are the model's own, and its masks those of causal attention within the layer's window."""
