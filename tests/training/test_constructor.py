@@ -17,6 +17,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -29,6 +30,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.training.arguments import PreferenceConfig
+from regretless.training.constructor import turn_off_dropout
 from regretless.training.trainer import PreferenceTrainer
 
 Make = Callable[..., PreferenceTrainer]
@@ -227,6 +229,20 @@ def test_dropout_when_it_is_disabled_then_every_step_computes_the_same(
     assert expected[0] == pytest.approx(expected[1], rel=1e-6)
     other = losses(per_device_train_batch_size=25)
     assert other[0] != pytest.approx(other[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("falcon", "hidden_dropout"), ("persimmon", "attention_dropout")])
+def test_dropout_when_layers_read_it_from_the_configuration_then_it_is_disabled_and_saved_so(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **{name: 0.5})).train()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    turn_off_dropout(model)
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    model.save_pretrained(tmp_path)
+    assert getattr(AutoConfig.from_pretrained(tmp_path), name) == 0
 
 
 def forms() -> Mapping[str, Any]:

@@ -219,7 +219,11 @@ class PreferenceConfig(TrainingArguments):
         },
     )
     disable_dropout: bool = field(
-        default=False, metadata={"help": "Whether dropout is off in the model, its adapter and the reference."}
+        default=False,
+        metadata={
+            "help": "Whether dropout is off in the model, its adapter and the reference. The probabilities in the "
+            "model's configuration become 0, and are saved so, because layers of some models read them there."
+        },
     )
     trained_dtype: Literal["float32", "bfloat16"] | None = field(
         default=None,

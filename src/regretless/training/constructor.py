@@ -15,6 +15,7 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Trainer,
@@ -216,14 +217,17 @@ def compile_models(args: PreferenceConfig, *models: nn.Module | None) -> None:
 def turn_off_dropout(*models: nn.Module | None) -> None:
     """Set the probability of all dropout to 0, in place.
 
-    It is that of a module, or a number that another module keeps: `attention_dropout`, `attn_pdrop`, `layerdrop`.
+    It is that of a module, or a number that another module keeps: `attention_dropout`, `attn_pdrop`, `layerdrop`. Some
+    layers keep none and read their configuration in each pass (Falcon, Persimmon), so it is 0 there, too.
     """
     for module in (module for model in models if model is not None for module in model.modules()):
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():
-            if isinstance(value, float) and "drop" in name:
-                setattr(module, name, 0.0)
+        config = getattr(module, "config", None)
+        for holder in (module, config) if isinstance(config, PretrainedConfig) else (module,):
+            for name, value in vars(holder).items():
+                if isinstance(value, float) and "drop" in name:
+                    setattr(holder, name, 0.0)
 
 
 def taken(given: Mapping[str, Any]) -> dict[str, Any]:
