@@ -76,3 +76,15 @@ def test_sum_when_its_terms_are_unusable_then_every_problem_is_reported() -> Non
         build("weighted_sum", terms=two)
     with pytest.raises(ConfigError, match="reference: weighted_sum needs the reference model itself for `z_ref`"):
         build("weighted_sum", terms=two[:1], reference="behavior")
+
+
+def test_sum_when_its_terms_cannot_have_its_modifier_of_lengths_then_they_are_named() -> None:
+    for name in ("simpo", "orpo"):
+        terms = [{"objective": "dpo"}, {"objective": "weighted_sum", "terms": [{"objective": name}]}]
+        with pytest.raises(ConfigError, match=rf"ld_alpha: .* but terms.1.terms.0 \({name}\) cannot have it, because"):
+            build("weighted_sum", terms=terms, ld_alpha=0.5)
+    terms = [{"objective": "simpo"}, {"objective": "dpo", "ld_alpha": 0.5}]
+    assert build("weighted_sum", terms=terms).ld_alpha == 1
+    with pytest.raises(ConfigError, match=r"terms.0 \(simpo\) .*; terms.1 \(dpo\) has one of its own, and the two"):
+        build("weighted_sum", terms=terms, ld_alpha=0.5)
+    assert build("weighted_sum", ld_alpha=0.5).ld_alpha == 0.5

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError, field_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 from torch import Tensor
 
 from regretless.core.errors import ConfigError, reject
@@ -51,6 +51,32 @@ class WeightedSum(Objective):
         if problems:
             raise ValidationError.from_exception_data(cls.__name__, problems)
         return terms
+
+    @model_validator(mode="after")
+    def _check_tails(self) -> Self:
+        if self.ld_alpha == 1:
+            return self
+        problems = []
+        for place, one in self._parts():
+            if one.ld_alpha != 1:
+                problems.append(f"{place} ({one.name}) has one of its own, and the two would multiply")
+            elif one.rewards_means:
+                problems.append(
+                    f"{place} ({one.name}) cannot have it, because it divides by the length of a response and has no "
+                    "reference"
+                )
+        if problems:
+            text = f"it applies to all terms, but {'; '.join(problems)}; set it in single terms instead"
+            error = setting_error(("ld_alpha",), text, self.ld_alpha)
+            raise ValidationError.from_exception_data(type(self).__name__, [error])
+        return self
+
+    def _parts(self, place: str = "") -> Iterator[tuple[str, Objective]]:
+        """Each term with its place, and the terms of those that are sums themselves."""
+        for number, (_, one) in enumerate(self._weighted):
+            yield f"{place}terms.{number}", one
+            if isinstance(one, WeightedSum):
+                yield from one._parts(f"{place}terms.{number}.")
 
     @cached_property
     def _weighted(self) -> tuple[tuple[float, Objective], ...]:
