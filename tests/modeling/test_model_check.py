@@ -16,6 +16,7 @@ from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention, model_check
 from regretless.modeling.forward import grouped
 from regretless.modeling.model_check import check_grouped
+from regretless.modeling.plain_check import check_plain
 from regretless.modeling.scoring import score_responses
 
 SIZES = {
@@ -167,6 +168,19 @@ def test_check_when_positions_depend_on_the_longest_one_then_sequences_up_to_the
     tokens = torch.randint(61, (300,), generator=numbers).tolist()
     with pytest.raises(ConfigError, match="max_length"):
         score_responses(model, [(tokens[:40], tokens[40:]), (tokens[:40], tokens[50:60])])
+
+
+@pytest.mark.parametrize("check", [check_grouped, check_plain])
+def test_check_when_the_original_context_is_shorter_than_its_own_rows_then_longer_sequences_are_refused(
+    check: Callable[..., None],
+) -> None:
+    lengths = {"original_max_position_embeddings": 40, "max_position_embeddings": 1024}
+    model = tiny("phi3", rope_parameters=ROPES["longrope"][1], pad_token_id=0, **lengths)
+    for longest in (41, 60, 400):
+        with pytest.raises(ConfigError, match=r"rope_type longrope\) gives for a position changes .* up to 40 tokens"):
+            check(model, longest=longest)
+    if check is check_grouped:  # one of the other's sequences is longer than this context
+        check(model, longest=40)
 
 
 def test_check_when_an_unknown_embedding_of_positions_depends_on_the_row_then_it_is_refused() -> None:

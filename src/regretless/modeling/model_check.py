@@ -336,29 +336,34 @@ class ModelCheck:
 
     def _positions_stand_alone(self, seen: _Seen, positions: Tensor) -> None:
         """The values of a position do not change if another token ends the longest sequence."""
+        count = positions.shape[1]
         for name, module, args, kwargs in seen.positional:
             module = copy.deepcopy(module)  # some keep what they computed for the longest call
-            with torch.no_grad():
-                before = tensors_in(module(*args, **kwargs))
-                args = tuple(self._moved(value, positions) for value in args)
-                after = tensors_in(
-                    module(*args, **{key: self._moved(value, positions) for key, value in kwargs.items()})
-                )
-            count = positions.shape[1]
-            for was, now in zip(before, after, strict=True):
-                axes = [axis for axis, size in enumerate(was.shape) if size == count]
-                if axes and not torch.equal(was.narrow(axes[-1], 0, count - 1), now.narrow(axes[-1], 0, count - 1)):
-                    raise Refused(
-                        f"what {name} ({type(module).__name__}, rope_type {getattr(module, 'rope_type', 'unknown')}) "
-                        f"gives for a position changes when a sequence of {self.longest} tokens {self.beside}; "
-                        f"{context_advice(self.config)}"
+            # As they are, positions may be beyond the original context, with the last one moved or not; 0 and 1 are
+            # within any.
+            for others in (positions, positions % 2):
+                with torch.no_grad():
+                    before, after = (
+                        tensors_in(
+                            module(
+                                *(_replaced(value, positions, new) for value in args),
+                                **{key: _replaced(value, positions, new) for key, value in kwargs.items()},
+                            )
+                        )
+                        for new in (others, self._moved(others))
                     )
+                for was, now in zip(before, after, strict=True):
+                    axes = [axis for axis, size in enumerate(was.shape) if size == count]
+                    if axes and not torch.equal(was.narrow(axes[-1], 0, count - 1), now.narrow(axes[-1], 0, count - 1)):
+                        raise Refused(
+                            f"what {name} ({type(module).__name__}, rope_type {getattr(module, 'rope_type', 'unknown')}"
+                            f") gives for a position changes when a sequence of {self.longest} tokens {self.beside}; "
+                            f"{context_advice(self.config)}"
+                        )
 
-    def _moved(self, value: Any, positions: Tensor) -> Any:
-        """The value; if it holds positions, with the last token at the end of the longest sequence."""
-        if not are_positions(value, positions):
-            return value
-        moved: Tensor = value.clone()
+    def _moved(self, positions: Tensor) -> Tensor:
+        """The positions with the last token at the end of the longest sequence."""
+        moved = positions.clone()
         moved[..., -1] = self.longest - 1
         return moved
 
@@ -649,3 +654,8 @@ class ModelCheck:
 
     def _name(self, module: nn.Module) -> str:
         return f"{self.names.get(module, '?')} ({type(module).__name__})"
+
+
+def _replaced(value: Any, positions: Tensor, new: Tensor) -> Any:
+    """The value; if it holds positions, the new ones in their place."""
+    return new[0].to(value).expand_as(value).clone() if are_positions(value, positions) else value
