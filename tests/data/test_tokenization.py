@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
@@ -368,3 +369,17 @@ def test_texts_when_they_differ_and_stored_ids_do_not_then_the_refusal_says_whic
         changed(same, chosen_logps=[-0.1], rejected_logps=[-0.1]), qwen
     )
     assert refusal(changed(same, rejected="4", chosen_logps=None, rejected_logps=None), qwen).endswith("are equal")
+
+
+@pytest.mark.parametrize(
+    ("template", "begins"), [("$A <|end|>", False), ("<|end|> $A", True), ("<|end|> $A <|end|>", True)]
+)
+def test_prompt_when_one_token_begins_and_ends_texts_then_it_is_put_where_the_tokenizer_puts_it(
+    template: str, begins: bool
+) -> None:
+    words = Tokenizer(models.WordLevel({"<|end|>": 0, "a": 1, "b": 2, "?": 3}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("<|end|>", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<|end|>", eos_token="<|end|>")
+    assert list(encode_prompt(tokenizer, "a b")) == ([0, 1, 2] if begins else [1, 2])
+    assert list(encode_response(tokenizer, "a", "b")) == [2, 0]

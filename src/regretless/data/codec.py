@@ -91,7 +91,8 @@ class Codec:
     @cached_property
     def bos(self) -> int | None:
         """The beginning-of-sequence token, if the tokenizer puts one before a text."""
-        start = self.tokenizer("")["input_ids"][:1]
+        # A text, not an empty one: of that, a token that is put behind every text would come first.
+        start = self.tokenizer("a")["input_ids"][:1]
         return self.tokenizer.bos_token_id if start == [self.tokenizer.bos_token_id] else None
 
     @cached_property
