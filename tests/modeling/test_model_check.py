@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention, model_check
@@ -124,6 +124,24 @@ def test_check_when_a_models_own_attention_cannot_compute_it_then_rows_still_can
     with pytest.raises(ValueError, match="softcap"):
         model(torch.tensor([[5, 6]]))
     check_grouped(model)
+
+
+def test_check_when_a_configuration_lacks_the_size_of_the_vocabulary_then_the_embeddings_tell_it() -> None:
+    class Unsized(LlamaConfig):
+        @property
+        def vocab_size(self) -> int:
+            raise AttributeError("'Unsized' object has no attribute 'vocab_size'")
+
+    model = tiny("llama")
+    model.config.__class__ = Unsized
+    for check in (check_grouped, check_plain):
+        check(model)
+    model = tiny("llama")
+    model.config.__class__ = Unsized
+    model.model.embed_tokens = torch.nn.Sequential(model.model.embed_tokens)
+    for check in (check_grouped, check_plain):
+        with pytest.raises(ConfigError, match=r"neither its configuration \(vocab_size\) nor its input embeddings say"):
+            check(model)
 
 
 def test_check_when_no_sequence_fills_a_window_then_no_time_goes_into_it() -> None:

@@ -161,7 +161,7 @@ class ModelCheck:
         self.device = inner.device
         self.numbers = torch.Generator().manual_seed(0)
         special = special_ids(inner.config) | special_ids(self.config)
-        self.vocabulary = torch.tensor([token for token in range(self.config.vocab_size) if token not in special])
+        self.vocabulary = torch.tensor([token for token in range(self._token_count()) if token not in special])
 
     def run(self) -> None:
         """All parts, the exact ones first: their messages are the most precise."""
@@ -182,6 +182,18 @@ class ModelCheck:
             # Eager attention would take memory for each pair of positions in each head.
             own = "sdpa" if self.inner._supports_sdpa else "eager"
             self._equal(self._long_items(reach), calls, own)
+
+    def _token_count(self) -> int:
+        """Tokens that the model knows; a configuration of several models (PI0) may leave the number to theirs."""
+        count: int | None = getattr(self.config, "vocab_size", None)
+        if count is None:
+            with self._reasons("a row"):
+                count = getattr(self.inner.get_input_embeddings(), "num_embeddings", None)
+        if count is None:
+            raise Refused(
+                "neither its configuration (vocab_size) nor its input embeddings say how many tokens it knows"
+            )
+        return count
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
