@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.modeling.load import ModelConfig, best_device, load_model, load_tokenizer, put_adapter, stored_dtype
@@ -126,12 +126,44 @@ def _merge(model: PeftModel, adapter: Path) -> Any:
     merge = getattr(model.base_model, "merge_and_unload", None)
     if merge is None:
         raise ConfigError(f"{adapter}: peft cannot merge an adapter of this kind ({type(model.base_model).__name__})")
-    return merge(safe_merge=True)
+    tying = _untie(model)
+    try:
+        merged: Any = merge(safe_merge=True)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"{adapter}: peft cannot merge this adapter: {error}") from error
+    if tying and torch.equal(merged.get_output_embeddings().weight, merged.get_input_embeddings().weight):
+        merged.get_output_embeddings().weight = merged.get_input_embeddings().weight
+        for config in tying:
+            config.tie_word_embeddings = True
+    return merged
+
+
+def _untie(model: PeftModel) -> list[PretrainedConfig]:
+    """Give the head its own weights where it shares those of the input embeddings; the configurations that said so.
+
+    A merge would otherwise change both where the adapter changes one of them.
+    """
+    configs = [model.config, model.config.get_text_config()]
+    tying = [config for config in configs if getattr(config, "tie_word_embeddings", False)]
+    if tying:
+        head = _without_peft(model.get_output_embeddings())
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    for config in tying:
+        config.tie_word_embeddings = False
+    return tying
+
+
+def _without_peft(layer: Any) -> Any:
+    """A layer without what peft has put around it."""
+    while (inner := getattr(layer, "base_layer", None) or getattr(layer, "original_module", None)) is not None:
+        layer = inner
+    return layer
 
 
 def _some_tokens(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """(sequences, length) random ids without special ones: any text has such tokens, and no data is needed."""
-    size = min(len(tokenizer), model.get_input_embeddings().num_embeddings)
+    # Not the layer's own number: peft's layers around it have none.
+    size = min(len(tokenizer), model.config.get_text_config().vocab_size)
     special = set(tokenizer.all_special_ids)
     usable = torch.tensor([number for number in range(size) if number not in special])
     drawn = torch.randint(len(usable), (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(0))
