@@ -154,6 +154,27 @@ def test_adapter_when_made_for_another_model_is_refused(tmp_path: Path) -> None:
         load_model(tiny().model_copy(update={"adapter": str(tmp_path)}))
 
 
+@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}], ids=["kept", "trained"])
+def test_adapter_when_trained_with_added_tokens_resizes_its_base(settings: dict[str, Any], tmp_path: Path) -> None:
+    load_model(tiny()).save_pretrained(tmp_path / "base")
+    base: Any = load_model(ModelConfig(name_or_path=str(tmp_path / "base")))
+    base.resize_token_embeddings(18)
+    trained = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **settings))
+    trained.save_pretrained(tmp_path / "adapter")
+    found: list[Any] = [load_model(ModelConfig(name_or_path=str(tmp_path / "adapter"))) for _ in range(2)]
+    ids = torch.tensor([[1, 16, 17, 2, 17]])
+    with torch.no_grad():
+        assert torch.equal(found[0](ids).logits, trained.eval()(ids).logits)
+        with found[0].disable_adapter(), found[1].disable_adapter():
+            assert torch.equal(found[0](ids).logits, found[1](ids).logits)
+
+
+def test_adapter_when_a_shape_differs_says_which(tmp_path: Path) -> None:
+    get_peft_model(load_model(tiny(hidden_size=64)), LoraConfig(r=2)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"adapter .*Error\(s\) in loading.*: size mismatch for .*lora_A"):
+        load_model(tiny().model_copy(update={"adapter": str(tmp_path)}))
+
+
 def test_model_when_there_is_none_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"model .*/nothing: no such folder"):

@@ -109,7 +109,9 @@ def _set_offline(value: bool) -> bool:
 
 def why(error: Exception, problem: str | None) -> str:
     """Why something could not be loaded, in one line. problem: the value of `one_attempt`."""
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    first, *more = str(error).strip().splitlines() or [type(error).__name__]
+    # torch's errors about weights have a heading of their own.
+    said = f"{first} {more[0].strip()}" if more and first.endswith(":") else first
     # A message about a connection that was not even tried would mislead.
     return said if problem is None else problem if NO_CONNECTION.search(said) else f"{said} ({problem})"
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from peft import PeftConfig, PeftModel
 from pydantic import model_validator
+from safetensors import safe_open
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -23,7 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import find_adapter_config_file
+from transformers.utils import cached_file, find_adapter_config_file
 from transformers.utils.logging import disable_progress_bar
 
 from regretless.core.errors import ConfigError, reject
@@ -34,6 +35,7 @@ from regretless.modeling.chat_templates import choose_pad_token, set_chat_templa
 from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
 
 T = TypeVar("T")
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def quiet_libraries() -> None:
@@ -321,15 +323,36 @@ def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
 
 
 def put_adapter(model: PreTrainedModel, adapter: str, revision: str | None, trainable: bool) -> PeftModel:
-    """The model with this adapter on it. Raises ConfigError if it cannot be loaded, or is that of another model."""
+    """The model with this adapter on it. Raises ConfigError if it cannot be loaded, or is that of another model.
+
+    The model's embeddings are resized where those in the adapter have other rows: it was trained with added tokens.
+    """
+
+    def put() -> PeftModel:
+        _resize_embeddings(model, adapter, revision)
+        return PeftModel.from_pretrained(model, adapter, is_trainable=trainable, revision=revision)
+
     with warnings.catch_warnings():
         # The adapter of another model would otherwise load without effect.
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
-        return _load(
-            "adapter",
-            adapter,
-            lambda: PeftModel.from_pretrained(model, adapter, is_trainable=trainable, revision=revision),
-        )
+        return _load("adapter", adapter, put)
+
+
+def _resize_embeddings(model: PreTrainedModel, adapter: str, revision: str | None) -> None:
+    try:
+        path = cached_file(adapter, ADAPTER_WEIGHTS, revision=revision)
+    except OSError:
+        return  # weights in another form, or none; peft says which
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = [name for name, module in model.named_modules() if module in embeddings]
+    with safe_open(path, framework="pt") as weights:
+        stored = {f"base_model.model.{name}{layer}.weight" for name in names for layer in ("", ".base_layer")}
+        rows = [weights.get_slice(name).get_shape()[0] for name in sorted(stored.intersection(weights.keys()))]
+    if rows and rows[0] != len(embeddings[0].weight):
+        # The adapter brings the new rows. Where it is off, as for the reference, they are these, the same every time.
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model.resize_token_embeddings(rows[0], mean_resizing=False)
 
 
 def _fit_to_tokenizer(values: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
