@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,6 +26,15 @@ from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.verify import VerifyConfig, run
 from regretless.labeling.worker_pool import Pool
 
+MISTAKES: dict[str, Any] = {
+    "bool": True,
+    "none": None,
+    "verdict": Check(cast(Verdict, "right"), "compared"),
+    "reason": Check(Verdict.CORRECT, cast(str, None)),
+    "extracted": Check(Verdict.CORRECT, "compared", cast(str, 5)),
+}
+"""What a verifier must not return."""
+
 
 def fragile(response: str, answer: str) -> Check:
     """A verifier with every fault: it runs in a worker, which imports this module."""
@@ -40,6 +50,10 @@ def fragile(response: str, answer: str) -> Check:
         return Check(Verdict.WRONG, "compared", response)
     if response == "raise":
         raise ZeroDivisionError
+    if response == "explain":
+        raise ValueError("no number\nin this answer")
+    if response in MISTAKES:
+        return MISTAKES[response]
     print("printing must not break the protocol")
     return Check(Verdict.CORRECT if response == answer else Verdict.WRONG, "compared", response)
 
@@ -77,6 +91,48 @@ def test_run_when_workers_hang_die_and_raise_then_only_those_rows_are_unknown(
     assert verdicts["exit"][1] == "verifier died: exit code 7"
     assert (summary["correct"], summary["wrong"], summary["unknown"]) == (42, 3, 5)
     assert summary["reasons"]["unknown: verifier died"] == 2
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("bool", "returned True; return a Check"),
+        ("none", "returned None; return a Check"),
+        ("verdict", "verdict 'right'; expected one of correct, wrong, unknown"),
+        ("reason", "reason None; expected a text$"),
+        ("extracted", "extracted 5; expected a text or None"),
+    ],
+)
+def test_run_when_a_verifier_returns_no_check_then_the_stage_ends_and_names_it(
+    mistake: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "fragile", Verifier(check=fragile))
+    monkeypatch.setitem(VERIFIERS, "quick", Verifier(check=fragile, quick=lambda *row: fragile(*row) or cast(Check, 0)))
+    source = responses_file(tmp_path / "in.parquet", ["5", mistake], "5")
+    with pytest.raises(ConfigError, match=rf"verifier .*test_verify\.fragile .*{told}"):
+        run(VerifyConfig(verifier="fragile", workers=1), source, tmp_path)
+    with pytest.raises(ConfigError, match=r"verifier .*test_verify: its function quick returned"):
+        run(VerifyConfig(verifier="quick", workers=1), source, tmp_path)
+    assert not (tmp_path / "responses.parquet").exists()
+
+
+def test_run_when_a_verifier_raises_then_its_message_is_kept_and_no_row_at_all_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "fragile", Verifier(check=fragile))
+    run(VerifyConfig(verifier="fragile"), responses_file(tmp_path / "one.parquet", ["explain", "5"], "5"), tmp_path)
+    reasons = [row.verdict_reason for row in read_responses(tmp_path / "responses.parquet")[0]]
+    assert reasons == ["verifier failed: ValueError: no number", "compared"]
+    rows = [
+        Response(prompt_id=text, response_id="0", prompt="p", response=text, answer="5", finish_reason=reason)
+        for text, reason in (("explain", "stop"), ("raise", "stop"), ("5", "length"))
+    ]
+    write_records(tmp_path / "all.parquet", rows)
+    with pytest.raises(
+        RegretlessError, match=r"fragile: failed on each of the 2 rows .* ValueError: no number; correct"
+    ):
+        run(VerifyConfig(verifier="fragile"), tmp_path / "all.parquet", tmp_path / "all")
+    assert not (tmp_path / "all" / "parts").exists()  # a corrected verifier begins anew
 
 
 def test_run_when_an_expression_explodes_then_its_worker_is_killed(tmp_path: Path) -> None:
@@ -209,6 +265,11 @@ def test_verify_config_when_the_verifier_is_unknown_then_error_lists_the_table()
 def test_pool_when_the_function_cannot_be_imported_then_error_says_why() -> None:
     with pytest.raises(ConfigError, match="top of a module"):
         Pool(lambda response, answer: Check(Verdict.CORRECT, ""), workers=1, seconds=1)
+    with pytest.raises(ConfigError, match="top of a module"):
+        Pool(partial(fragile), workers=1, seconds=1)
+    at_the_top = eval("lambda response, answer: None", globals())  # its name has no dot
+    with pytest.raises(ConfigError, match=r"<lambda>: expected a function at the top of a module"):
+        Pool(at_the_top, workers=1, seconds=1)
 
     def homeless(response: str, answer: str) -> Check:
         return Check(Verdict.CORRECT, "")

@@ -124,6 +124,13 @@ def storage_error(error: BaseException) -> StorageError | None:
 NAME_LENGTH = 300
 
 
+def error_line(error: BaseException) -> str:
+    """An exception of code that may raise anything, in one line: its class, and the beginning of its message."""
+    message = next(iter(str(error).strip().splitlines()), "")
+    shown = message if len(message) <= NAME_LENGTH else message[: NAME_LENGTH - 1] + "…"
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
 def reject(where: str, problems: Sequence[str]) -> None:
     """Raise one ConfigError that lists all problems; do nothing if there are none."""
     if problems:

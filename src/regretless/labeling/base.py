@@ -11,6 +11,9 @@ from types import FrameType
 
 from regretless.data.records import Verdict
 
+FAILED = "verifier failed"
+"""How the reason begins if the verifier raised an exception."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -23,14 +26,28 @@ class Check:
     """Text that was taken as the response's answer."""
 
 
+def check_problem(outcome: object) -> str | None:
+    """What is wrong with the result of a verifier's function, or None."""
+    if not isinstance(outcome, Check):
+        return f"returned {outcome!r:.100}; return a Check(verdict, reason, extracted)"
+    if outcome.verdict not in list(Verdict):
+        return f"returned a Check with verdict {outcome.verdict!r:.100}; expected one of {', '.join(Verdict)}"
+    if not isinstance(outcome.reason, str):
+        return f"returned a Check with reason {outcome.reason!r:.100}; expected a text"
+    if not isinstance(outcome.extracted, str | None):
+        return f"returned a Check with extracted {outcome.extracted!r:.100}; expected a text or None"
+    return None
+
+
 @dataclass(frozen=True)
 class Verifier:
     """Two functions of (response, gold answer)."""
 
     check: Callable[[str, str], Check]
     """Decides any row. Runs in a worker process, which imports it by module and name, so it is a function at the top of
-    a module. It may raise, hang or crash its process: that row's verdict is then unknown. Slow imports belong in the
-    module's `warm_up()`, which a worker calls before its first row, outside the row's time limit."""
+    a module. It may raise, hang or crash its process: that row's verdict is then unknown. The stage ends with an error
+    if it returns something other than a Check, or raises on every row. Slow imports belong in the module's `warm_up()`,
+    which a worker calls before its first row, outside the row's time limit."""
     quick: Callable[[str, str], Check | None] = lambda response, answer: None
     """Decides some rows in bounded time without heavy imports, as `check` would; None leaves the row to `check`."""
 

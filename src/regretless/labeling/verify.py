@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import pyarrow as pa
 from pydantic import AfterValidator, Field
 
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.settings import Section
 from regretless.core.terminal import bar
@@ -27,13 +27,15 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
 from regretless.data.schema import Unusable, found, given_numbers
-from regretless.labeling.base import Check, Verifier
+from regretless.labeling.base import FAILED, Check, Verifier, check_problem
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.worker_pool import Pool
 
 NAMES = ("answer", "prompt_id", "response_id")
 RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))
 RESULT = "responses.parquet"
+TRUNCATED = "truncated"
+"""Reason of a response that was cut, and is therefore not graded."""
 PART_ROWS = 2000
 """Rows per part; an interrupted run resumes after its last complete part."""
 
@@ -67,7 +69,8 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     """Write the rows {prompt, response, answer, …} with `verdict`, `verdict_reason` and `extracted`; returns counts.
 
     Written into the folder `output`: the file `result` (.parquet or .jsonl) with all columns of the rows, and
-    refused.jsonl. An interrupted run resumes after its last complete part. Raises DataError if no row is usable.
+    refused.jsonl. An interrupted run resumes after its last complete part. Raises DataError if no row is usable,
+    RegretlessError if the verifier failed on every row that it was to grade.
     """
     usable: dict[int, dict[str, Any]] = {}
     refused: list[Refusal] = []
@@ -90,6 +93,7 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     ]
     parts = output / "parts"
     checks = _checks(config, questions, parts)
+    _refuse_if_all_failed(config.verifier, checks, parts)
     judged = [{**row, **_columns(check)} for row, check in zip(rows, checks, strict=True)]
     if is_table:
         _write_parquet(output / result, judged)
@@ -238,6 +242,17 @@ def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], folder: Path)
     ]
 
 
+def _refuse_if_all_failed(verifier: str, checks: Sequence[Check], parts: Path) -> None:
+    """Raise RegretlessError if the verifier raised an exception for every row: it is broken, and not the responses."""
+    graded = [check for check in checks if check.reason != TRUNCATED]
+    if graded and all(check.reason.startswith(FAILED) for check in graded):
+        shutil.rmtree(parts)  # for a verifier that has been corrected
+        raise RegretlessError(
+            f"verifier {verifier}: failed on each of the {len(graded)} rows that it was to grade; the first: "
+            f"{graded[0].reason.removeprefix(FAILED + ': ')}; correct the verifier, or choose another"
+        )
+
+
 def _check_part(verifier: Verifier, pool: Pool, part: Sequence[VerdictKey]) -> Iterator[tuple[int, Check]]:
     """Indices and outcomes as they complete: first those that are decided here at once, then those of the workers."""
     hard: list[int] = []
@@ -253,8 +268,11 @@ def _check_part(verifier: Verifier, pool: Pool, part: Sequence[VerdictKey]) -> I
 
 def _quick(verifier: Verifier, question: VerdictKey) -> Check | None:
     if question.is_cut:
-        return Check(Verdict.UNKNOWN, "truncated")
+        return Check(Verdict.UNKNOWN, TRUNCATED)
     try:
-        return verifier.quick(question.response, question.answer)
+        check = verifier.quick(question.response, question.answer)
     except Exception:  # any error recurs in the worker, where it affects one row
         return None
+    if check is not None and (problem := check_problem(check)) is not None:
+        raise ConfigError(f"verifier {verifier.check.__module__}: its function quick {problem}")
+    return check

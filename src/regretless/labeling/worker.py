@@ -15,6 +15,9 @@ import os
 import signal
 import sys
 
+from regretless.core.errors import error_line
+from regretless.labeling.base import FAILED, check_problem
+
 MEMORY_LIMIT = 4 << 30
 """Address space of a worker (bytes): an exploding expression ends in a MemoryError before the machine swaps."""
 
@@ -27,7 +30,10 @@ ORPHAN_SECONDS = 5.0
 
 
 def main(module: str, function: str, seconds: float) -> None:
-    """Answer rows `[response, answer]` with `[verdict, reason, extracted]`; errors of the verifier become unknown."""
+    """Answer rows `[response, answer]` with `[verdict, reason, extracted]`; errors of the verifier become unknown.
+
+    A result that is not a proper Check is a bug of the verifier: it is answered with a text that says so.
+    """
     # The protocol uses its own copy of standard output, so that a verifier that prints does not break it.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -47,9 +53,10 @@ def main(module: str, function: str, seconds: float) -> None:
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal has no handler, so the process ends
             try:
                 outcome = check(response, answer)
-                row = [outcome.verdict, outcome.reason, outcome.extracted]
+                problem = check_problem(outcome)
+                row = [outcome.verdict, outcome.reason, outcome.extracted] if problem is None else problem
             except Exception as error:
-                row = ["unknown", f"verifier failed: {type(error).__name__}", None]
+                row = ["unknown", f"{FAILED}: {error_line(error)}", None]
             signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()
             output.write(json.dumps(row) + "\n")

@@ -92,8 +92,8 @@ class Pool:
 
         Raises ConfigError if a process could not import the function by its module and name.
         """
-        module, name = check.__module__, check.__qualname__
-        if module == "__main__" or "." in name:
+        module, name = check.__module__, getattr(check, "__qualname__", repr(check))
+        if module == "__main__" or not name.isidentifier():  # a method, an inner function, a lambda, an object
             raise ConfigError(f"verifier {module}.{name}: expected a function at the top of a module; move it into one")
         self.check, self.limit, self.seconds = check, workers, seconds
         self.workers: list[Worker] = []
@@ -112,7 +112,7 @@ class Pool:
 
         A row that exceeds its time limit, or whose process dies, is unknown, and its process is replaced. A worker that
         does not start in time is given up while others work. Raises RegretlessError if a worker dies before it is
-        ready, or if none is ready in time.
+        ready, or if none is ready in time; ConfigError if the function returns something other than a Check.
         """
         waiting = deque(range(len(rows)))
         done = 0
@@ -151,7 +151,10 @@ class Pool:
 
     def _outcome(self, worker: Worker, line: bytes | None) -> Check:
         if line is not None:
-            verdict, reason, extracted = json.loads(line)
+            answer = json.loads(line)
+            if isinstance(answer, str):
+                raise ConfigError(f"verifier {self.check.__module__}.{self.check.__qualname__} {answer}")
+            verdict, reason, extracted = answer
             return Check(Verdict(verdict), reason, extracted)
         is_late = time.monotonic() >= worker.deadline
         self.workers.remove(worker)
