@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,8 +20,10 @@ from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.base import Completion, SamplingParams
+from regretless.sampling.engines import ENGINES, EngineKind
 from regretless.sampling.sample import SampleConfig, run, sample_prompts
+from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.smoke.tiny_models import smoke_architecture
 
 
@@ -73,6 +77,86 @@ def test_stage_when_run_writes_every_response_with_what_made_it(settings: dict[s
             "batch_size": 5,
         }
     assert not (tmp_path / "responses.parts").exists()
+
+
+class Faulty(TransformersEngine):
+    """An engine whose completions are changed by the function `fault`."""
+
+    fault: ClassVar[Callable[[list[Completion]], Any]]
+
+    def generate(self, prompts: Sequence[list[int]], seed: int) -> list[Completion]:
+        return cast(list[Completion], type(self).fault(super().generate(prompts, seed)))
+
+
+class FaultyStream(Faulty):
+    """The same as a stream; `fault` makes the pairs of position and completion."""
+
+    def stream(self, prompts: Sequence[list[int]], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
+        yield from self.generate(prompts, 0)  # type: ignore[misc]
+
+
+def last(**changes: Any) -> Callable[[list[Completion]], Any]:
+    """The fault of a last completion with other values: a function of the right one, or the value itself."""
+
+    def fault(given: list[Completion]) -> Any:
+        new = {name: value(given[-1]) if callable(value) else value for name, value in changes.items()}
+        return [*given[:-1], replace(given[-1], **new)]
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (lambda given: given[:-1], r"expected a list of 5 completions \(the first of row \d+ of the prompts\), got 4"),
+        (lambda given: None, "expected a list of 5 completions .*, got null|None"),
+        (lambda given: [*given[:-1], "hello"], "row 12 of the prompts: expected a Completion, got 'hello'"),
+        (
+            last(logps=lambda one: [*one.logps[:-1], float("nan")]),
+            r"prompts: logps: value \d+ is nan; expected log-prob",
+        ),
+        (last(logps=lambda one: one.logps[:-1]), r"logps: expected one value per token, got \d values for \d tokens"),
+        (last(sampled_logps=lambda one: [0.0] * 9), r"sampled_logps: expected one value per token, got 9 values"),
+        (last(token_numbers={"entropy": [0.0] * 9}), r"token_numbers\.entropy: expected one value per token"),
+        (last(token_ids=lambda one: torch.tensor(one.token_ids)), "token_ids: expected token ids"),
+        (last(text=None), "response: expected a value, got null"),
+        (last(finish_reason="eos"), "finish_reason: expected stop or length, got 'eos'"),
+    ],
+)
+def test_engine_when_it_returns_what_cannot_be_read_then_it_and_the_prompt_are_named_and_nothing_is_stored(
+    fault: Callable[[list[Completion]], Any],
+    told: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Faulty, "fault", staticmethod(fault), raising=False)
+    monkeypatch.setitem(ENGINES, "faulty", EngineKind(Faulty))
+    with pytest.raises(ConfigError, match=f"^engine faulty: returned what cannot be stored: .*({told})"):
+        run(parse(settings, engine="faulty"), tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (lambda given: list(enumerate(given))[:-1], r"got none of 1 \(the first: row \d+ of the prompts\)"),
+        (lambda given: [(0, one) for one in given], "a prompt without a completion, got 0"),
+        (lambda given: [(99, one) for one in given], "a prompt without a completion, got 99"),
+        (lambda given: [(0, "hello")], "row 4 of the prompts: expected a Completion, got 'hello'"),
+    ],
+)
+def test_streaming_engine_when_its_positions_are_wrong_then_it_is_named(
+    fault: Callable[[list[Completion]], Any],
+    told: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FaultyStream, "fault", staticmethod(fault), raising=False)
+    monkeypatch.setitem(ENGINES, "faulty", EngineKind(FaultyStream))
+    with pytest.raises(ConfigError, match=f"^engine faulty: returned what cannot be stored: .*{told}"):
+        run(parse(settings, engine="faulty"), tmp_path / "out")
 
 
 def test_samples_when_prompt_model_or_seed_differ_are_drawn_anew(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from regretless.core.terminal import bar
 from regretless.core.workers import Advance, InThisProcess, Need, executor
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
+from regretless.data.responses import check_response
 from regretless.data.rows import write_parquet, write_records
+from regretless.data.schema import Unusable, check_lengths, found
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import kept
 from regretless.sampling.base import (
@@ -290,8 +292,12 @@ class PartSampler:
         ]
         prompts = [asked.prompts[task.prompt] for task in tasks]
         found: dict[Part, dict[int, Response]] = {part: {} for part in parts}
+        waiting = set(range(len(rows)))
         try:
             for row, completion in engine.stream(prompts, seeds):
+                if row not in waiting:
+                    raise _misused(work, f"expected the position of a prompt without a completion, got {row!r:.100}")
+                waiting.remove(row)
                 part, index = rows[row]
                 found[part][index] = _response(engine, work, part.model, tasks[row], completion)
                 advance(1)
@@ -304,6 +310,11 @@ class PartSampler:
                         engine.forget(prompts[written], seeds[written])
         except PromptsUnansweredError as error:
             raise error.naming(lambda row: _name(work.prompts[tasks[row].prompt])) from None
+        if waiting:
+            place = _name(work.prompts[tasks[min(waiting)].prompt])
+            raise _misused(
+                work, f"expected a completion of each prompt, got none of {len(waiting)} (the first: {place})"
+            )
 
 
 def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -> list[Response]:
@@ -312,6 +323,10 @@ def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -
         batch = asked.tasks[first : min(first + work.params.batch_size, part.tasks.stop)]
         seed = work.seed_of_batch(part.model, first)
         completions = _generate(asked.engine, [asked.prompts[task.prompt] for task in batch], seed, work.params)
+        if not isinstance(completions, list) or len(completions) != len(batch):
+            got = len(completions) if isinstance(completions, list) else found(completions)
+            place = _name(work.prompts[batch[0].prompt])
+            raise _misused(work, f"expected a list of {len(batch)} completions (the first of {place}), got {got}")
         records += [
             _response(asked.engine, work, part.model, task, completion)
             for task, completion in zip(batch, completions, strict=True)
@@ -346,8 +361,11 @@ def _generate(engine: Engine[Any], batch: Sequence[Sized], seed: int, params: Sa
 
 
 def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, completion: Completion) -> Response:
+    """The record of a completion. Raises ConfigError for one that readers of records would refuse."""
     row = work.prompts[task.prompt]
-    return Response(
+    if not isinstance(completion, Completion):
+        raise _misused(work, f"{_name(row)}: expected a Completion, got {found(completion)}")
+    response = Response(
         prompt_id=row.prompt_id,
         response_id=_response_id(row, number, task.sample),
         prompt=row.prompt,
@@ -364,6 +382,20 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         finish_reason=completion.finish_reason,
         answer=row.answer,
         **dataclasses.asdict(engine.provenance),
+    )
+    try:
+        check_response(vars(response))
+    except Unusable as reason:
+        raise _misused(work, f"{_name(row)}: {reason}") from None
+    if problem := check_lengths("sampled_logps", response.pieces, response.sampled_logps):
+        raise _misused(work, f"{_name(row)}: {problem}")
+    return response
+
+
+def _misused(work: SampleWork, problem: str) -> ConfigError:
+    return ConfigError(
+        f"engine {work.params.engine}: returned what cannot be stored: {problem}; the engine has to return what "
+        "regretless.sampling.base.Engine says"
     )
 
 
