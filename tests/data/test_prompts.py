@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import DataError
-from regretless.data.prompts import PromptSource, load_prompts, read_prompts
+from regretless.data.prompts import TEMPLATES, PromptSource, load_prompts, read_prompts
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -26,6 +28,24 @@ def test_prompts_when_template_is_math_are_the_papers_messages(tmp_path: Path) -
         {"role": "user", "content": "1+1?"},
     ]
     assert (row.answer, row.extra) == ("2", {"level": 3})
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda text: None, "expected a text or a list of messages, got nothing"),
+        (lambda text: " ", "empty"),
+        (lambda text: [{"role": "user"}], "message 0: expected messages with the texts role and content"),
+        (lambda text: int(text[1:]), r"raised ValueError: invalid literal .* \(test_prompts\.py, line \d+\)"),
+    ],
+)
+def test_prompts_when_a_template_makes_none_are_refused_and_name_it(
+    made: Callable[[str], Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEMPLATES, "mine", made)
+    source = PromptSource(dataset=jsonl(tmp_path / "a.jsonl", {"prompt": "1+1?"}), template="mine")
+    with pytest.raises(DataError, match=f"a.jsonl:1: template mine:? {told}"):
+        load_prompts(source)
 
 
 def test_prompts_when_repeated_keep_their_order_and_get_distinct_ids(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from flat_pairs import pair_of
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair, Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.pairing.pair import PairConfig, make_pairs, run
+from regretless.pairing.rules import RULES
 
 PROMPT = [{"role": "user", "content": "2+2?"}]
 
@@ -238,6 +239,32 @@ def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -
     with pytest.raises(DataError, match=r"no pairs from 2 responses: only_correct 1, rejected rows 1$"):
         run(PairConfig(), tmp_path / "r.jsonl", tmp_path)
     assert (tmp_path / "refused.jsonl").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"select": lambda rows, *_: [rows[0]]},
+            r"select, for prompt_id q1, returned \[Response.*; expected a list of pairs",
+        ),
+        ({"select": lambda rows, *_: [(rows[0], rows[0])]}, "select, .* of two different responses"),
+        ({"select": lambda rows, *_: [(0, 1)]}, r"select, .* returned \[\(0, 1\)\]; expected a list of pairs"),
+        ({"select": lambda *_: None}, "select, .* returned None; expected a list of pairs"),
+        (
+            {"select": lambda *_: 1 / 0},
+            r"raised ZeroDivisionError: division by zero \(test_pair\.py, line \d+\); correct",
+        ),
+        ({"unusable": lambda row: True}, "unusable, .* returned True; expected a text, or None"),
+        ({"compare": lambda rows: None}, "compare, .* returned None; expected a list of responses"),
+    ],
+)
+def test_rule_when_it_raises_or_returns_another_form_then_it_is_named(
+    changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, "mine", replace(RULES["correct_vs_wrong"], **changes))
+    with pytest.raises(ConfigError, match=f"^rule mine: .*{told}"):
+        make_pairs([*CORRECT, *WRONG], PairConfig(rule="mine"))
 
 
 def test_prompt_id_when_it_stands_for_two_prompts_then_both_places_are_named(tmp_path: Path) -> None:

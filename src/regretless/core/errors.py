@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -129,6 +131,12 @@ def error_line(error: BaseException) -> str:
     message = next(iter(str(error).strip().splitlines()), "")
     shown = message if len(message) <= NAME_LENGTH else message[: NAME_LENGTH - 1] + "…"
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def error_place(error: BaseException) -> str:
+    """`error_line` of a caught exception, and the line of code that raised it, for code that the user may correct."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error_line(error)} ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def reject(where: str, problems: Sequence[str]) -> None:

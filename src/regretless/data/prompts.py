@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from regretless.core.errors import DataError
+from regretless.core.errors import DataError, error_place
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section
 from regretless.data.messages import read_message, read_template_arguments
@@ -129,7 +129,13 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
             raise DataError(
                 f"{source.prompt_column}: template {source.template} needs a text, got messages; remove the template"
             )
-        text = TEMPLATES.find(source.template)(text)
+        template = TEMPLATES.find(source.template)
+        try:
+            made = template(text)
+        # A plug-in may raise anything.
+        except Exception as error:
+            raise DataError(f"template {source.template} raised {error_place(error)}") from error
+        text = _checked(f"template {source.template}", made)
     try:
         columns = PROMPT.check(row)
         if read_template_arguments(row) is not None:

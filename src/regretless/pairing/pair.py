@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section
 from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
@@ -21,7 +21,7 @@ from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
 from regretless.modeling.load import ModelConfig
-from regretless.pairing.rules import RULES, Rule
+from regretless.pairing.rules import RULES
 
 
 class PairConfig(Section):
@@ -87,18 +87,19 @@ def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
 def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[Pair], dict[str, Any]]:
     """Pairs of responses, and counts: pairs, distinct responses in them, and omitted prompts and responses by reason.
 
-    Raises DataError if one prompt id stands for two prompts.
+    Raises DataError if one prompt id stands for two prompts, ConfigError if the rule raises, or returns something else
+    than `Rule` says.
     """
-    rule = RULES.find(config.rule)
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for prompt_id, group in groupby(sorted(responses, key=_order), key=lambda response: response.prompt_id):
-        candidates = _candidates(list(group), rule, left_out)
+        candidates = _candidates(list(group), config.rule, left_out)
         if not candidates:
             dropped["no_usable_response"] += 1
             continue
-        selected = rule.select(candidates, config.max_correct, config.max_wrong, Random(f"{config.seed}:{prompt_id}"))
+        most = config.max_correct, config.max_wrong
+        selected = _ask(config.rule, "select", prompt_id, candidates, *most, Random(f"{config.seed}:{prompt_id}"))
         if isinstance(selected, str):
             dropped[selected] += 1
             continue
@@ -151,7 +152,40 @@ def _order(response: Response) -> tuple[str, str, str, list[int], str]:
     )
 
 
-def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -> list[Response]:
+def _ask(rule: str, function: str, prompt_id: str, *arguments: Any) -> Any:
+    """What a function of a rule returns. Raises ConfigError if it raises, or returns something of another form."""
+    where = f"rule {rule}: {function}, for prompt_id {prompt_id},"
+    try:
+        result = getattr(RULES.find(rule), function)(*arguments)
+    # A plug-in may raise anything.
+    except Exception as error:
+        raise ConfigError(f"{where} raised {error_place(error)}; correct the rule, or choose another") from error
+    fits, expected = RESULTS[function]
+    if not fits(result):
+        raise ConfigError(f"{where} returned {result!r:.100}; expected {expected}; correct the rule, or choose another")
+    return result
+
+
+def _are_responses(result: Any) -> bool:
+    return isinstance(result, Sequence) and all(isinstance(response, Response) for response in result)
+
+
+def _is_pair(pair: Any) -> bool:
+    return _are_responses(pair) and len(pair) == 2 and pair[0].response != pair[1].response
+
+
+RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "compare": (_are_responses, "a list of responses"),
+    "unusable": (lambda result: isinstance(result, str | None), "a text, or None for a response that can be paired"),
+    "select": (
+        lambda result: isinstance(result, str) or (isinstance(result, Sequence) and all(map(_is_pair, result))),
+        "a list of pairs (chosen, rejected) of two different responses, or a text that says why there are none",
+    ),
+}
+"""What each function of a rule returns: whether a result is that, and in words."""
+
+
+def _candidates(group: Sequence[Response], rule: str, left_out: Counter[str]) -> list[Response]:
     """Distinct responses of one prompt that a rule can use; equal texts are merged."""
     first = group[0]
     other = next((response for response in group if response.prompt != first.prompt), None)
@@ -161,10 +195,11 @@ def _candidates(group: Sequence[Response], rule: Rule, left_out: Counter[str]) -
             "every prompt needs its own id"
         )
     candidates: list[Response] = []
-    for _, equal in groupby(rule.compare(group), key=lambda response: response.response):
+    compared = _ask(rule, "compare", first.prompt_id, group)
+    for _, equal in groupby(compared, key=lambda response: response.response):
         same = list(equal)
         response = _merged(same)
-        reason = rule.unusable(response)
+        reason = _ask(rule, "unusable", first.prompt_id, response)
         if reason is None:
             candidates.append(response)
         left_out.update(["duplicate"] * (len(same) - 1) + ([reason] if reason else []))
