@@ -16,6 +16,7 @@ import regretless
 from regretless.core.files import read_json
 from regretless.data.preferences import read_pairs
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.objectives import OBJECTIVES
 from regretless.smoke import local_judge
 from regretless.smoke.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
@@ -58,6 +59,7 @@ def test_examples_of_the_page_when_run_in_order_then_each_leaves_what_it_says(
     for file in ("prompts.jsonl", "test.jsonl"):
         Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     names: dict[str, Any] = {}
+    monkeypatch.setattr(OBJECTIVES, "_parts", dict(OBJECTIVES._parts))  # an example adds one
     with local_judge.serving():
         for number, example in enumerate(EXAMPLES, 1):
             exec(compile(example, f"docs/python.md, example {number}", "exec"), names)
@@ -72,6 +74,7 @@ def test_examples_of_the_page_when_run_in_order_then_each_leaves_what_it_says(
     assert read_json(Path("analyzed/token_rewards.json"))
     assert set(names["folder"].outcomes) >= {"pair", "inspect", "train/repo", "train/dpo", "analyze"}
     assert "Demo" in Path("page/report.html").read_text(encoding="utf-8")
+    assert (names["trainer"].args.objective, names["trainer"].state.global_step) == ("mine", 2)
     assert names["policy"].grad is not None and names["policy"].grad.abs().sum() > 0
 
 

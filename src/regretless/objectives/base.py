@@ -151,6 +151,9 @@ class Objective(Section):
     without a rejected side also take (P, 1), and never read the second column. A method of your own has a `name`, its
     hyperparameters as fields, `needs` where they differ, and `compute`. The fields below modify any method.
 
+    The loss of a pair must not depend on the other pairs of a call: the trainer computes a step in parts, whose pairs
+    change with `max_tokens_per_microbatch`, and takes the mean over the whole step.
+
     Raises DataError if an input in `required` is missing, ValueError for malformed pairs, ConfigError if `compute`
     reads an input that `needs` does not name, or returns something else than an `Output` for these pairs and rows.
     """
