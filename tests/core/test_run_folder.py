@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from killed import AtWrite
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_text
+from regretless.core.mirror import scan
 from regretless.core.run_folder import RunFolder, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
@@ -179,6 +181,61 @@ def test_unit_when_killed_before_any_write_then_the_next_run_leaves_what_an_undi
             break
         assert process.exitcode == -signal.SIGKILL
     assert number >= 8
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_finished_unit_when_its_replacement_is_killed_before_any_write_then_it_is_kept_or_replaced_as_a_whole(
+    tmp_path: Path, seed: int
+) -> None:
+    """Seed 1 is finished, the work of seed 2 is killed, and `seed` is asked for next."""
+    context = multiprocessing.get_context("spawn")
+    write_rows(tmp_path / "whole", seed=seed)
+    expected = contents(tmp_path / "whole")
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        write_rows(folder)
+        process = context.Process(target=write_rows, args=(folder, AtWrite(folder, number), 2))
+        process.start()
+        process.join()
+        write_rows(folder, seed=seed)
+        assert not differences(expected, contents(folder)), f"killed before write {number}"
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert number >= 12
+
+
+def test_finished_unit_when_other_work_fails_in_its_place_then_it_comes_back_and_disk_space_does_too(
+    tmp_path: Path,
+) -> None:
+    run = RunFolder(tmp_path)
+
+    def ran(seed: int, work: Callable[[Path], dict[str, Any]]) -> bool:
+        return RunFolder(tmp_path).do("unit", {"seed": seed}, work).ran
+
+    rows, kept = tmp_path / "unit" / "rows.jsonl", tmp_path / "unit.cache" / "replaced"
+
+    def work(output: Path) -> dict[str, Any]:
+        write_text(output / "rows.jsonl", "new")
+        return {}
+
+    def fails(output: Path) -> dict[str, Any]:
+        raise InterruptedError
+
+    with run.locked():
+        assert ran(1, work)
+        for seed in (2, 3):  # the second one begins where nothing is finished
+            with pytest.raises(InterruptedError):
+                ran(seed, fails)
+            assert (kept / "rows.jsonl").read_text() == "new" and not rows.exists()
+            assert run.manifests() == [] and not [name for name in scan(tmp_path) if "replaced" in name]
+        assert not ran(1, fails)
+        assert rows.read_text() == "new" and not kept.parent.exists()
+        with pytest.raises(InterruptedError):
+            ran(2, fails)
+        assert ran(2, work)
+        assert not kept.parent.exists()
+        assert ran(1, work), "a result that was replaced is gone"
 
 
 def test_unit_when_it_was_interrupted_under_other_settings_or_inputs_then_it_finds_nothing_of_that(

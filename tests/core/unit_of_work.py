@@ -10,15 +10,15 @@ from regretless.core.files import write_text
 from regretless.core.run_folder import RunFolder
 
 
-def write_rows(folder: Path, killed: AtWrite | None = None) -> None:
+def write_rows(folder: Path, killed: AtWrite | None = None, seed: int = 1) -> None:
     """Do the work in a run folder; the process is killed where `killed` says."""
     if killed is not None:
         killed()
     run = RunFolder(folder)
 
     def work(output: Path) -> dict[str, Any]:
-        write_text(output / "rows.jsonl", "1\n2\n")
+        write_text(output / "rows.jsonl", f"{seed}\n2\n")
         return {"rows": 2}
 
     with run.locked():
-        run.do("unit", {"seed": 1}, work)
+        run.do("unit", {"seed": seed}, work)

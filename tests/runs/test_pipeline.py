@@ -22,6 +22,7 @@ from regretless.data.rows import read_rows
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
+from run_contents import contents
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
 SMALL = ["train.objective=[dpo,repo]", "train.save_steps=1", "pretrain.base.save_strategy=steps", "evaluate.seeds=[41]"]
@@ -107,6 +108,31 @@ def test_input_file_when_edited_then_the_stage_that_reads_it_runs(folder: Path) 
     write_jsonl(prompts, rows[:-1])
     ran = run(small(folder))
     assert "sample" in ran and not ran & {"world", "pretrain/base", "pretrain/behavior"}
+
+
+def test_finished_run_when_a_file_that_it_was_made_of_is_missing_then_it_is_refused_and_stays_as_it_is(
+    folder: Path, tmp_path: Path
+) -> None:
+    model, pairs = tmp_path / "model", tmp_path / "pairs.parquet"
+    shutil.copytree(folder / "pretrain" / "base", model)
+    shutil.copy(folder / "pair" / "pairs.parquet", pairs)
+    values = {
+        "name": "x",
+        "output_dir": str(tmp_path / "trained"),
+        "model": {"name_or_path": str(model)},
+        "pairs": {"dataset": str(pairs)},
+        "train": {"objective": "dpo", "max_steps": 1, "lora": None},
+    }
+    recipe = parse_recipe(values, "x")
+    assert run(recipe) == {"pair", "train/dpo"}
+    before = contents(tmp_path / "trained")
+    for path in (model, pairs):
+        path.rename(tmp_path / "away")
+        with pytest.raises(ConfigError, match=f"no such file or folder: {path}"):
+            run_recipe(recipe)
+        assert contents(tmp_path / "trained") == before
+        (tmp_path / "away").rename(path)
+    assert run(recipe) == set()
 
 
 def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(folder: Path) -> None:

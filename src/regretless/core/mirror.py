@@ -32,7 +32,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 from regretless.core.errors import ConfigError, RegretlessError, StorageError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, read_json, write_json
 from regretless.core.object_store import PROBE, ObjectStore, failure
-from regretless.core.stage_folder import MANIFEST, PENDING
+from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, REPLACED
 from regretless.core.store_lock import LOCKS, StoreLock
 from regretless.core.terminal import console, print_note
 
@@ -466,8 +466,8 @@ def _finished(found: Mapping[str, str]) -> dict[str, str]:
 def scan(folder: Path, *, everything: bool = False) -> dict[str, list[int]]:
     """Size and time of every file to mirror, by its path in `folder`.
 
-    Left out, but for `everything`: what is being written under a temporary name, and checkpoints without their last
-    file. Never included: the lock of this machine.
+    Left out, but for `everything`: what is being written under a temporary name or about to be deleted, and checkpoints
+    without their last file. Never included: the lock of this machine.
     """
     found: dict[str, list[int]] = {}
     for path, folders, names in os.walk(folder):
@@ -496,7 +496,8 @@ def _status(file: Path) -> list[int]:
 
 def _is_unfinished(folder: Path) -> bool:
     is_cut = CHECKPOINT.fullmatch(folder.name) and not (folder / CHECKPOINT_END).is_file()
-    return bool(is_cut) or folder.name == NOT_YET or LEFTOVER.match(folder.name) is not None
+    is_replaced = folder.name == REPLACED and folder.parent.suffix == CACHE
+    return bool(is_cut) or is_replaced or folder.name == NOT_YET or LEFTOVER.match(folder.name) is not None
 
 
 def _key(unit: Path) -> str | None:

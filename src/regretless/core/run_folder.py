@@ -22,9 +22,9 @@ from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
 from regretless.core.mirror import LOCK, Mirror
-from regretless.core.ranks import is_first_process
+from regretless.core.ranks import is_first_process, processes
 from regretless.core.settings import Section
-from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, StageFolder
+from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, REPLACED, StageFolder
 from regretless.core.terminal import console, print_note
 from regretless.core.unit_store import UnitStore
 
@@ -337,14 +337,21 @@ class RunFolder:
             yield
 
     def stage_folder(self, unit: Unit) -> StageFolder:
-        """The folder of a unit, with the key of this request. Raises DataError if an input is missing."""
+        """The folder of a unit, with the key of this request. Raises DataError if an input is missing.
+
+        A finished result of this key that other work was about to replace is put back there.
+        """
         paths = {**named_paths(unit.settings, self.path), **unit.inputs}
         missing = [str(path) for path in paths.values() if not path.exists()]
         if missing:
             raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
-        return StageFolder(self.path / unit.name, key)
+        folder = StageFolder(self.path / unit.name, key)
+        if processes() == 1:  # several would look at the folder while it is being moved
+            with self._still():
+                folder.put_back()
+        return folder
 
     def has(self, path: Path) -> bool:
         """True if a file exists by now. (In a plan: if it will exist by the time that a run arrives here.)"""
@@ -352,7 +359,7 @@ class RunFolder:
 
     def manifests(self) -> list[Path]:
         """Manifests of all finished units."""
-        return list(self.path.rglob(MANIFEST))
+        return manifests(self.path)
 
     def awaits(self, name: str) -> bool:
         """True if results below the folder `name` are still missing: never in a run, which makes them first."""
@@ -411,6 +418,11 @@ class RunFolder:
     def _say_moved(self, source: Path, target: Path, reason: str) -> None:
         shown = (self.shown(path) for path in (source, target))
         print_note(f"moved {' to '.join(shown)}: {reason}")
+
+
+def manifests(run: Path) -> list[Path]:
+    """Manifests of all finished units in a run folder, without those of results that are being replaced."""
+    return [path for path in run.rglob(MANIFEST) if path.parent.name != REPLACED or path.parent.parent.suffix != CACHE]
 
 
 def _known_outcome(folder: StageFolder) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -18,6 +19,8 @@ PENDING = "pending.json"
 CACHE = ".cache"
 """Suffix of the folder beside a unit's folder, for files from which the unit or its next run profits."""
 EARLIER = "earlier"
+REPLACED = "replaced"
+"""Folder in a unit's cache with the finished result that work with other settings, or inputs, is about to replace."""
 MOST_EARLIER = 4
 """Earlier results that are kept of one unit: a fifth removes the oldest."""
 
@@ -32,7 +35,8 @@ class StageFolder:
     """The folder of one stage: finished if its manifest has the key of the current request.
 
     An unfinished folder with the same key remains, so that an interrupted stage can resume; a folder with another key
-    is emptied first.
+    is emptied first. What was finished in it is kept until the new result is finished, because a key may differ by
+    mistake: an input that is missing for the moment.
     """
 
     path: Path
@@ -59,20 +63,42 @@ class StageFolder:
     def begin(self, keeps: Sequence[str] = ()) -> bool:
         """Prepare the folder; True if it contains unfinished work with the same key.
 
-        keeps: names of results that are set aside among the `earlier_results` when the folder is emptied.
+        keeps: names of results that are set aside among the `earlier_results` when the folder is emptied. Without
+        these, a finished folder is kept as a whole until this unit is finished (`put_back`).
         """
         resumes = self.is_interrupted()
         if not resumes:
-            if self.path.exists():
+            if (self.path / MANIFEST).is_file() and not keeps:
+                _delete(self._replaced)
+                self._replaced.parent.mkdir(exist_ok=True)
+                self.path.rename(self._replaced)
+            elif self.path.exists():
                 self._set_aside([self.path / name for name in keeps if (self.path / name).exists()])
-                # Moved first, so that an interrupted deletion does not leave half a folder that looks complete.
-                doomed = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
-                self.path.rename(doomed)
-                shutil.rmtree(doomed)
+                _delete(self.path)
             # It may exist again: `give_up` in another process.
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(self.path / PENDING, {"key": self.key})
         return resumes
+
+    @property
+    def _replaced(self) -> Path:
+        return self.path.with_name(self.path.name + CACHE) / REPLACED
+
+    def put_back(self) -> None:
+        """Take back the finished result that `begin` has kept, if it has this key and nothing has replaced it yet."""
+        if (self.path / MANIFEST).is_file():
+            self._drop_replaced()  # an interruption came between the two
+            return
+        is_ours = (self.path / PENDING).is_file() or not self.path.exists()
+        if is_ours and StageFolder(self._replaced, self.key).is_done():
+            _delete(self.path)
+            self._replaced.rename(self.path)
+            self._drop_replaced()
+
+    def _drop_replaced(self) -> None:
+        _delete(self._replaced)
+        with contextlib.suppress(OSError):  # other files are there, or it does not exist
+            self._replaced.parent.rmdir()
 
     def _set_aside(self, results: Sequence[Path]) -> None:
         if not results:
@@ -108,7 +134,16 @@ class StageFolder:
             },
         )
         (self.path / PENDING).replace(self.path / MANIFEST)  # atomic: an interruption leaves one or the other
+        self._drop_replaced()
 
     def _key_in(self, name: str) -> str | None:
         file = self.path / name
         return str(read_json(file).get("key")) if file.is_file() else None
+
+
+def _delete(folder: Path) -> None:
+    if folder.exists():
+        # Moved first, so that an interrupted deletion does not leave half a folder that looks complete.
+        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from regretless.core.files import read_json
-from regretless.core.run_folder import BASE, UNUSED
-from regretless.core.stage_folder import MANIFEST
+from regretless.core.run_folder import BASE, UNUSED, manifests
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.records import Text, Verdict
@@ -272,7 +271,7 @@ def _stages(run_dir: Path, named: Sequence[str]) -> list[FinishedStage]:
     Not by time: then the pages of two equal runs would depend on speed, and on which stages ran again.
     """
     stages = []
-    for path in run_dir.rglob(MANIFEST):
+    for path in manifests(run_dir):
         name = path.parent.relative_to(run_dir).as_posix()
         # Excludes an earlier page about the same run, and results that the recipe no longer asks for.
         if name == "report" or name.startswith(f"{UNUSED}/"):

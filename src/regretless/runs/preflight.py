@@ -52,6 +52,9 @@ class Findings:
     problems: list[str] = field(default_factory=list)
     asked: list[tuple[str, Repository]] = field(default_factory=list)
     """Key of the setting, and the repository it names."""
+    finished: bool = False
+    """True while settings of finished work are checked: only their paths count, which are part of what it depends on.
+    Keys, servers, packages and the hub are not needed again."""
 
     def add(self, key: str, problem: str) -> None:
         """Add a problem of a setting."""
@@ -59,6 +62,8 @@ class Findings:
 
     def under(self, key: str, *checks: Callable[[], Any]) -> None:
         """Add the problems that checks of a section raise; a message may begin with the setting's own name."""
+        if self.finished:
+            return
         for problem in problems_of(*checks):
             message = re.sub(r"^model\.architecture( \(\w+\))?(: )?", "", problem)
             if key and message.startswith(("server: ", ".")):
@@ -89,7 +94,8 @@ class Surroundings:
 def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
     """Detectable problems that would stop the stages of a recipe (or those in `names`) on this machine.
 
-    A finished stage needs no key, no data and no hub.
+    A finished stage needs no key and no hub. Its files have to be there: without them it would look like another
+    question, and be answered anew.
     """
     wanted = [
         name
@@ -103,15 +109,16 @@ def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> lis
         section = getattr(recipe, name)
         if name == "responses":
             _path(findings, here, name, section)
-        elif isinstance(section, Section) and name != "model" and not _is_done(recipe, name):
-            section_problems(findings, here, section, name)
+        elif isinstance(section, Section) and name != "model":
+            section_problems(findings, here, section, name, finished=_is_done(recipe, name))
         elif name in ("pretrain", "prompts"):
             for label, entry in section.items():
-                if not (run / name / (label if name == "pretrain" else "") / MANIFEST).is_file():
-                    section_problems(findings, here, entry, f"{name}.{label}")
+                is_done = (run / name / (label if name == "pretrain" else "") / MANIFEST).is_file()
+                section_problems(findings, here, entry, f"{name}.{label}", finished=is_done)
     using = [name for name in USES_MODEL if name in wanted]
-    if recipe.model is not None and not (using and all(_is_done(recipe, name) for name in using)):
-        section_problems(findings, here, recipe.model, "model")
+    if recipe.model is not None:
+        is_done = bool(using) and all(_is_done(recipe, name) for name in using)
+        section_problems(findings, here, recipe.model, "model", finished=is_done)
     _figures(findings, recipe, wanted)
     findings.problems += parallel_problems(recipe)
     return findings.all()
@@ -163,19 +170,24 @@ def _not_made(recipe: Recipe, text: str) -> str | None:
     return f"not in the run folder, and {name} produces {', '.join(made)} (got {text!r})"
 
 
-def section_problems(findings: Findings, here: Surroundings, section: Section, key: str) -> None:
-    """Check a section and every section inside it; `key` is its name in messages, empty for none."""
-    for name, one in _sections(section, key, here.done):
+def section_problems(
+    findings: Findings, here: Surroundings, section: Section, key: str, *, finished: bool = False
+) -> None:
+    """Check a section and every section inside it; `key` is its name in messages, empty for none.
+
+    finished: its work is done, so that only paths are checked.
+    """
+    of_finished = Findings(findings.problems, finished=True)
+    for name, one in _sections(section, key):
+        is_done = finished or any(f"{name}.".startswith(f"{done}.") for done in here.done)
         for kind, check in CHECKS.items():
             if isinstance(one, kind):
-                check(findings, here, name, one)
+                check(of_finished if is_done else findings, here, name, one)
 
 
-def _sections(value: Any, key: str, but: Collection[str]) -> Iterator[tuple[str, Section]]:
-    """A section and those inside it, with their keys, except for the keys in `but`."""
+def _sections(value: Any, key: str) -> Iterator[tuple[str, Section]]:
+    """A section and those inside it, with their keys."""
     inner: Iterable[tuple[str, Any]] = ()
-    if key in but:
-        return
     if isinstance(value, Section):
         yield key, value
         # Names of models on a server are not files or hub ids: see `_sample`.
@@ -188,7 +200,7 @@ def _sections(value: Any, key: str, but: Collection[str]) -> Iterator[tuple[str,
     elif isinstance(value, list | tuple):
         inner = [(str(number), item) for number, item in enumerate(value)]
     for name, item in inner:
-        yield from _sections(item, _join(key, str(name)), but)
+        yield from _sections(item, _join(key, str(name)))
 
 
 def _join(key: str, name: str) -> str:
@@ -295,6 +307,8 @@ def _pretrain(findings: Findings, here: Surroundings, key: str, config: Pretrain
 
 
 def _train(findings: Findings, here: Surroundings, key: str, config: TrainConfig) -> None:
+    if findings.finished:
+        return
     workers: int | None = None
     if here.cluster is not None:
         asked = here.cluster.train.workers
@@ -330,7 +344,7 @@ def _mask(findings: Findings, here: Surroundings, key: str, config: MaskConfig) 
 
 
 def _drawing(findings: Findings, here: Surroundings, key: str, config: FiguresConfig) -> None:
-    if importlib.util.find_spec("matplotlib") is None:
+    if importlib.util.find_spec("matplotlib") is None and not findings.finished:
         findings.add(key, "needs a package: pip install 'regretless[figures]'")
 
 
