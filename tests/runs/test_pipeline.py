@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from regretless.data.rows import read_rows
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
+from regretless.studies.compared_runs import Run as CompareRun
+from regretless.studies.compared_runs import RunToCompare
 from run_contents import contents
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
@@ -133,6 +136,22 @@ def test_finished_run_when_a_file_that_it_was_made_of_is_missing_then_it_is_refu
         assert contents(tmp_path / "trained") == before
         (tmp_path / "away").rename(path)
     assert run(recipe) == set()
+
+
+def test_run_when_only_some_stages_get_other_settings_then_page_and_comparison_say_that_the_rest_is_not_of_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*overrides: str, only: Sequence[str] = ()) -> tuple[list[str], bool]:
+        done = run_recipe(small(folder, *overrides), only)
+        assert "report" in done.outcomes
+        problems = RunToCompare(CompareRun(folder)).unfinished()
+        return problems, "Not of this recipe" in (folder / "report" / "report.html").read_text(encoding="utf-8")
+
+    assert said() == ([], False)
+    (problem,), on_page = said("train.methods.dpo.beta=0.5", only=["report"])
+    assert on_page and "sample, verify, pair, train, evaluate not done" in problem
+    assert f"{folder}: results of world, " in capsys.readouterr().err
+    assert said() == ([], False)
 
 
 def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(folder: Path) -> None:

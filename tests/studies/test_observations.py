@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from made_runs import BENCHMARK, add_harness, made_run, rate
+from regretless.core import stage_record
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.mirror import RECIPE
@@ -85,6 +86,21 @@ def test_evaluation_that_is_not_finished_when_read_then_it_is_refused(tmp_path: 
     assert f"evaluate/repo/{BENCHMARK}/result.json and 1 more missing" in refusal(trained)
     nothing = made_run(tmp_path / "c", {}, evaluate={"benchmarks": {}})
     assert "nothing was evaluated" in refusal(nothing)
+
+
+def test_run_when_a_partial_run_has_set_other_settings_then_it_is_refused(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", VERDICTS)
+    text = (run / RECIPE).read_text()
+    stage_record.begin(run, text, ["train", "evaluate"])
+    observe([Run(run)])
+    stage_record.begin(run, f"{text}\nthreads: 1", ["train", "evaluate"])
+    observe([Run(run)])
+    changed = text.replace("seed: 0", "seed: 1", 1)
+    stage_record.begin(run, changed, ["train", "evaluate"])
+    write_text(run / RECIPE, changed)
+    said = refusal(run)
+    assert f"{run}: its evaluation is not of its recipe.yaml" in said and "evaluate not done with them" in said
+    assert "run the same recipe to the end" in said
 
 
 def test_problems_that_differ_when_compared_then_they_are_refused_with_counts(tmp_path: Path) -> None:

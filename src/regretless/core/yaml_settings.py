@@ -35,7 +35,7 @@ def _parsed(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def _load(text: str) -> Any:
+def load_text(text: str) -> Any:
     """What a text says; the recipes of a study say the same again and again, and are parsed once."""
     return copy.deepcopy(_parsed(text))
 
@@ -49,7 +49,7 @@ def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
     if path.resolve() in below:
         raise ConfigError(f"{path}: extends itself, directly or through another file")
     try:
-        values = _load(path.read_text(encoding="utf-8")) or {}
+        values = load_text(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); set it to the path of a YAML file") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -77,7 +77,7 @@ def parse_override(text: str) -> dict[str, Any]:
     if not sep or not path:
         raise ConfigError(f"override {text!r}: expected key=value, for example train.beta=0.1")
     try:
-        value: Any = _load(raw) if raw else None
+        value: Any = load_text(raw) if raw else None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {error}") from error
     for key in reversed(path.split(".")):

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from regretless.core.files import read_json
 from regretless.core.run_folder import BASE, UNUSED, manifests
+from regretless.core.stage_record import of_other_settings
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.records import Text, Verdict
@@ -161,6 +162,8 @@ class RunData:
 
     name: str
     recipe: str | None
+    others: Sequence[str]
+    """Stages whose results are of other settings than the recipe."""
     own: str | None
     """The model that the page is about: the first trained one with a regret term, else the first; None without one."""
     stages: Sequence[FinishedStage]
@@ -196,6 +199,7 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
     return RunData(
         name=run_dir.resolve().name,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        others=of_other_settings(run_dir) if recipe.is_file() else [],
         own=own,
         stages=stages,
         results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),

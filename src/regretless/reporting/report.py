@@ -19,6 +19,7 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.run_folder import BASE
 from regretless.core.settings import Section
+from regretless.core.terminal import print_note
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
 from regretless.reporting.collect import collect, objectives_of
@@ -91,6 +92,11 @@ UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroD
 
 def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
     data = collect(run_dir, examples=config.examples, seed=config.seed)
+    if data.others:
+        print_note(
+            f"{run_dir}: results of {', '.join(data.others)} are not of its recipe.yaml, but of earlier settings: a "
+            "partial or interrupted run has set others; run the recipe to the end"
+        )
     colors = views.colors_of(data)
     rewards = data.token_rewards
     scripts = ["page.js", *["curves.js"] * bool(data.logs), *["figure.js", "token_explorer.js"] * bool(rewards)]

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 import torch
 import yaml
 
+from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray, connected
 from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
@@ -75,6 +76,7 @@ def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = (), *, 
         for name in names:
             others.do(name)
             do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
+            note_done(recipe, folder, name)
             if name in cards.STAGES:
                 cards.refresh_cards(recipe, folder, name)
 
@@ -99,9 +101,18 @@ def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> No
     """Write the recipe into its run folder; if all of its stages run, move an earlier recipe's results aside."""
     if is_first_process():
         values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster", "parallel"})
-        write_text(folder.path / RECIPE, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        stage_record.begin(folder.path, text, stages_of(recipe))
+        write_text(folder.path / RECIPE, text)
     if not only:
         _set_aside(recipe, folder)
+
+
+def note_done(recipe: Recipe, folder: RunFolder, stage: str) -> None:
+    """Note in a run folder that a stage is done with the settings of this recipe."""
+    if is_first_process():
+        units = [one for name, one in folder.outcomes.items() if name.partition("/")[0] == STAGES[stage].place]
+        stage_record.end(folder.path, stage, stages_of(recipe), ran=any(unit.ran for unit in units))
 
 
 @contextlib.contextmanager

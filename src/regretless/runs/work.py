@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regretless.analysis import analyze, inspect
+from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_jsonl
@@ -345,7 +346,7 @@ def do_report(section: report.ReportConfig, job: Job) -> None:
     """The HTML page of the run."""
     # A manifest changes exactly when its stage ran again.
     run = job.folder.path
-    files = [*job.folder.manifests(), run / "evaluate" / "results.json", run / "recipe.yaml"]
+    files = [*job.folder.manifests(), run / "evaluate" / "results.json", run / "recipe.yaml", run / stage_record.FILE]
     inputs = {path.relative_to(run).as_posix(): path for path in files if job.folder.has(path)}
     inputs.pop(f"report/{MANIFEST}", None)
     job.do("report", dump(section), lambda output: report.run(section, run, output), inputs)

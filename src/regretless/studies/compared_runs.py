@@ -12,6 +12,7 @@ from regretless.core.files import fingerprint, read_json
 from regretless.core.mirror import RECIPE
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.stage_folder import MANIFEST
+from regretless.core.stage_record import NO_MATTER, of_other_settings
 from regretless.core.yaml_settings import read_yaml
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import RESULT
@@ -21,8 +22,6 @@ SEPARATOR = ", "
 """Between the settings of a variant."""
 SEEDS = {"seed", "init_seed"}
 """Last parts of the keys of seeds."""
-NO_MATTER = {"name", "output_dir", "cluster", "parallel", "threads", "report"}
-"""Sections of a recipe that no result depends on."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class RunToCompare:
                 yield label, benchmark
 
     def unfinished(self) -> list[str]:
-        """What is missing of the evaluation."""
+        """What is missing of the evaluation, or why it is not that of the recipe."""
         where = self.shown
         if not any((self.benchmarks, self.chat, self.harness)):
             return [f"{where}: nothing was evaluated in this run; add a section `evaluate` to its recipe, and run it"]
@@ -141,7 +140,12 @@ class RunToCompare:
             files = [f"{folder}/{name}" for folder in folders for name in (result, MANIFEST)]
             missing += [name for name in files if not (self.path / name).is_file()]
         if not missing:
-            return []
+            if not (others := of_other_settings(self.path)):
+                return []
+            return [
+                f"{where}: its evaluation is not of its {RECIPE}: a partial or interrupted run has set other settings, "
+                f"and {', '.join(others)} not done with them; run the same recipe to the end"
+            ]
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         return [f"{where}: its evaluation is not finished, {missing[0]}{more} missing; run the same recipe again"]
 

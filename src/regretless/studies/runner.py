@@ -19,7 +19,7 @@ from regretless.core.files import fingerprint
 from regretless.core.mirror import LOCK
 from regretless.core.run_folder import RunFolder, lock
 from regretless.core.terminal import console
-from regretless.runs.pipeline import prepare, stages_of
+from regretless.runs.pipeline import note_done, prepare, stages_of
 from regretless.runs.recipe import Recipe
 from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study
@@ -177,7 +177,10 @@ class Scheduler:
             return None
         recipe = _of_methods(cell.recipe, done) if done else cell.recipe
         if not set(TOGETHER) & set(stages_of(recipe)):
-            prepare(recipe, RunFolder(recipe.run_dir))
+            folder = RunFolder(recipe.run_dir)
+            prepare(recipe, folder)
+            for stage in stages_of(recipe):
+                note_done(recipe, folder, stage)
             return None
         return self._job(cell, "report", recipe, None)
 

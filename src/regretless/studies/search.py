@@ -16,13 +16,13 @@ from typing import Any
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint, read_json, write_json
 from regretless.core.run_folder import RUN, content, named_paths
+from regretless.core.stage_record import NO_MATTER
 from regretless.core.terminal import console
 from regretless.core.versions import versions_for
 from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.runs.recipe import Recipe
-from regretless.studies.compared_runs import NO_MATTER
 from regretless.studies.evaluations import PERCENT
 from regretless.studies.runner import Failure, failed_methods, run_study
 from regretless.studies.samplers import Journal, suggest
