@@ -151,10 +151,51 @@ def test_report_verb_when_used_before_the_runs_own_report_then_the_run_goes_on_a
     assert not run_recipe(whole).outcomes["report"].ran
 
 
+def test_report_verb_when_a_run_works_in_the_folder_then_it_is_refused_and_a_page_elsewhere_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_recipe(parse_recipe({"name": "x", "output_dir": str(tmp_path / "run"), "world": WORLD}, "x"))
+    script = Path(__file__).with_name("hold_run.py")
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path / "run")], stdin=-1, stdout=-1) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        for output, code in ((tmp_path / "run" / "report", 2), (tmp_path / "page", 0)):
+            with pytest.raises(SystemExit) as ended:
+                main(["report", str(tmp_path / "run"), "--output", str(output)])
+            assert ended.value.code == code
+            assert (output / "report.html").exists() == (code == 0)
+        assert "another run uses it" in capsys.readouterr().err
+        other.stdin.close()
+
+
+def test_report_verb_when_the_folder_is_no_run_then_it_names_those_inside_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(folder: Path) -> str:
+        before = list(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(folder)])
+        assert ended.value.code == 2 and list(tmp_path.rglob("*")) == before
+        return " ".join(capsys.readouterr().err.split())
+
+    assert refused(tmp_path).endswith(
+        f"{tmp_path}: expected a run folder, found no recipe.yaml and no finished stage in it"
+    )
+    for name in ("b", "a"):
+        run_recipe(parse_recipe({"name": "x", "output_dir": str(tmp_path / name), "world": WORLD}, "x"))
+    capsys.readouterr()
+    assert f"there are 2 in it: {tmp_path / 'a'}, {tmp_path / 'b'}" in refused(tmp_path)
+    (tmp_path / "a" / "recipe.yaml").unlink()
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "a")])
+    assert ended.value.code == 0, "a folder of stages without a recipe has a page"
+
+
 def test_report_verb_when_the_folder_report_is_somebody_elses_then_it_is_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run" / "report").mkdir(parents=True)
+    (tmp_path / "run" / "recipe.yaml").write_text("name: x")
     (tmp_path / "run" / "report" / "thesis.txt").write_text("years of work")
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path / "run")])

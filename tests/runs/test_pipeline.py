@@ -20,7 +20,7 @@ import torch
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
-from regretless.runs.pipeline import run_recipe
+from regretless.runs.pipeline import results_of, run_recipe, show
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
 from regretless.studies.compared_runs import Run as CompareRun
@@ -152,6 +152,25 @@ def test_run_when_only_some_stages_get_other_settings_then_page_and_comparison_s
     assert on_page and "sample, verify, pair, train, evaluate not done" in problem
     assert f"{folder}: results of world, " in capsys.readouterr().err
     assert said() == ([], False)
+
+
+def test_results_when_a_run_is_partial_then_it_has_those_of_its_stages_only(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*only: str) -> tuple[bool, bool]:
+        done = run_recipe(small(folder), only)
+        results, report = results_of(done)
+        capsys.readouterr()
+        show(done)
+        printed = capsys.readouterr().out
+        assert ("Pass@1" in printed) == (results is not None)
+        assert ("report.html" in printed) == (report is not None)
+        return results is not None, report is not None
+
+    assert shown() == (True, True)
+    assert shown("world", "pretrain") == (False, False)
+    assert shown("evaluate") == (True, False)
+    assert shown("report") == (False, True)
 
 
 def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(folder: Path) -> None:

@@ -16,11 +16,11 @@ from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
-from regretless.core.mirror import reading
+from regretless.core.mirror import RECIPE, reading
 from regretless.core.object_store import ObjectStore, is_url, url_of
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.run_folder import RunFolder, lock_beside
-from regretless.core.stage_folder import CACHE
+from regretless.core.stage_folder import CACHE, MANIFEST
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, print_json, print_note, terminal
 from regretless.core.yaml_settings import read_yaml
@@ -49,6 +49,9 @@ from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Study, load_study
 
 quiet_libraries()
+
+MOST_NAMED = 5
+"""Most run folders that a message names."""
 
 
 def run(
@@ -85,12 +88,12 @@ def run(
 
 def _run_json(folder: RunFolder) -> dict[str, Any]:
     """What a run did and found, for programs."""
-    results, report = (folder.path / name for name in ("evaluate/results.json", "report/report.html"))
+    results, report = pipeline.results_of(folder)
     return {
         "run_dir": folder.shown(folder.path),
         "stages": stages_json(folder.outcomes),
-        "results": read_json(results) if results.is_file() else None,
-        "report": folder.shown(report) if report.is_file() else None,
+        "results": results,
+        "report": None if report is None else folder.shown(report),
     }
 
 
@@ -349,7 +352,7 @@ def _report(request: Request) -> None:
         return
     run_dir, output = request.given["run_dir"], request.output
     missing = [f"{name}: required" for name, value in (("RUN_DIR", run_dir), ("--output", output)) if value is None]
-    absent = [] if run_dir is None or run_dir.is_dir() else [f"{run_dir}: no such run folder"]
+    absent = [] if run_dir is None else _no_run(run_dir)
     config = None
     try:
         config = request.section(ReportConfig)
@@ -357,16 +360,29 @@ def _report(request: Request) -> None:
         absent += error.problems
     reject("regretless report", [*missing, *absent])
     assert config is not None and run_dir is not None and output is not None
-    if output.resolve() == (run_dir / "report").resolve():
-        # The run's own report stage also writes here. Without this mark, that stage could refuse the folder, or treat
-        # this page as its own result, although it has other settings and the run may not be finished.
-        RunFolder(run_dir).mark_unfinished("report")
-    with only_results():
+    with only_results(), contextlib.ExitStack() as stack:
+        if output.resolve() == (run_dir / "report").resolve():
+            # The run's own report stage also writes here. Without this mark, that stage could refuse the folder, or
+            # treat this page as its own result, although it has other settings and the run may not be finished.
+            held = RunFolder(run_dir)
+            stack.enter_context(held.locked())
+            held.mark_unfinished("report")
         report.run(config, run_dir, output)
     if request.as_json:
         print_json({"report": str(output / "report.html")})
     else:
         terminal().print(f"report: {output / 'report.html'}", soft_wrap=True)
+
+
+def _no_run(folder: Path) -> list[str]:
+    """Why a folder is not one of a run, with a recipe or with the outputs of stages' commands."""
+    if not folder.is_dir():
+        return [f"{folder}: no such run folder"]
+    if (folder / RECIPE).is_file() or any(any((folder / one.place).rglob(MANIFEST)) for one in STAGES.values()):
+        return []
+    inside = sorted(str(path.parent) for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{RECIPE}"))
+    named = f"; there are {len(inside)} in it: {', '.join(inside[:MOST_NAMED])}" + ", …" * (len(inside) > MOST_NAMED)
+    return [f"{folder}: expected a run folder, found no {RECIPE} and no finished stage in it{named if inside else ''}"]
 
 
 def _publish(source: Path, target: Path) -> None:

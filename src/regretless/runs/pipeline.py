@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -167,11 +169,21 @@ def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
                 folder.select(path_name, [f"seed-{seed}" for seed in recipe.evaluate.seeds], among=seeds)
 
 
-def show(folder: RunFolder) -> None:
-    """Print the table of results and the path of the report, if the run has them."""
+def results_of(folder: RunFolder) -> tuple[Any, Path | None]:
+    """Results and report of the stages that this run has done or confirmed; None without.
+
+    What a partial run leaves as it is may be of other settings.
+    """
+    stages = {name.partition("/")[0] for name in folder.outcomes}
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
+    return read_json(results) if "evaluate" in stages else None, report if "report" in stages else None
+
+
+def show(folder: RunFolder) -> None:
+    """Print the table of results and the path of the report, if this run has them."""
+    results, report = results_of(folder)
     screen = terminal()
-    if results.is_file():
-        screen.print(results_table(read_json(results)))
-    if report.is_file():
+    if results is not None:
+        screen.print(results_table(results))
+    if report is not None:
         screen.print(f"report: {folder.shown(report)}", soft_wrap=True, highlight=False)
