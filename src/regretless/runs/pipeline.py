@@ -176,7 +176,10 @@ def results_of(folder: RunFolder) -> tuple[Any, Path | None]:
     """
     stages = {name.partition("/")[0] for name in folder.outcomes}
     results, report = folder.path / "evaluate" / "results.json", folder.path / "report" / "report.html"
-    return read_json(results) if "evaluate" in stages else None, report if "report" in stages else None
+    return (
+        read_json(results) if "evaluate" in stages and results.is_file() else None,
+        report if "report" in stages and report.is_file() else None,
+    )
 
 
 def show(folder: RunFolder) -> None:
