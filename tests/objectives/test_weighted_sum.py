@@ -88,3 +88,7 @@ def test_sum_when_its_terms_cannot_have_its_modifier_of_lengths_then_they_are_na
     with pytest.raises(ConfigError, match=r"terms.0 \(simpo\) .*; terms.1 \(dpo\) has one of its own, and the two"):
         build("weighted_sum", terms=terms, ld_alpha=0.5)
     assert build("weighted_sum", ld_alpha=0.5).ld_alpha == 0.5
+    weighted = [{"objective": "dpo", "importance": "mean"}]
+    with pytest.raises(ConfigError, match=r"importance: .* terms.0 \(dpo\) has one of its own, and the two would"):
+        build("weighted_sum", terms=weighted, importance="sum")
+    assert build("weighted_sum", terms=weighted).required == {"reference", "rejected", "behavior"}

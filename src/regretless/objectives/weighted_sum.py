@@ -53,22 +53,31 @@ class WeightedSum(Objective):
         return terms
 
     @model_validator(mode="after")
-    def _check_tails(self) -> Self:
-        if self.ld_alpha == 1:
-            return self
-        problems = []
+    def _check_modifiers_of_terms(self) -> Self:
+        problems: dict[str, list[str]] = {"ld_alpha": [], "importance": []}
         for place, one in self._parts():
-            if one.ld_alpha != 1:
-                problems.append(f"{place} ({one.name}) has one of its own, and the two would multiply")
-            elif one.rewards_means:
-                problems.append(
-                    f"{place} ({one.name}) cannot have it, because it divides by the length of a response and has no "
-                    "reference"
-                )
-        if problems:
-            text = f"it applies to all terms, but {'; '.join(problems)}; set it in single terms instead"
-            error = setting_error(("ld_alpha",), text, self.ld_alpha)
-            raise ValidationError.from_exception_data(type(self).__name__, [error])
+            for name, found in problems.items():
+                neutral = type(self).model_fields[name].default
+                if getattr(self, name) == neutral:
+                    continue
+                if getattr(one, name) != neutral:
+                    found.append(f"{place} ({one.name}) has one of its own, and the two would multiply")
+                elif name == "ld_alpha" and one.rewards_means:
+                    found.append(
+                        f"{place} ({one.name}) cannot have it, because it divides by the length of a response and has "
+                        "no reference"
+                    )
+        errors = [
+            setting_error(
+                (name,),
+                f"it applies to all terms, but {'; '.join(found)}; set it in single terms instead",
+                getattr(self, name),
+            )
+            for name, found in problems.items()
+            if found
+        ]
+        if errors:
+            raise ValidationError.from_exception_data(type(self).__name__, errors)
         return self
 
     def _parts(self, place: str = "") -> Iterator[tuple[str, Objective]]:
