@@ -126,6 +126,15 @@ def test_check_when_a_models_own_attention_cannot_compute_it_then_rows_still_can
     check_grouped(model)
 
 
+def test_check_when_the_models_numbers_are_not_finite_then_it_says_so_and_not_that_tokens_leak() -> None:
+    for layer in ("norm", "lm_head"):
+        model = tiny("qwen3")
+        weight = model.model.norm.weight if layer == "norm" else model.lm_head.weight
+        weight.data.view(-1)[3] = float("nan")
+        with pytest.raises(ConfigError, match="its log-probabilities are not finite numbers: check the weights"):
+            check_grouped(model)
+
+
 def test_check_when_a_configuration_lacks_the_size_of_the_vocabulary_then_the_embeddings_tell_it() -> None:
     class Unsized(LlamaConfig):
         @property

@@ -164,7 +164,24 @@ class ModelCheck:
         self.vocabulary = torch.tensor([token for token in range(self._token_count()) if token not in special])
 
     def run(self) -> None:
-        """All parts, the exact ones first: their messages are the most precise."""
+        """All parts. Raises Refused; a model whose numbers are not finite is told from one that mixes tokens."""
+        try:
+            self._run()
+        except Refused:
+            if not self._is_finite():
+                raise Refused(
+                    "its log-probabilities are not finite numbers: check the weights and their type"
+                ) from None
+            raise
+
+    def _is_finite(self) -> bool:
+        """False if the model's own log-probabilities of some tokens are not finite; True if it cannot compute them."""
+        with contextlib.suppress(Refused), torch.no_grad():
+            return bool(self._plain((self._tokens(6), self._tokens(7)), "eager").isfinite().all())
+        return True
+
+    def _run(self) -> None:
+        """The exact parts first: their messages are the most precise."""
         self._no_invocation()
         with self._reasons("a row"):
             head_of(self.inner)
