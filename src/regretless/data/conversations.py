@@ -35,12 +35,14 @@ def response_parts(
 
     A text, and a single message without tool calls, is one part, as it is: templates trim what a model generated. So is
     the last message of several. But a `<think>` that the prompt ends with is not repeated, and a header that the
-    template writes before answers (`Codec.lead`) comes first, as context: if the tokens of a response are known
-    (`sampled`), they are all that followed the prompt. The others
-    are written by the template, with `arguments` (JSON): their parts are those that it marks by `{% generation %}`. In
-    a template without marks, a message begins where the prompt for it ends, and ends with the first end-of-sequence
-    token after that. All end with this token, marked or not. An empty block of reasoning that the template adds is
-    context: texts that are taken as they are have none. Reasoning that `enable_thinking` turns off is left out of all.
+    template writes before answers (`Codec.lead`) precedes it as context, unless the response is `sampled`: its tokens
+    are then known, and are all that followed the prompt.
+
+    The other messages are written by the template, with `arguments` (JSON): their parts are those that it marks by
+    `{% generation %}`. In a template without marks, a message begins where the prompt for it ends, and ends with the
+    first end-of-sequence token after that. All end with this token, marked or not. An empty block of reasoning that the
+    template adds is context: texts that are taken as they are have none. Reasoning that `enable_thinking` turns off is
+    left out of all.
 
     Raises DataError if the template cannot write the response, if it writes its beginning differently when more
     messages follow, if it does not tell where a message ends, or if nothing is left without reasoning.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from regretless.core.errors import ConfigError
@@ -66,6 +67,8 @@ def reading(checkpoint: str) -> Iterator[None]:
     """Turn a library's error while a checkpoint is loaded into a ConfigError that names it."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (SafetensorError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise ConfigError(
             f"resume_from_checkpoint: {checkpoint} cannot be loaded into this model and optimizer: "

@@ -347,7 +347,7 @@ class PreferenceTrainer(PublishingTrainer):
                 super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with reading(str(checkpoint)):
+        with contextlib.nullcontext() if checkpoint is None else reading(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_best_model(self) -> None:
