@@ -203,3 +203,38 @@ def test_existing_pairs_when_typed_over_a_recipe_that_samples_then_nothing_is_sa
     recipe = load_recipe(write(tmp_path / "r.yaml", values), ["pairs.dataset=mine.parquet"])
     assert recipe.pairs is not None
     assert (recipe.sample, recipe.verify, recipe.pair) == (None, None, None)
+
+
+def test_paths_below_the_home_folder_when_read_then_every_stage_gets_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = {"name_or_path": "~/model", "tokenizer": "~/tokenizer", "chat_template": "~/chat.jinja"}
+    values = {
+        "name": "~",
+        "output_dir": "~/runs/x",
+        "model": model,
+        "pretrain": {"a": {"model": model, "data": "~/texts.jsonl"}},
+        "pairs": {"dataset": "~/pairs.jsonl"},
+        "train": {"objective": "dpo"},
+        "evaluate": {
+            "benchmarks": {"mine": {"dataset": "~/test.jsonl", "answer_column": "~/answer"}},
+            "policies": {"mine": "~/policy", "hub": "owner/model"},
+        },
+    }
+    recipe = parse_recipe({**values, "name": "x"}, "x")
+    assert recipe.run_dir == tmp_path / "runs" / "x"
+    assert recipe.model is not None and recipe.pairs is not None and recipe.evaluate is not None
+    for one in (recipe.model, recipe.pretrain["a"].model):
+        assert [one.name_or_path, one.tokenizer, one.chat_template] == [
+            str(tmp_path / name) for name in ("model", "tokenizer", "chat.jinja")
+        ]
+    assert recipe.pretrain["a"].data == str(tmp_path / "texts.jsonl")
+    assert recipe.pairs.dataset == str(tmp_path / "pairs.jsonl")
+    assert recipe.evaluate.policies == {"mine": str(tmp_path / "policy"), "hub": "owner/model"}
+    (benchmark,) = recipe.evaluate.benchmarks.values()
+    assert (benchmark.dataset, benchmark.answer_column) == (str(tmp_path / "test.jsonl"), "~/answer")
+    responses = parse_recipe({"name": "x", "responses": "~/answers.jsonl", "verify": {}}, "x")
+    assert responses.responses == str(tmp_path / "answers.jsonl")
+    with pytest.raises(ConfigError):
+        parse_recipe(values, "x")

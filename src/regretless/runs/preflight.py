@@ -208,7 +208,7 @@ def _join(key: str, name: str) -> str:
 
 
 def _resolved(here: Surroundings, text: str) -> Path:
-    return Path(text if here.run is None else text.replace(RUN, str(here.run))).expanduser()
+    return Path(text if here.run is None else text.replace(RUN, str(here.run)))
 
 
 def _path(findings: Findings, here: Surroundings, key: str, text: str | None) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, reject
 from regretless.core.mirror import working_copy
 from regretless.core.object_store import check_location, is_url
+from regretless.core.run_folder import PATH_KEYS
 from regretless.core.settings import FolderName, Section, setting_error, sound_part
 from regretless.core.terminal import print_note
 from regretless.core.yaml_settings import merge, parse_override, read_yaml
@@ -74,6 +76,10 @@ class PairsSource(Section):
     """Column with the rejected response."""
     limit: int | None = Field(default=None, ge=1)
     """Most pairs to read, from the start; all by default."""
+
+
+POLICIES = "policies"
+"""Setting of several sections with folders of models by name."""
 
 
 class Recipe(Section):
@@ -140,6 +146,8 @@ class Recipe(Section):
         if not isinstance(values, Mapping):
             return handler(values)
         values = _without_replaced(values)
+        with contextlib.suppress(RecursionError):  # an alias of YAML inside itself, which the sections refuse
+            values = _at_home(values)
         errors: list[InitErrorDetails] = []
         try:
             recipe = handler(values)
@@ -169,6 +177,19 @@ def _without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
     elif values.get("responses") is not None:
         replaced = {"prompts", "sample"}
     return {key: value for key, value in values.items() if key not in replaced}
+
+
+def _at_home(values: Any, key: Any = None) -> Any:
+    """The settings with the home folder in place of `~` where they name files or models, once for every stage."""
+    if isinstance(values, Mapping):
+        return {name: _at_home(item, POLICIES if key == POLICIES else name) for name, item in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_at_home(item, key) for item in values)
+    return _expanded(values) if isinstance(values, str) and key in {*PATH_KEYS, POLICIES} else values
+
+
+def _expanded(text: str) -> str:
+    return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -206,7 +227,7 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def run_folder(name: str, output_dir: str = "") -> Path:
     """The folder of a recipe: `output_dir` (for a URL its working copy on this machine), by default runs/<name>."""
-    return working_copy(output_dir) if is_url(output_dir) else Path(output_dir or f"runs/{name}")
+    return working_copy(output_dir) if is_url(output_dir) else Path(_expanded(output_dir) or f"runs/{name}")
 
 
 def load_recipe(
