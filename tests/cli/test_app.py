@@ -483,3 +483,13 @@ def test_settings_of_how_pairs_are_read_when_compared_with_those_of_stages_then_
     for stage in ("mask", "inspect", "train", "analyze"):
         assert not of_pairs & {row.key.removeprefix(f"{stage}.") for row in settings_of_stage(stage)}, stage
     assert not of_pairs & {one.name for one in dataclasses.fields(PreferenceConfig)}
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "study"])
+def test_output_folder_when_its_flag_is_empty_then_it_is_refused_and_nothing_is_written(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert regretless(verb, "quickstart", "--output-dir", "") == 2
+    assert "--output-dir: expected a folder or a URL, got nothing" in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ def test_locations_when_checked_then_paths_and_urls_of_folders_pass() -> None:
         ("s3:/bucket/x", "expected s3://bucket/x"),
         ("s3://bucket/", "expected a bucket and a folder in it"),
         ("https://host/x", "a web server cannot be written to"),
+        ("memory://runs/x", "ends with this process"),
         ("simplecache::s3://bucket/x", "expected a single URL"),
     ):
         with pytest.raises(ValueError, match=problem):

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from regretless.core.errors import ConfigError
+from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, apply_overrides, load_recipe, parse_recipe
 
 TRAINING: dict[str, Any] = {
@@ -97,6 +98,17 @@ def test_quantized_model_when_it_has_no_adapter_to_train_then_the_recipe_says_so
 def test_overrides_that_cannot_be_read_when_applied_then_all_are_named() -> None:
     with pytest.raises(ConfigError, match=r"(?s)train\.beta.*'=3'.*a=\[1"):
         apply_overrides({}, ["train.beta", "=3", "a=[1"])
+
+
+def test_override_that_cannot_be_read_when_a_recipe_has_other_problems_then_all_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.yaml", TRAINING)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(path, ["seed", "sede=1", "model.name_or_path=[", "pairs.limit=0"])
+    said = str(caught.value)
+    assert "4 problem(s)" in said
+    assert "'seed'" in said and "model.name_or_path=[" in said and "sede: unknown" in said and "pairs.limit: " in said
+    with pytest.raises(ConfigError, match="overrides: 1 problem"):
+        load_recipe(path, ["seed"])
 
 
 def test_method_override_when_chosen_then_its_own_hyperparameters_come_along(tmp_path: Path) -> None:
@@ -234,7 +246,24 @@ def test_paths_below_the_home_folder_when_read_then_every_stage_gets_the_folder(
     assert recipe.evaluate.policies == {"mine": str(tmp_path / "policy"), "hub": "owner/model"}
     (benchmark,) = recipe.evaluate.benchmarks.values()
     assert (benchmark.dataset, benchmark.answer_column) == (str(tmp_path / "test.jsonl"), "~/answer")
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(ConfigError, match="model"):
+        parse_recipe({**values, "name": "x", "model": loop}, "x")
     responses = parse_recipe({"name": "x", "responses": "~/answers.jsonl", "verify": {}}, "x")
     assert responses.responses == str(tmp_path / "answers.jsonl")
     with pytest.raises(ConfigError):
         parse_recipe(values, "x")
+
+
+def test_paths_below_the_home_folder_when_the_recipe_has_a_problem_then_only_missing_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "pairs.jsonl").touch()
+    values = {**TRAINING, "model": {"name_or_path": "~/model"}, "pairs": {"dataset": "~/pairs.jsonl", "limit": "some"}}
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(write(tmp_path / "x.yaml", values), [], recipe_problems)
+    said = str(caught.value)
+    assert "pairs.limit: " in said and f"no such file or folder: {tmp_path / 'model'}" in said
+    assert "pairs.jsonl" not in said

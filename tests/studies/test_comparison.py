@@ -219,6 +219,9 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     assert [row.label for row in table.rows] == ["base", "dpo", "dpo (mask)"]
     counts = [Run(made_run(tmp_path / str(n), better, mask={"count": n, "lengths": [16]})) for n in (100, 200)]
     assert [run.variant for run in compare(counts).runs] == ["mask.count=100", "mask.count=200"]
+    methods = [{"dpo": {"beta": beta}, "ipo": {"beta": 1 - beta}} for beta in (0.1, 0.2)]
+    betas = [Run(made_run(tmp_path / str(i), better, train={"methods": one})) for i, one in enumerate(methods)]
+    assert [run.variant for run in compare(betas).runs] == [f"train.methods.dpo.beta={beta}" for beta in (0.1, 0.2)]
     table = only(compare([Run(plain, variant="none"), Run(masked, variant="masked")], "none"))
     versus = cell(table, "dpo", "masked").difference
     assert versus is not None and (versus.value, versus.baseline) == (12.5, Row("dpo", "none"))

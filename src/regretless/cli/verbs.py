@@ -67,6 +67,7 @@ def run(
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
     _refuse_urls({"RECIPE": path})
+    _refuse_empty(output_dir)
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
     folder = [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir))}"]
@@ -117,6 +118,12 @@ def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
     )
 
 
+def _refuse_empty(output_dir: str | Path | None) -> None:
+    """Raise ConfigError for a flag without a folder, which a shell makes of a variable that is not set."""
+    if output_dir == "":
+        raise ConfigError("--output-dir: expected a folder or a URL, got nothing; leave the flag out for the recipe's")
+
+
 def study(
     path: Path,
     overrides: Sequence[str],
@@ -130,6 +137,7 @@ def study(
 ) -> None:
     """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
     _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
+    _refuse_empty(output_dir)
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
     check_formats(figures)
@@ -206,6 +214,7 @@ def plan(
 ) -> None:
     """Print what a recipe would do. Raises ConfigError for settings that cannot be parsed, and for nothing else."""
     _refuse_urls({"RECIPE": path})
+    _refuse_empty(output_dir)
     recipe = load_recipe(path, overrides)
     if output_dir is not None:
         recipe = recipe.model_copy(update={"output_dir": str(output_dir)})

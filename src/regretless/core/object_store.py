@@ -62,6 +62,8 @@ def check_location(text: str) -> str:
         raise ValueError("expected a bucket and a folder in it, such as s3://bucket/runs/name")
     if protocol in ("http", "https"):
         raise ValueError("a web server cannot be written to; expected an object store such as s3://bucket/runs/name")
+    if protocol == "memory":
+        raise ValueError("ends with this process; expected a folder, or an object store such as s3://bucket/runs/name")
     return text
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +16,7 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
 from regretless.core.bundled import find
 from regretless.core.cluster import ClusterConfig
-from regretless.core.errors import ConfigError, reject
+from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.mirror import working_copy
 from regretless.core.object_store import check_location, is_url
 from regretless.core.run_folder import PATH_KEYS
@@ -145,9 +145,7 @@ class Recipe(Section):
         """Report sections that do not fit together, along with the problems inside them."""
         if not isinstance(values, Mapping):
             return handler(values)
-        values = _without_replaced(values)
-        with contextlib.suppress(RecursionError):  # an alias of YAML inside itself, which the sections refuse
-            values = _at_home(values)
+        values = _at_home(_without_replaced(values))
         errors: list[InitErrorDetails] = []
         try:
             recipe = handler(values)
@@ -179,12 +177,19 @@ def _without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in replaced}
 
 
-def _at_home(values: Any, key: Any = None) -> Any:
+def _at_home(values: dict[str, Any]) -> dict[str, Any]:
     """The settings with the home folder in place of `~` where they name files or models, once for every stage."""
+    try:
+        return dict(_with_home(values))
+    except RecursionError:  # an alias of YAML inside itself, which the sections refuse
+        return values
+
+
+def _with_home(values: Any, key: Any = None) -> Any:
     if isinstance(values, Mapping):
-        return {name: _at_home(item, POLICIES if key == POLICIES else name) for name, item in values.items()}
+        return {name: _with_home(item, POLICIES if key == POLICIES else name) for name, item in values.items()}
     if isinstance(values, list | tuple):
-        return type(values)(_at_home(item, key) for item in values)
+        return type(values)(_with_home(item, key) for item in values)
     return _expanded(values) if isinstance(values, str) and key in {*PATH_KEYS, POLICIES} else values
 
 
@@ -238,7 +243,16 @@ def load_recipe(
     ahead: returns further problems of a recipe, to be reported along with those of its settings.
     Raises ConfigError that lists every problem with its key.
     """
-    return checked_recipe(apply_overrides(read_yaml(find(path)), overrides), str(path), ahead)
+    values = read_yaml(find(path))
+    unreadable = {text: problem for text in overrides for problem in problems_of(partial(parse_override, text))}
+    try:
+        readable = [text for text in overrides if text not in unreadable]
+        recipe = checked_recipe(apply_overrides(values, readable), str(path), ahead)
+    except ConfigError as error:
+        reject(str(path), [*unreadable.values(), *error.problems])
+        raise  # it lists nothing
+    reject("overrides", list(unreadable.values()))
+    return recipe
 
 
 def checked_recipe(values: Mapping[str, Any], where: str, ahead: Callable[[Recipe], list[str]] | None = None) -> Recipe:
@@ -261,7 +275,7 @@ def _sound_sections(values: Mapping[str, Any]) -> Recipe:
     """The valid part of a recipe with problems, for further checks only: its sections may not fit together."""
     sound: dict[str, Any] = {"name": "recipe"}
     unsound: set[str] = set()
-    for name, value in _without_replaced(with_seeds(values)).items():
+    for name, value in _at_home(_without_replaced(with_seeds(values))).items():
         if (field := Recipe.model_fields.get(name)) is not None and value is not None:
             section = sound_part(field.rebuild_annotation(), value)
             unsound |= {name} if section is None else set()

@@ -118,6 +118,11 @@ class RunToCompare:
         kept = {name: value for name, value in self.recipe.items() if name not in NO_MATTER}
         return {key: value for key, value in _flat(kept) if key.rpartition(".")[2] not in SEEDS}
 
+    def is_unused(self, key: str) -> bool:
+        """True for a setting of a method that the run does not train."""
+        trained = tuple(f"train.methods.{name}." for name in self.methods)
+        return key.startswith("train.methods.") and not key.startswith(trained)
+
     def evaluated(self) -> Iterator[tuple[str, str]]:
         """Model label and benchmark of everything that the recipe evaluates; the harness's tasks are one of these."""
         for label in (BASE, *self.methods):
@@ -220,7 +225,7 @@ def _variants(folders: Sequence[RunToCompare]) -> list[str]:
         {
             key: value
             for key, value in folder.settings.items()
-            if not key.startswith("evaluate.") and key != "train.objective"
+            if not key.startswith("evaluate.") and key != "train.objective" and not folder.is_unused(key)
         }
         for folder in folders
     ]
