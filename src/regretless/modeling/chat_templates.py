@@ -119,6 +119,7 @@ def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 QUESTION = {"role": "user", "content": "?"}
 ANSWER = "regretless"
+"""What a chat template is given, to see what it writes around an answer; no template contains this word."""
 
 
 def written_around_answer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[str, str]:
