@@ -180,6 +180,10 @@ def test_reasoning_when_kept_then_it_is_trained_and_when_off_then_both_sides_los
     later = [*sides["chosen"], {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "yes"}]
     reason = refusal(read({**ROW, **sides, "chosen": later}), qwen)
     assert "writes what precedes message 3 differently when more messages follow: the model received" in reason
+    # A message right before a question loses its reasoning without a difference in what precedes the next one.
+    for answer in ({"content": "It is 4.", "reasoning_content": "a sum"}, {"content": "<think>\na sum\n</think>\n4"}):
+        reason = refusal(read({**ROW, "chosen": [{"role": "assistant", **answer}, *later[-2:]]}), qwen)
+        assert "chosen: message 1: the chat template leaves out its reasoning, with which the model wrote it" in reason
     prompt = [*QUESTION, *sides["chosen"], *later[-2:-1]]
     history = tokenized(read({**ROW, "prompt": prompt, "chosen": later[-1:], "rejected": later[-3:-2]}), qwen)
     assert "a sum" not in qwen.decode(history.prompt_ids)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from regretless.core.errors import DataError
 from regretless.data.codec import Codec, parsed
-from regretless.data.messages import CLOSE, OPEN, REASONING, is_empty
+from regretless.data.messages import CLOSE, OPEN, REASONING, is_empty, without_thoughts
 from regretless.data.records import Message, Text
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -44,8 +44,9 @@ def response_parts(
     template adds is context: texts that are taken as they are have none. Reasoning that `enable_thinking` turns off is
     left out of all.
 
-    Raises DataError if the template cannot write the response, if it writes its beginning differently when more
-    messages follow, if it does not tell where a message ends, or if nothing is left without reasoning.
+    Raises DataError if the template cannot write the response, if it leaves out a message's reasoning, if it writes its
+    beginning differently when more messages follow, if it does not tell where a message ends, or if nothing is left
+    without reasoning.
     """
     if isinstance(response, str):
         if isinstance(prompt, str):
@@ -70,6 +71,7 @@ def response_parts(
     whole, own = spans(codec, prompt, messages, given, as_it_is)
     if not whole.startswith(start):
         raise DataError(_disagreement(start, whole, 0))
+    _check_reasoning_is_written(codec, prompt, messages[:-1] if as_it_is else messages, given)
     thinks = any(
         REASONING[0] in message or OPEN in message["content"] or CLOSE in message["content"] for message in messages
     )
@@ -172,6 +174,27 @@ def _between_prompts(
                 f"{count + 1}, so where it ends is unknown; use a template with {{% generation %}} marks"
             )
     return whole, spans
+
+
+def _check_reasoning_is_written(
+    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], given: Mapping[str, Any]
+) -> None:
+    """Raise DataError if the text of a response's messages is the same without the reasoning of one of them."""
+
+    def written(response: Sequence[Message]) -> str:
+        return codec.render([*prompt, *response], generate=False, arguments=given)
+
+    for place, message in enumerate(messages):
+        content = message["content"]
+        if REASONING[0] not in message and (CLOSE not in content or EMPTY.match(content)):
+            continue
+        bare = without_thoughts([message], {"enable_thinking": False})
+        if bare != [message] and written(messages) == written([*messages[:place], *bare, *messages[place + 1 :]]):
+            raise DataError(
+                f"message {place + 1}: the chat template leaves out its reasoning, with which the model wrote it; put "
+                "the messages before a later question into the prompt, or set enable_thinking=false in "
+                "chat_template_kwargs"
+            )
 
 
 def _message_end(codec: Codec, whole: str, first: int, end: int) -> int:
