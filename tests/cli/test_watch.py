@@ -31,7 +31,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
     command = [sys.executable, "-m", "regretless", "train", "--pairs", "pairs.jsonl", "--model", "model"]
-    settings = ["objective=dpo", "max_steps=300", "logging_steps=10", "save_strategy=no", "use_cpu=true"]
+    settings = ["objective=dpo", "max_steps=200", "logging_steps=10", "save_strategy=no", "use_cpu=true"]
     process = subprocess.Popen(
         [*command, "--output", "out", *settings, "learning_rate=1e-3"], cwd=tmp_path, stderr=subprocess.DEVNULL
     )
@@ -66,7 +66,7 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
 ) -> None:
     started.send_signal(signal.SIGSTOP)  # so that log and frame are of the same moment
     log, text = read(tmp_path / "out" / FILE), frame(tmp_path / "out")
-    assert log is not None and log.state == "running" and 20 <= log.step < 300
+    assert log is not None and log.state == "running" and 20 <= log.step < 200
     shown = rows(text)
     last = log.lines[-1]
     assert shown["loss"] == [f"{log.lines[0]['loss']:.4f}", f"{last['loss']:.4f}"]
@@ -74,17 +74,17 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     assert shown["reward accuracy"][1] == f"{last['rewards/accuracies']:.1%}"
     assert shown["saturated pairs"][1] == f"{last['rewards/saturated']:.1%}"
     assert shown["tokens a second"][1] == f"{last['tokens_per_second']:,.0f}" != "0"
-    assert f"step {log.step} of 300, 0:" in text and "running" in text
+    assert f"step {log.step} of 200, 0:" in text and "running" in text
     started.send_signal(signal.SIGCONT)
     watched = Console(file=io.StringIO(), width=120)
-    watch_training(tmp_path / "out", once=False, every=0.05, console=watched)
+    watch_training(tmp_path / "out", once=False, every=0.5, console=watched)
     log = read(tmp_path / "out" / FILE)
-    assert log is not None and (log.state, log.step) == ("ended", 300)
-    assert "step 300 of 300" in watched.file.getvalue()
+    assert log is not None and (log.state, log.step) == ("ended", 200)
+    assert "step 200 of 200" in watched.file.getvalue()
     assert started.wait(600) == 0
     history = [line for line in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in line]
     assert [line["loss"] for line in log.lines] == [line["loss"] for line in history]
-    assert len(history) == 30
+    assert len(history) == 20
 
 
 def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_where(
@@ -93,9 +93,9 @@ def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_wher
     started.kill()
     started.wait()
     with pytest.raises(
-        RegretlessError, match=rf"out: training was interrupted after step \d+ of 300: its process {started.pid}"
+        RegretlessError, match=rf"out: training was interrupted after step \d+ of 200: its process {started.pid}"
     ):
-        watch_training(tmp_path / "out", once=False, every=0.05, console=Console(file=io.StringIO()))
+        watch_training(tmp_path / "out", once=False, every=0.5, console=Console(file=io.StringIO()))
     assert "lost" in frame(tmp_path / "out")
 
 

@@ -17,7 +17,7 @@ from regretless.core.files import write_jsonl
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]
-PRESSES = 5
+PRESSES = 3
 MARKS = ("pending.json", "manifest.json")
 DRIVER = """
 import sys

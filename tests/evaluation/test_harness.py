@@ -67,8 +67,15 @@ def test_task_of_this_machine_when_run_for_base_and_adapter_then_results_are_pai
     assert base["value"] == tuned["value"]
     assert tuned["gain"] == 0  # an adapter that was not trained changes nothing
     assert tuned["gain_low"] < 0 < tuned["gain_high"]
-    with pytest.raises(RegretlessError, match="lm_eval ended with exit code"):
-        harness.run(["no_such_task"], settings, ModelConfig(name_or_path=str(model)), tmp_path / "base")
+
+
+def test_task_when_lm_eval_fails_then_the_error_has_its_exit_code_and_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Tasks not found: no_such_task\nexit 3\n")
+    python.chmod(0o755)
+    model = ModelConfig(name_or_path=str(tmp_path))
+    with pytest.raises(RegretlessError, match=r"lm_eval ended with exit code 3 \(.*\):\n.*no_such_task"):
+        harness.run(["no_such_task"], HarnessSettings(python=str(python)), model, tmp_path)
 
 
 def write_samples(folder: Path, task: str, time: str, values: list[object]) -> None:
