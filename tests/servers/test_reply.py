@@ -219,7 +219,7 @@ def test_reply_whatever_it_says_is_refused_or_can_be_written_and_counted(place: 
     assert len(choice.logps) == len(choice.strings if choice.ids is None else choice.ids)  # type: ignore[arg-type]
     assert reply.usage is None or 0 <= reply.usage.prompt_tokens <= 10_000_000
     try:
-        preference = two_token_preference({top.token: top.logprob for top in choice.likeliest}, "5", "M")
+        preference = two_token_preference([(top.token, top.logprob) for top in choice.likeliest], "5", "M", 5)
     except UnreadableError:
         return
     assert 0 <= preference <= 1

@@ -40,7 +40,7 @@ def script(request: Request) -> Act:
     if "answer 3 " in request.user:
         return reply({"The": 0.9, "Both": 0.1})
     share = MODEL_SHARE if parts["answer m"].startswith("answer") else 1 - MODEL_SHARE
-    return reply({"m": 0.9 * share, "M": 0.9 * (1 - share), "The": 0.1})
+    return reply({" m": 0.7 * share, "m": 0.2 * share, "M": 0.9 * (1 - share), "The": 0.1})
 
 
 @pytest.fixture

@@ -84,13 +84,51 @@ def test_rating_is_read_on_its_scale_only() -> None:
             parse_rating(reply)
 
 
+def likely(**shares: float) -> list[tuple[str, float]]:
+    """Tokens with the logarithms of their probabilities; `_` in a name stands for a space."""
+    return [(name.replace("_", " "), math.log(share)) for name, share in shares.items()]
+
+
 def test_two_token_preference_when_a_token_is_not_among_the_likely_ones_takes_it_for_impossible() -> None:
-    top = {"m": -0.1, " M": -3.0}
-    assert two_token_preference(top, "m", "M") == 1.0
-    assert two_token_preference(top, "M", "m") == 0.0
-    assert two_token_preference({**top, "M": -math.inf}, "m", "M") == 1.0
-    assert two_token_preference({**top, "M": -0.1}, "M", "m") == 0.5
-    assert two_token_preference({"m": -900.0, "M": 0.0}, "m", "M") == 0.0
-    for nothing in ({"The": -0.1}, {"m": -math.inf, "M": -math.inf}):
+    top = likely(m=0.9, The=0.05)
+    assert two_token_preference(top, "m", "M", 2) == 1.0
+    assert two_token_preference(top, "M", "m", 2) == 0.0
+    assert two_token_preference([*top, ("M", -math.inf)], "m", "M", 5) == 1.0, "listed as impossible"
+    assert two_token_preference(likely(m=0.3, M=0.3), "M", "m", 5) == 0.5
+    assert two_token_preference([("m", -900.0), ("M", 0.0)], "m", "M", 5) == 0.0
+    for nothing in (likely(The=0.9), [("m", -math.inf), ("M", -math.inf)]):
         with pytest.raises(UnreadableError, match="neither answer"):
-            two_token_preference(nothing, "m", "M")
+            two_token_preference(nothing, "m", "M", 5)
+
+
+@pytest.mark.parametrize(
+    ("top", "share"),
+    [
+        (likely(_m=0.85, M=0.1, m=0.01), 0.86 / 0.96),
+        (likely(_m=0.85, M=0.1), 0.85 / 0.95),
+        ([*likely(m=0.6, M=0.3), *likely(m=0.02)], 0.62 / 0.92),
+        ([("Ġm", math.log(0.6)), ("▁M", math.log(0.2)), ("M\n", math.log(0.1))], 0.6 / 0.9),
+        (likely(m=0.3, M=0.2, I=0.2, mm=0.1, Model=0.1), 0.6),
+    ],
+)
+def test_two_token_preference_adds_up_the_tokens_of_an_answer(top: list[tuple[str, float]], share: float) -> None:
+    assert two_token_preference(top, "m", "M", 5) == pytest.approx(share)
+    assert two_token_preference(top, "M", "m", 5) == pytest.approx(1 - share)
+
+
+@pytest.mark.parametrize(
+    ("top", "problem"),
+    [
+        (likely(I=0.97, Sorry=0.02, m=0.003), "^answers less likely than other tokens$"),
+        (likely(m=0.3, M=0.19, I=0.4), "^answers less likely than other tokens$"),
+        (likely(m=0.9), "^fewer tokens than requested, and only one answer among them$"),
+        (likely(_m=0.5, m=0.4, The=0.1), "^fewer tokens than requested, and only one answer among them$"),
+        ([], "^no log-probabilities of an answer$"),
+    ],
+)
+def test_two_token_preference_when_the_tokens_do_not_tell_is_not_guessed(
+    top: list[tuple[str, float]], problem: str
+) -> None:
+    for names in (("m", "M"), ("M", "m")):
+        with pytest.raises(UnreadableError, match=problem):
+            two_token_preference(top, *names, 5)

@@ -173,7 +173,8 @@ def _question(
 
     def read(reply: Reply, attempt: int, _code: str) -> float:
         ours, theirs = (FIRST, SECOND) if is_swapped(attempt) else (SECOND, FIRST)
-        return two_token_preference({top.token: top.logprob for top in reply.choice.likeliest}, ours, theirs)
+        likeliest = [(top.token, top.logprob) for top in reply.choice.likeliest]
+        return two_token_preference(likeliest, ours, theirs, config.top_logprobs)
 
     return Question(prompt_id, body, read)
 

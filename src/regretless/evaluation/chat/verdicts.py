@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from string import whitespace
 from typing import TypeVar
 
-from scipy.special import expit
-
 from regretless.servers.ask import UnreadableError
+from regretless.servers.reply import VOCABULARY_MARKS
 
 T = TypeVar("T")
 FIVE_WAY: Mapping[str, int] = {
@@ -22,22 +22,36 @@ THREE_WAY: Mapping[str, int] = {"A": 1, "B": -1, "C": 0}
 BRACKETS = r"\[\[([^\[\]\n]+)\]\]"
 RATING = re.compile(r"(\d+(?:\.\d+)?)(?: ?/ ?10)?")
 LOWEST, HIGHEST = 1, 10
+AROUND_TOKENS = whitespace + "".join(VOCABULARY_MARKS)
+"""Characters around an answer in a token. Some servers write the space before a word as their vocabulary does."""
+LEAST_SHARE = 0.5
+"""Least probability of both answers together. With less, the judge was about to write something else, often a refusal,
+and the rest says little about its preference."""
 
 
-def two_token_preference(top: Mapping[str, float], wanted: str, other: str) -> float:
+def two_token_preference(top: Sequence[tuple[str, float]], wanted: str, other: str, requested: int) -> float:
     """Probability of `wanted` relative to `other` in a judge's next token.
 
-    top: log-probabilities (nats) of the most likely tokens. A token that is not listed, or that has minus infinity,
-    counts as impossible. Raises UnreadableError if both are impossible.
+    top: the most likely tokens with their log-probabilities (nats); `requested` of them were asked for. Tokens that
+    differ in surrounding white space alone are the same answer, and their probabilities are added. An answer that is
+    not listed, or that has minus infinity, counts as impossible, as in the published evaluation.
+    Raises UnreadableError if both are impossible, if both together are less likely than everything else, or if one is
+    not listed although the list is shorter than requested: then it may have been left out.
     """
-    logps = {token: top[token] for token in (wanted, other) if top.get(token, -math.inf) > -math.inf}
     if not top:
         raise UnreadableError("no log-probabilities of an answer")
-    if not logps:
+    shares: dict[str, float] = {}
+    for token, logp in top:
+        text = token.strip(AROUND_TOKENS)
+        shares[text] = shares.get(text, 0.0) + math.exp(logp)
+    ours, theirs = shares.get(wanted, 0.0), shares.get(other, 0.0)
+    if ours + theirs == 0:
         raise UnreadableError("neither answer among the most likely tokens")
-    if len(logps) == 1:
-        return float(wanted in logps)
-    return float(expit(logps[wanted] - logps[other]))
+    if ours + theirs < LEAST_SHARE:
+        raise UnreadableError("answers less likely than other tokens")
+    if len(top) < requested and not {wanted, other} <= shares.keys():
+        raise UnreadableError("fewer tokens than requested, and only one answer among them")
+    return ours / (ours + theirs)
 
 
 def parse_label(reply: str, labels: Mapping[str, int], code: str | None = None) -> int:
