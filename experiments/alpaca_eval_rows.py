@@ -8,11 +8,11 @@ by position and by instruction.
 
     python experiments/alpaca_eval_rows.py ../shared/data/alpaca_eval
 
-From a clone of tatsu-lab/alpaca_eval, with df_gamed.csv from the hub beside it:
+From a clone of tatsu-lab/alpaca_eval, with df_gamed.csv and alpaca_eval_gpt4_baseline.json from the hub beside it:
 
     python experiments/alpaca_eval_rows.py --leaderboard …/weighted_alpaca_eval_gpt4_turbo_leaderboard.csv \\
         --weights …/baseline_gpt4_1106_preview.csv --gamed df_gamed.csv --results alpaca_eval/results \\
-        --questions alpaca_eval/results/gpt4_1106_preview/model_outputs.json
+        --questions alpaca_eval_gpt4_baseline.json
 """
 
 from __future__ import annotations
@@ -95,11 +95,14 @@ def read_results(folder: Path, questions: Path, models: Sequence[str]) -> dict[s
 
 def refitted(comparisons: Sequence[Comparison], gamed: GamedBaselines) -> tuple[float, float]:
     """Length-controlled win rates in percent, with difficulties by position and by instruction."""
-    without_lengths = replace(gamed, reference_lengths={})
     moved = [replace(row, index=position) for position, row in enumerate(comparisons)]
-    found = [win_rates(rows, without_lengths, rounds=2)["metrics"] for rows in (moved, comparisons)]
-    first, second = (metrics["length_controlled_win_rate"]["value"] for metrics in found)
-    return first, second
+
+    def win_rate(rows: Sequence[Comparison]) -> float:
+        # Lengths that fit in any case: the misalignment is intended.
+        fitting = replace(gamed, reference_lengths={row.index: row.length_1 for row in rows})
+        return float(win_rates(rows, fitting, rounds=2)["metrics"]["length_controlled_win_rate"]["value"])
+
+    return win_rate(moved), win_rate(comparisons)
 
 
 def table(board: Board, gamed: GamedBaselines, judged: dict[str, list[Comparison]]) -> list[list[str]]:
@@ -124,16 +127,16 @@ def main() -> None:
     parser.add_argument("--gamed", type=Path, help="gamed_baselines_reconstructed.csv, or df_gamed.csv")
     parser.add_argument("--judgments", type=Path, help="judgments_compact.csv, if it is there")
     parser.add_argument("--results", type=Path, help="folder of AlpacaEval's results, in place of --judgments")
-    parser.add_argument("--questions", type=Path, help="alpaca_eval_gpt4_baseline.json; for --results")
+    parser.add_argument("--questions", type=Path, help="alpaca_eval_gpt4_baseline.json; for --results and df_gamed.csv")
     given = parser.parse_args()
     folder: Path = given.folder
-    gamed = read_gamed_baselines(given.gamed or folder / "gamed_baselines_reconstructed.csv")
+    questions = given.questions or folder / "alpaca_eval_gpt4_baseline.json"
+    gamed = read_gamed_baselines(given.gamed or folder / "gamed_baselines_reconstructed.csv", str(questions))
     board = read_board(
         given.leaderboard or folder / "leaderboard_subset.csv", given.weights or folder / "glm_weights_subset.csv"
     )
     compact: Path = given.judgments or folder / "judgments_compact.csv"
     if given.results:
-        questions = given.questions or folder / "alpaca_eval_gpt4_baseline.json"
         judged = read_results(given.results, questions, incomplete(board, len(gamed.difficulty)))
     else:
         judged = read_compact(compact) if compact.is_file() else {}

@@ -27,7 +27,7 @@ def write_chat_benchmarks(folder: Path, problems: Sequence[Problem], rng: random
     alpaca, arena, first, second = (problems[start * count : (start + 1) * count] for start in range(4))
     rows = [{"instruction": problem.prompt, "output": solve(problem, WRONG, rng)} for problem in alpaca]
     write_jsonl(folder / "alpaca_eval.jsonl", rows)
-    _write_gamed_baselines(folder / "gamed_baselines.csv", count, rng)
+    _write_gamed_baselines(folder / "gamed_baselines.csv", [len(row["output"]) for row in rows], rng)
     questions = [{"uid": f"question-{number}", "prompt": problem.prompt} for number, problem in enumerate(arena)]
     write_jsonl(folder / "arena_hard.jsonl", questions)
     baseline = [_answered(row, solve(problem, WRONG, rng)) for row, problem in zip(questions, arena, strict=True)]
@@ -59,11 +59,11 @@ def _answered(question: dict[str, str], answer: str) -> dict[str, Any]:
     return {"uid": question["uid"], "messages": messages}
 
 
-def _write_gamed_baselines(path: Path, count: int, rng: random.Random) -> None:
+def _write_gamed_baselines(path: Path, reference_lengths: Sequence[int], rng: random.Random) -> None:
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as handle:
         writer = csv.writer(handle)
-        writer.writerow(["index", "std_delta_len", "instruction_difficulty", "preference"])
-        difficulty = [rng.gauss(0, 1) for _ in range(count)]
+        writer.writerow(["index", "len_1", "std_delta_len", "instruction_difficulty", "preference"])
+        difficulty = [rng.gauss(0, 1) for _ in reference_lengths]
         for sign in (1, -1):  # one prompted to be short, one prompted to be long
-            for index in range(count):
-                writer.writerow([index, sign * rng.random(), difficulty[index], rng.random()])
+            for index, length in enumerate(reference_lengths):
+                writer.writerow([index, length, sign * rng.random(), difficulty[index], rng.random()])

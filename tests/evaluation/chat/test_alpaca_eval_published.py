@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +96,10 @@ def test_length_controlled_win_rates_when_refitted_are_near_the_published_ones(
     for model in leaderboard.keys() - {REFERENCE}:
         published = float(leaderboard[model]["length_controlled_winrate"])
         rows = (by_position if model in MISALIGNED else by_index)[model]
-        lengths = GamedBaselines(gamed.features, gamed.preferences, gamed.difficulty, {})
-        controlled = win_rates(rows, lengths, rounds=2)["metrics"]["length_controlled_win_rate"]
+        # Of the rows as they are: some are misaligned on purpose.
+        lengths = {row.index: row.length_1 for row in rows}
+        fitting = GamedBaselines(gamed.features, gamed.preferences, gamed.difficulty, lengths)
+        controlled = win_rates(rows, fitting, rounds=2)["metrics"]["length_controlled_win_rate"]
         assert controlled["value"] == pytest.approx(published, abs=0.31), model
         assert controlled["n"] == len(rows)
         if model in MISALIGNED:
@@ -141,6 +143,44 @@ def test_difficulties_when_they_belong_to_another_order_are_refused(data: Path, 
     beyond = [Comparison(2000, 0.5, 10, 20), Comparison(1, 0.5, 3394, 20)]
     with pytest.raises(DataError, match=r"1 instruction\(s\) without a difficulty, 0 with"):
         win_rates(beyond, gamed)
+    unknown = GamedBaselines(gamed.features, gamed.preferences, gamed.difficulty, {})
+    with pytest.raises(DataError, match=r"0 instruction\(s\) without a difficulty, 805 with"):
+        win_rates(comparisons(data, "index")["phi-2-sft"], unknown)
+
+
+def test_gamed_baselines_when_they_have_no_lengths_are_read_with_the_published_questions_alone(
+    data: Path, tmp_path: Path, gamed: GamedBaselines
+) -> None:
+    def written(name: str, rows: Sequence[Mapping[str, str]]) -> Path:
+        with (tmp_path / name).open("w", newline="") as handle:
+            writer = csv.DictWriter(handle, [key for key in rows[0] if key != "len_1"], extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        return tmp_path / name
+
+    with (data / "gamed_baselines_reconstructed.csv").open(newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    bare, published = written("df_gamed.csv", rows), data / "alpaca_eval_gpt4_baseline.json"
+    found = read_gamed_baselines(bare, str(published))
+    assert found.reference_lengths == gamed.reference_lengths
+    assert [found.reference_lengths[index] for index in (0, 1)] == [2104, 3394]
+    questions = json.loads(published.read_text())
+    others = {
+        "shuffled": questions[1:] + questions[:1],
+        "fewer": questions[:-1],
+        "rewritten": [{**questions[0], "output": "yes"}, *questions[1:]],
+        "bare": [{"instruction": row["instruction"]} for row in questions],
+    }
+    for name, content in others.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=rf"df_gamed\.csv: no column len_1 .*instructions of .*{name}\.json"):
+            read_gamed_baselines(bare, str(tmp_path / f"{name}.json"))
+    for path, given in (
+        (bare, None),
+        (written("some.csv", [row for row in rows if row["index"] != "804"]), str(published)),
+    ):
+        with pytest.raises(DataError, match=r"no column len_1 .*; add the column, or use AlpacaEval's own two files"):
+            read_gamed_baselines(path, given)
 
 
 def test_length_differences_are_over_their_sample_standard_deviation(data: Path) -> None:

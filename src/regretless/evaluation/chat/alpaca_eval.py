@@ -50,7 +50,8 @@ class AlpacaEvalConfig(ChatBenchmarkConfig):
     baseline: str | None = None
     """File of responses to the same prompts to compare with; by default the outputs in `questions`."""
     gamed_baselines: str | None = None
-    """CSV file of the gamed baselines (df_gamed.csv). Without it there is no length-controlled win rate."""
+    """CSV file of the gamed baselines (df_gamed.csv). Without it there is no length-controlled win rate. With other
+    `questions` than the published file, it needs the column `len_1`: characters of the reference's answer."""
     temperature: float | None = Field(default=1, ge=0)
     """Sampling temperature sent to the judge. Nothing is sampled, but some servers apply it to the probabilities that
     they report."""
@@ -106,7 +107,9 @@ def evaluate(
     that cannot be used, and the errors of `ask_all_judgments`.
     """
     asked, answers, references = _read(config, responses)
-    gamed = read_gamed_baselines(local_path(config.gamed_baselines)) if config.gamed_baselines else None
+    gamed = None
+    if config.gamed_baselines:
+        gamed = read_gamed_baselines(local_path(config.gamed_baselines), config.questions)
     judge_answers = ask_all_judgments(config, _questions(config, asked, answers, references), output)
     comparisons = [
         Comparison(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
@@ -232,17 +235,11 @@ def _length_controlled(
     unknown = {"value": None, "standard_error": None, "low": None, "high": None, "n": len(judged)}
     if gamed is None:
         return unknown | {"problem": "needs `gamed_baselines`"}
+    gamed.check_belong({each.index: each.length_1 for each in judged})
     lengths = np.array([(each.length_1, each.length_2) for each in judged], dtype=float).reshape(-1, 2)
     std_delta = standardized(lengths[:, 0], lengths[:, 1])
     if std_delta is None:
         return unknown | {"problem": "all answers differ from the reference's by the same length"}
-    strange = [each for each in judged if each.index not in gamed.difficulty]
-    moved = [each for each in judged if gamed.reference_lengths.get(each.index, each.length_1) != each.length_1]
-    if strange or moved:
-        raise DataError(
-            f"gamed_baselines: {len(strange)} instruction(s) without a difficulty, {len(moved)} with a reference of "
-            "another length; expected the file that belongs to these instructions and this reference, in its order"
-        )
     difficulty = np.array([gamed.difficulty[each.index] for each in judged])
     found = length_controlled(preferences, std_delta, difficulty, gamed, rounds=rounds, seed=seed)
     return replace(found, estimate=bounded(found.estimate, preferences, 0, PERCENT)).shown()

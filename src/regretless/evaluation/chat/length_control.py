@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 from regretless.core.errors import DataError
+from regretless.core.files import fingerprint
 from regretless.core.intervals import Array, Estimate, from_samples, known, resamples
+from regretless.evaluation.chat.files import read_table
 
 GAMED_WEIGHT = 0.1
 """Weight of a row of the gamed baselines: lambda = 0.2, shared by both."""
@@ -28,6 +30,9 @@ PENALTIES = np.logspace(-4, 4, 10)
 FOLDS = 5
 SOLVER_SEED = 123
 PREFERENCE_COLUMNS = ("preference", "preference_fitted")
+PUBLISHED_REFERENCE = "ee8ec23ebae0f0daacc4f7efe1de20f0"
+"""Fingerprint of AlpacaEval's alpaca_eval_gpt4_baseline.json, to which its df_gamed.csv belongs: each instruction, and
+the characters of its answer, in order."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,24 @@ class GamedBaselines:
     difficulty: Mapping[int, float]
     """Difficulty of an instruction, by its index in the reference file."""
     reference_lengths: Mapping[int, int]
-    """Characters of the reference's answer by index, if the file has them."""
+    """Characters of the reference's answer, by the same index."""
+
+    def check_belong(self, lengths: Mapping[int, int]) -> None:
+        """Check that these rows belong to some instructions and their reference.
+
+        lengths: characters of the reference's answer, by index. Raises DataError, because difficulties of other
+        instructions would shift the result unnoticed.
+        """
+        strange = [index for index in lengths if index not in self.difficulty]
+        moved = [
+            index for index in lengths.keys() & self.difficulty if self.reference_lengths.get(index) != lengths[index]
+        ]
+        if strange or moved:
+            raise DataError(
+                f"gamed_baselines: {len(strange)} instruction(s) without a difficulty, {len(moved)} with a reference "
+                "of another length; expected the file that belongs to these instructions and this reference, in its "
+                "order"
+            )
 
 
 @dataclass(frozen=True)
@@ -77,11 +99,12 @@ class LengthControlled:
         )
 
 
-def read_gamed_baselines(path: Path) -> GamedBaselines:
-    """Rows of the gamed baselines from a CSV file with `index`, `std_delta_len`, `instruction_difficulty`, and
-    `preference` (or `preference_fitted`) between 0 and 1, such as AlpacaEval's df_gamed.csv.
+def read_gamed_baselines(path: Path, questions: str | None = None) -> GamedBaselines:
+    """Rows of the gamed baselines from a CSV file with `index`, `std_delta_len`, `instruction_difficulty`,
+    `preference` (or `preference_fitted`) between 0 and 1, and `len_1`, the characters of the reference's answer.
 
-    Raises DataError if a column is missing or a value is not a number.
+    questions: the reference's file. If it is AlpacaEval's own, the lengths are known, so that `len_1` may be missing as
+    in AlpacaEval's df_gamed.csv. Raises DataError if a column is missing or a value is not a number.
     """
     try:
         with path.open(encoding="utf-8", newline="") as handle:
@@ -105,7 +128,26 @@ def read_gamed_baselines(path: Path) -> GamedBaselines:
         raise DataError(f"{path}: expected finite numbers, and preferences from 0 to 1")
     rows_features = features(delta, difficulty, constant=0.0)
     by_index = {int(key): float(value) for key, value in zip(index, difficulty, strict=True)}
-    return GamedBaselines(rows_features, preferences, by_index, lengths)
+    return GamedBaselines(
+        rows_features, preferences, by_index, lengths or _published_lengths(path, questions, by_index)
+    )
+
+
+def _published_lengths(path: Path, questions: str | None, indices: Collection[int]) -> dict[int, int]:
+    """Characters of the published reference's answers by index, for a file without them.
+
+    Raises DataError if the questions are not the published ones, or the file is not one of all of them.
+    """
+    rows = [] if questions is None else read_table(questions, ["instruction"])
+    lengths = [len(str(row.get("output"))) for row in rows]
+    found = fingerprint([[row["instruction"], length] for row, length in zip(rows, lengths, strict=True)])
+    if found != PUBLISHED_REFERENCE or set(indices) != set(range(len(rows))):
+        raise DataError(
+            f"{path}: no column len_1 (characters of the reference's answer), so nothing shows that its rows belong to "
+            f"the instructions of {questions or 'this evaluation'}, in this order; add the column, or use AlpacaEval's "
+            "own two files unchanged: alpaca_eval_gpt4_baseline.json as `questions`, df_gamed.csv here"
+        )
+    return dict(enumerate(lengths))
 
 
 def features(std_delta: Array, difficulty: Array, constant: float = 1.0) -> Array:
