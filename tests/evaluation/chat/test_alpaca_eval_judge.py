@@ -127,6 +127,28 @@ def test_alpaca_eval_when_the_reference_is_another_models_responses_compares_wit
     assert metrics["length_controlled_win_rate"]["problem"] == "needs `gamed_baselines`"
 
 
+def test_alpaca_eval_when_gamed_baselines_are_of_other_answers_asks_nothing(data: Path, tmp_path: Path) -> None:
+    with (data / "gamed_baselines_reconstructed.csv").open(newline="") as handle:
+        rows = [row for row in csv.DictReader(handle) if int(row["index"]) != 7]
+    with (tmp_path / "few.csv").open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    prompts = stage.next_prompts(settings(data, "http://127.0.0.1:1/v1"), [])[0.0]
+    responses = respond(tmp_path / "responses.parquet", prompts, answer)
+    respond(tmp_path / "base.parquet", prompts, lambda row: "reference")
+    changes = {
+        r"^gamed_baselines: 0 instruction\(s\) without a difficulty, 12 with": {"baseline": tmp_path / "base.parquet"},
+        r"^gamed_baselines: 1 instruction\(s\) without a difficulty, 0 with": {"gamed_baselines": tmp_path / "few.csv"},
+    }
+    with serving(script) as judge:
+        for problem, change in changes.items():
+            config = settings(data, judge.url, **{name: str(path) for name, path in change.items()})
+            with pytest.raises(DataError, match=problem):
+                stage.run(config, [responses], tmp_path)
+    assert judge.requests == []
+
+
 def test_alpaca_eval_when_the_server_gives_no_probabilities_stops_at_the_first_question(
     data: Path, tmp_path: Path
 ) -> None:

@@ -103,13 +103,15 @@ def evaluate(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Judge the responses; returns the result and the judgments, both as JSON values.
 
-    Raises DataError if the responses do not match the instructions or no judgment can be read, ConfigError for files
-    that cannot be used, and the errors of `ask_all_judgments`.
+    Raises DataError if the responses or the gamed baselines do not match the instructions, before anything is asked,
+    or if no judgment can be read; ConfigError for files that cannot be used; and the errors of `ask_all_judgments`.
     """
     asked, answers, references = _read(config, responses)
     gamed = None
     if config.gamed_baselines:
         gamed = read_gamed_baselines(local_path(config.gamed_baselines), config.questions)
+        # Before the judge is paid for judgments that could not be used.
+        gamed.check_belong({index: len(references[key]) for index, key in enumerate(asked)})
     judge_answers = ask_all_judgments(config, _questions(config, asked, answers, references), output)
     comparisons = [
         Comparison(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
