@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import os
 import textwrap
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -118,7 +117,7 @@ class OpenAIEngine:
         self.server: SamplingServer = params.server.model_copy(
             update={"base_url": params.server.base_urls.get(self.model, params.server.base_url)}
         )
-        elsewhere = self.server.base_url is not None or bool(os.environ.get("OPENAI_BASE_URL"))
+        elsewhere = self.server.address is not None
         self.extensions = elsewhere if self.server.extensions is None else self.server.extensions
         if not self.extensions and (params.top_k or params.repetition_penalty != 1):
             raise ConfigError(
@@ -317,8 +316,7 @@ class OpenAIEngine:
 
     def _key(self, body: Mapping[str, Any]) -> str:
         """Key of a request in the file of replies: of all that says what its reply is, and what it means."""
-        address = self.server.base_url or os.environ.get("OPENAI_BASE_URL")
-        return fingerprint([address, self.server.endpoint, self.kind, self.provenance.tokenizer, body])
+        return fingerprint([self.server.address, self.server.endpoint, self.kind, self.provenance.tokenizer, body])
 
     def _store(self) -> contextlib.AbstractContextManager[ReplyStore | None]:
         return contextlib.nullcontext() if self.replies is None else ReplyStore(self.replies)

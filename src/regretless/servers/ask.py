@@ -73,9 +73,14 @@ class Answers(Generic[T]):
 NOT_ASKED = "not asked"
 
 
-def key_of(question: Question[Any], attempt: int, endpoint: Endpoint = "chat") -> str:
-    """Key in the reply cache of the reply to a question's request of this attempt."""
-    return fingerprint([endpoint, attempt, question.body(attempt, "")])
+def key_of(question: Question[Any], attempt: int, server: ServerConfig, endpoint: Endpoint = "chat") -> str:
+    """Key in the reply cache of the server's reply to a question's request of this attempt.
+
+    Servers at different addresses have different keys: they may have different models under the same name.
+    """
+    asked = [endpoint, attempt, question.body(attempt, "")]
+    # OpenAI's own has none, as in files of earlier versions.
+    return fingerprint(asked if server.address is None else [*asked, server.address])
 
 
 def ask_all(
@@ -159,7 +164,7 @@ class _Asker(Generic[T]):
     async def _answer(self, client: Client, question: Question[T]) -> Answer[T]:
         problem = ""
         for attempt in range(1, self.attempts + 1):
-            key = key_of(question, attempt, self.endpoint)
+            key = key_of(question, attempt, self.config, self.endpoint)
             code = self.store.code(key)
             try:
                 reply = await self._reply(client, question, key, question.body(attempt, code), attempt)

@@ -82,6 +82,11 @@ class ServerConfig(Section):
             )
         return value
 
+    @property
+    def address(self) -> str | None:
+        """Address of the server; None for OpenAI's own."""
+        return self.base_url or os.environ.get("OPENAI_BASE_URL") or None
+
     def api_key(self) -> str | None:
         """The key from the environment; None if no key is sent.
 
