@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regretless.core.errors import ServerError
+from regretless.core.errors import BudgetError, ServerError
 from regretless.core.files import fingerprint
 from regretless.servers.ask import Answers, Question, UnreadableError, ask_all, key_of
 from regretless.servers.limits import Budget, Pace, Spending
@@ -180,6 +181,53 @@ def test_spending_when_a_reply_is_lost_counts_what_it_may_have_cost() -> None:
         assert spent == Spending(requests=3, charged_tokens=2 * most)
         once(server_config(server.url), spent=spent)
         assert spent == Spending(4, 7, 2, 2 * most + 9)
+
+
+def test_budget_when_two_processes_share_a_file_holds_for_both(tmp_path: Path) -> None:
+    async def both(limits: dict[str, int], settled: Spending) -> tuple[list[str], list[Spending], Spending]:
+        """Requests of 10 tokens by turns, until both budgets are spent: who was admitted, and what each knows."""
+        config = ServerConfig.parse(limits, "server")
+        file = tmp_path / f"{'-'.join(limits)}.sqlite"
+        with ReplyStore(file) as first, ReplyStore(file) as second:
+            stores = {"a": first, "b": second}
+            budgets = {name: Budget(config, Spending(), store.ledger("m")) for name, store in stores.items()}
+            admitted: list[str] = []
+            stopped: list[Spending] = []
+            for _ in range(8):
+                for name in list(budgets):
+                    try:
+                        await budgets[name].reserve(10)
+                        admitted.append(name)
+                        assert first.spent("m").charged_tokens == second.spent("m").charged_tokens >= 10
+                        await budgets[name].settle(10, settled)
+                    except BudgetError:
+                        stopped.append(budgets.pop(name).spent)
+            return admitted, stopped, first.spent("m")
+
+    admitted, known, total = asyncio.run(both({"max_requests": 5}, Spending(0, 3, 1, 4)))
+    assert "".join(admitted) == "ababa"
+    assert [total, *known] == [Spending(5, 15, 5, 20)] * 3
+    admitted, known, total = asyncio.run(both({"max_tokens": 25}, Spending(0, 3, 1, 4)))
+    assert "".join(admitted) == "abab", "16 used, and 10 more do not fit"
+    assert [total, *known] == [Spending(4, 12, 4, 16)] * 3
+
+
+def test_reservation_of_a_process_counts_for_others_and_for_later_runs_if_it_is_killed(tmp_path: Path) -> None:
+    config = ServerConfig.parse({"max_tokens": 25}, "server")
+
+    async def reserve(tokens: int) -> Spending:
+        # Not settled, as in a process that is killed.
+        with ReplyStore(tmp_path / "replies.sqlite") as store:
+            spent = store.spent("m")
+            await Budget(config, spent, store.ledger("m"), replace(spent)).reserve(tokens)
+            return spent
+
+    assert asyncio.run(reserve(20)) == Spending(requests=1), "its own reservation is not usage yet"
+    with pytest.raises(BudgetError, match=r"max_tokens=25: 20 are used, and the next request may need up to 6$"):
+        asyncio.run(reserve(6))
+    assert asyncio.run(reserve(5)) == Spending(requests=2, charged_tokens=20)
+    with ReplyStore(tmp_path / "replies.sqlite") as store:
+        assert store.spent("m") == Spending(requests=2, charged_tokens=25), "the refused one left nothing"
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,8 @@ class OpenAIEngine:
         )
         self.spent = Spending()
         self.replies: Path | None = None
-        self._counted: set[Path] = set()
-        """Files of replies whose earlier spending is part of `spent`."""
+        self._counted: dict[Path, Spending] = {}
+        """Spending according to each file of replies, as far as it is part of `spent`."""
         self._unfamiliar: Counter[str] = Counter()
         """Responses that were counted as cut for a finish_reason that is not a known one."""
 
@@ -187,9 +187,9 @@ class OpenAIEngine:
         other = copy.copy(self)
         other.replies = file
         if file not in self._counted:
-            self._counted.add(file)
             with ReplyStore(file) as store:
-                self.spent.add(store.spent(self.model))
+                self._counted[file] = store.spent(self.model)
+            self.spent.add(self._counted[file])
         return other
 
     def forget(self, prompts: Sequence[ServerPrompt], seeds: Sequence[int]) -> None:
@@ -323,12 +323,10 @@ class OpenAIEngine:
 
     def _client(self, store: ReplyStore | None) -> Client:
         """A client whose requests count against the budget, and in the file of replies."""
-
-        def record(spending: Spending) -> None:
-            if store is not None:
-                store.spend(self.model, spending)
-
-        return Client(self.server, Budget(self.server, self.spent, record))
+        if store is None:
+            return Client(self.server, Budget(self.server, self.spent))
+        ledger, known = store.ledger(self.model), self._counted[store.path]
+        return Client(self.server, Budget(self.server, self.spent, ledger, known))
 
     def _shape(self, top_k: int, repetition_penalty: float) -> dict[str, Any]:
         """Parameters beyond OpenAI's own. All are sent: vLLM reads omitted ones from the checkpoint's settings."""

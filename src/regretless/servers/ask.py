@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -105,7 +105,7 @@ def ask_all(
     """
     with ReplyStore(replies) as store:
         spent = store.spent(model)
-        budget = Budget(config, spent, lambda spending: store.spend(model, spending))
+        budget = Budget(config, spent, store.ledger(model), known=replace(spent))
         result = Answers[T]([Answer(None, NOT_ASKED)] * len(questions), spent=spent)
         with bar(description, total=len(questions), note=lambda: describe(config, spent)) as advance:
             asker = _Asker(questions, config, endpoint, most_tokens, attempts, store, result, advance)

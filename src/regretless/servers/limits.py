@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from regretless.core.errors import BudgetError
 from regretless.servers.server_settings import ServerConfig
@@ -41,12 +42,12 @@ class Spending:
         more = [config.cost(self.unreported_tokens, 0), config.cost(0, self.unreported_tokens)]
         return None if reported is None else reported + max(dollars or 0.0 for dollars in more)
 
-    def add(self, other: Spending) -> None:
-        """Add another spending."""
-        self.requests += other.requests
-        self.prompt_tokens += other.prompt_tokens
-        self.completion_tokens += other.completion_tokens
-        self.charged_tokens += other.charged_tokens
+    def add(self, other: Spending, sign: int = 1) -> None:
+        """Add another spending, or subtract it with the sign -1."""
+        self.requests += sign * other.requests
+        self.prompt_tokens += sign * other.prompt_tokens
+        self.completion_tokens += sign * other.completion_tokens
+        self.charged_tokens += sign * other.charged_tokens
 
 
 class Pace:
@@ -71,51 +72,96 @@ class Pace:
         self._next = max(self._next, asyncio.get_running_loop().time() + seconds)
 
 
+class Ledger(Protocol):
+    """Where usage is stored, for all processes that share a budget."""
+
+    def spend(self, spending: Spending, check: Callable[[Spending], None]) -> None:
+        """Add usage. `check` is called with the total before it; if it raises, nothing is added. No other process can
+        add anything in between."""
+
+
+class Unshared:
+    """A ledger of one process."""
+
+    def __init__(self) -> None:
+        self.total = Spending()
+
+    def spend(self, spending: Spending, check: Callable[[Spending], None]) -> None:
+        """Add usage, if `check` does not raise."""
+        check(self.total)
+        self.total.add(spending)
+
+
 class Budget:
     """Admits requests as long as they cannot exceed `max_requests` and `max_tokens`.
 
     Each request reserves its upper bound of tokens before it is sent, and releases what it did not use afterwards, so
-    the budget holds whatever is in flight.
+    the budget holds whatever is in flight. The ledger has the reservation as usage, so it holds for all processes
+    together. The reservations of a killed process remain there: its requests were sent, and may have been billed.
     """
 
     def __init__(
-        self, config: ServerConfig, spent: Spending, record: Callable[[Spending], None] = lambda spending: None
+        self, config: ServerConfig, spent: Spending, ledger: Ledger | None = None, known: Spending | None = None
     ) -> None:
-        """`spent`: usage so far, updated as requests are made. `record`: called with every change, to store it."""
+        """`spent`: usage so far, updated as this process and others make requests, without this process's reservations.
+        `ledger`: where usage is stored. `known`: its total as far as `spent` includes it, updated as well."""
         self.config, self.spent = config, spent
-        self._record = record
+        self._ledger: Ledger = Unshared() if ledger is None else ledger
+        self._known = Spending() if ledger is None or known is None else known
         self._reserved = 0
         self._settled = asyncio.Condition()
 
     async def reserve(self, tokens: int) -> None:
         """Count a request that is about to be sent and uses at most `tokens`.
 
-        Waits for requests in flight if it might not fit beside them.
+        Waits for this process's requests in flight if it might not fit beside them.
         Raises BudgetError if it exceeds the remaining budget.
         """
-        limits = self.config
         async with self._settled:
-            while limits.max_tokens is not None and (
-                self.spent.charged_tokens + self._reserved + tokens > limits.max_tokens
-            ):
-                if not self._reserved:
-                    raise BudgetError(
-                        f"max_tokens={limits.max_tokens}: {self.spent.charged_tokens} are used, and the next request "
-                        f"may need up to {tokens}"
-                    )
-                await self._settled.wait()
-            if limits.max_requests is not None and self.spent.requests >= limits.max_requests:
-                raise BudgetError(f"max_requests={limits.max_requests}: all are used")
+            while True:
+                try:
+                    self._spend(Spending(requests=1, charged_tokens=tokens), lambda: self._check(tokens))
+                except _NotNowError:
+                    await self._settled.wait()
+                else:
+                    break
             self._reserved += tokens
-            self._spend(Spending(requests=1))
+            # The ledger keeps the reservation; here it is no usage yet.
+            self.spent.charged_tokens -= tokens
 
     async def settle(self, tokens: int, used: Spending) -> None:
         """Release a reservation of `tokens` and count the actual usage instead."""
         async with self._settled:
             self._reserved -= tokens
-            self._spend(used)
+            self.spent.charged_tokens += tokens
+            self._spend(replace(used, charged_tokens=used.charged_tokens - tokens), lambda: None)
             self._settled.notify_all()
 
-    def _spend(self, spending: Spending) -> None:
+    def _check(self, tokens: int) -> None:
+        limits, used = self.config, self.spent.charged_tokens
+        if limits.max_tokens is not None and used + self._reserved + tokens > limits.max_tokens:
+            if self._reserved:
+                raise _NotNowError
+            raise BudgetError(
+                f"max_tokens={limits.max_tokens}: {used} are used, and the next request may need up to {tokens}"
+            )
+        if limits.max_requests is not None and self.spent.requests >= limits.max_requests:
+            raise BudgetError(f"max_requests={limits.max_requests}: all are used")
+
+    def _spend(self, spending: Spending, check: Callable[[], None]) -> None:
+        def catch_up(total: Spending) -> None:
+            others = replace(total)
+            others.add(self._known, -1)
+            self._add(others)
+            check()
+
+        self._ledger.spend(spending, catch_up)
+        self._add(spending)
+
+    def _add(self, spending: Spending) -> None:
         self.spent.add(spending)
-        self._record(spending)
+        self._known.add(spending)
+
+
+class _NotNowError(Exception):
+    """A request that may fit once requests in flight are settled."""

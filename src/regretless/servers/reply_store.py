@@ -7,12 +7,13 @@ import hashlib
 import hmac
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from regretless.core.errors import DataError
-from regretless.servers.limits import Spending
+from regretless.servers.limits import Ledger, Spending
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (
@@ -88,9 +89,16 @@ class ReplyStore:
             ).fetchone()
         return Spending(*(row or ()))
 
-    def spend(self, model: str, spending: Spending) -> None:
-        """Add to the cost of the requests to a model."""
-        with self._readable():
+    def ledger(self, model: str) -> Ledger:
+        """The cost of the requests to a model, for a budget."""
+        return _ModelLedger(self, model)
+
+    def spend(self, model: str, spending: Spending, check: Callable[[Spending], None]) -> None:
+        """Add to the cost of the requests to a model; see `Ledger.spend`."""
+        # Immediate: what `check` is told is still true when the cost is added.
+        with self._readable(), self._file:
+            self._file.execute("BEGIN IMMEDIATE")
+            check(self.spent(model))
             self._file.execute("INSERT OR IGNORE INTO spending (model) VALUES (?)", (model,))
             self._file.execute(
                 "UPDATE spending SET requests = requests + ?, prompt_tokens = prompt_tokens + ?, "
@@ -113,3 +121,12 @@ class ReplyStore:
                 f"{self.path}: cannot be used as a reply cache ({error}); expected the file of an earlier run, or "
                 "no file; move it away or set another path"
             ) from error
+
+
+@dataclass(frozen=True)
+class _ModelLedger:
+    store: ReplyStore
+    model: str
+
+    def spend(self, spending: Spending, check: Callable[[Spending], None]) -> None:
+        self.store.spend(self.model, spending, check)
