@@ -209,6 +209,21 @@ def test_processes_when_they_are_to_share_a_sequence_then_it_is_refused(
         build()
 
 
+def test_deepspeed_when_it_is_asked_for_in_any_way_then_it_is_refused_with_what_to_use(
+    build: Any, make_model: Callable[..., PreTrainedModel], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    advice = r": not used here: .*takes an optimizer step after each backward pass.* to shard a model, use FSDP2"
+    with pytest.raises(ConfigError, match=f"deepspeed{advice}"):
+        build(args={"deepspeed": {"zero_optimization": {"stage": 2}}})
+    args = PreferenceConfig(str(tmp_path), use_cpu=True, report_to="none")
+    # By `accelerate launch --use_deepspeed`, and by an Accelerator of the script's own with a plugin.
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match=f"ACCELERATE_USE_DEEPSPEED{advice}"):
+        build()
+    with pytest.raises(ConfigError, match=f"ACCELERATE_USE_DEEPSPEED{advice}"):
+        PreferenceTrainer(make_model(), args=args, train_dataset=ROWS)
+
+
 def test_liger_kernels_when_they_are_not_installed_then_one_line_says_so(build: Any) -> None:
     with pytest.raises(ConfigError, match=r"^use_liger_kernel: needs a GPU and a package: install liger-kernel$"):
         build(args={"use_liger_kernel": True})

@@ -29,7 +29,6 @@ HARDWARE = (
     "bf16",
     "fp16",
     "tf32",
-    "deepspeed",
     "fsdp",
     "fsdp_config",
     "optim",

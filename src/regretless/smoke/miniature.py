@@ -46,7 +46,6 @@ OFFLINE = {"push_to_hub": False, "report_to": "none", "log_completions_steps": N
 PLAIN = {
     "bf16": False,
     "fp16": False,
-    "deepspeed": None,
     "fsdp": None,
     "use_liger_kernel": False,
     "compile_layers": False,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
@@ -33,6 +34,8 @@ UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",
     "auto_find_batch_size": "max_tokens_per_microbatch bounds the memory, and a step's pairs are fixed",
     "dataloader_drop_last": "an epoch's last step has the remaining pairs",
+    "deepspeed": "it takes an optimizer step after each backward pass, and a step has several passes here; to shard "
+    "a model, use FSDP2 (docs/several_processes.md)",
     "train_sampling_strategy": "the order of the pairs is that of group_pairs and the seed",
     "fp16_full_eval": "evaluation computes as training does",
     "bf16_full_eval": "evaluation computes as training does; bf16=True is for both",
@@ -50,8 +53,15 @@ UNUSED = {
 """Arguments of the Trainer that are refused, because they would have no effect or the wrong one, and why."""
 OF_OBJECTIVE = ("objective", "loss_type", "loss_weights", "label_smoothing", "ld_alpha", "beta")
 """Arguments, or beginnings of their names, that say which objective with which hyperparameters."""
+DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+"""Environment variable by which accelerate turns DeepSpeed on in a process."""
 READ_ONCE = ("objective", "loss_type", "loss_weights", "label_smoothing", "truncation_mode")
 """Arguments that decide about others at construction."""
+
+
+def deepspeed_problems() -> list[str]:
+    """Why not to train if accelerate's launcher, or an Accelerator of a script's own, has turned DeepSpeed on."""
+    return [f"{DEEPSPEED}: not used here: {UNUSED['deepspeed']}"] if parse_flag_from_env(DEEPSPEED) else []
 
 
 @answering
@@ -257,6 +267,7 @@ class PreferenceConfig(TrainingArguments):
         found = argument_problems(type(self), given)
         problems = [f"{name}: {problem}" for name, problem in found.items()]
         problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
+        problems += deepspeed_problems()
         if self.hub_strategy == HubStrategy.CHECKPOINT:
             problems.append("hub_strategy: optimizer states are not uploaded, so nothing could resume; use every_save")
         problems += self._read_mappings(known=found)

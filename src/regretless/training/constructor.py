@@ -32,7 +32,7 @@ from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
 from regretless.objectives import Objective
 from regretless.training.adapter import BaseWeights, add_adapter, check_trainable
-from regretless.training.arguments import PreferenceConfig
+from regretless.training.arguments import PreferenceConfig, deepspeed_problems
 from regretless.training.precision import fit_trained_weights, match_reference
 from regretless.training.trl_arguments import REFUSED
 
@@ -305,11 +305,12 @@ def router_coefficient(model: nn.Module, args: PreferenceConfig) -> float:
 
 
 def check_parallelism(args: TrainingArguments) -> None:
-    """Raise ConfigError for accelerate's ways to let processes share a sequence or a layer.
+    """Raise ConfigError for accelerate's ways to let processes share a sequence or a layer, and for DeepSpeed.
 
     They replace kernels that shared rows do not call: torch's context parallelism gives wrong numbers on CPU processes
     without an error (`experiments/context_parallel.py`). `sequence_parallel_size` is this package's own.
     """
+    reject("PreferenceTrainer", deepspeed_problems())
     config = getattr(args, "parallelism_config", None)
     if config is None and os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
         config = ParallelismConfig()

@@ -156,11 +156,8 @@ class TrainConfig(Section):
         if PAIRS in values and PER_DEVICE in values:
             found[PER_DEVICE] = f"{PAIRS} says how many pairs a step has, on any number of processes; remove one"
         if self.strategy == "fsdp2":
-            found |= {
-                name: "fsdp2 is the strategy here, and sets up the sharding itself; remove one"
-                for name in ("fsdp", "deepspeed")
-                if values.get(name)
-            }
+            if values.get("fsdp"):
+                found["fsdp"] = "fsdp2 is the strategy here, and sets up the sharding itself; remove one"
             if values.get("compile_layers"):
                 found["compile_layers"] = "fsdp2 gathers weights in the layers that would be compiled; remove one"
             if values.get("log_completions_steps") is not None:

@@ -358,7 +358,7 @@ class PreferenceTrainer(PublishingTrainer):
 
     def _has_plain_weights(self, model: nn.Module) -> bool:
         """Whether checkpoints of the model are those that its `save_pretrained` writes."""
-        return isinstance(model, PreTrainedModel) and not (self.is_fsdp_enabled or self.is_deepspeed_enabled)
+        return isinstance(model, PreTrainedModel) and not self.is_fsdp_enabled
 
     def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
         """Evaluate; not again at the start (`eval_on_start`) of a resumed training."""
