@@ -12,6 +12,8 @@ from test_trainer import Make
 from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError
+from regretless.core.files import read_json, write_json
+from regretless.training.resuming import FILE, Start
 from regretless.training.trainer import PreferenceTrainer
 
 SAVED = {"objective": "dpo", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -44,6 +46,25 @@ def test_resume_when_settings_differ_from_the_checkpoint_then_a_note_names_them(
     other = make_trainer(**{**SAVED, "objective": "ipo"}, adapter={"lora_alpha": 64}, seed=7)
     other.train(resume_from_checkpoint=str(checkpoint))
     assert "than this run's: objective, seeds, adapter" in " ".join(capsys.readouterr().err.split())
+
+
+def test_resume_when_a_step_has_another_number_of_pairs_then_it_is_refused_with_the_value_to_set(
+    make_trainer: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = stopped(make_trainer)
+    started = read_json(checkpoint / FILE)
+    assert started["pairs_per_step"] == 5
+    trainer = make_trainer(**SAVED, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    with pytest.raises(ConfigError, match=r"with 5 pairs in .* has 4, .*_size 4 × 1 .*_size to 5$"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 0
+    start = Start(**{**started, "pairs_per_step": 8})
+    with pytest.raises(ConfigError, match=r"with 5 pairs in .* has 8, .*_size 4 × 2 .*; resume on .* divides 5$"):
+        start.check(checkpoint, same_bytes=True, parts=2)
+    # A checkpoint that does not say it is resumed.
+    write_json(checkpoint / FILE, {name: value for name, value in started.items() if name != "pairs_per_step"})
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 4 and "another start" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fault", ["damaged", "rank", "layers"])

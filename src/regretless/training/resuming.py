@@ -35,22 +35,38 @@ class Start:
     seeds: list[int | None]
     adapter: list[Any]
     """Settings of the trained adapters."""
+    pairs_per_step: int
+    """Pairs in an optimizer step, those of all processes together."""
 
     def write(self, checkpoint: Path) -> None:
         """Write it into a checkpoint's folder."""
         write_text(checkpoint / FILE, json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, default=str))
 
-    def check(self, checkpoint: Path, *, same_bytes: bool) -> None:
+    def check(self, checkpoint: Path, *, same_bytes: bool, parts: int) -> None:
         """Compare with the start of the training that wrote a checkpoint, if it says so.
 
-        A different reference raises ConfigError, unless not even an equal start has the `same_bytes` on every machine:
-        for it, and for other differences, a note is printed.
+        Another number of pairs in a step raises ConfigError: other pairs than those behind the checkpoint would follow.
+        `parts`: of a step, one for each process (or for those together that compute the same pairs). So does a
+        different reference, unless not even an equal start has the `same_bytes` on every machine: for it, and for other
+        differences, a note is printed.
         """
         file = checkpoint / FILE
         if not file.is_file():
             return
         before = read_json(file)
         now = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        pairs = before.setdefault("pairs_per_step", self.pairs_per_step)  # not in earlier checkpoints
+        if pairs != self.pairs_per_step:
+            instead = (
+                f"set per_device_train_batch_size to {pairs // parts}"
+                if pairs % parts == 0
+                else f"resume on a number of processes that divides {pairs}"
+            )
+            raise ConfigError(
+                f"resume_from_checkpoint: {checkpoint} was trained with {pairs} pairs in an optimizer step, and this "
+                f"run has {self.pairs_per_step}, per_device_train_batch_size {self.pairs_per_step // parts} × {parts} "
+                f"process(es), so that other pairs would follow; {instead}"
+            )
         differ = [name for name, value in now.items() if before.get(name) != value]
         if "reference" in differ and same_bytes:
             raise ConfigError(

@@ -305,7 +305,7 @@ class PreferenceTrainer(PublishingTrainer):
         if self._log_state.checkpoint is not None:
             # Some adapters begin with a decomposition of the weights, which another machine rounds in another way.
             decomposed = self.reference.is_start_of_training and isinstance(self.model, PeftModel)
-            self._start().check(self._log_state.checkpoint, same_bytes=not decomposed)
+            self._start().check(self._log_state.checkpoint, same_bytes=not decomposed, parts=self._parts)
         self._prepare_reference_of_steps(self._log_state.checkpoint)
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
@@ -320,7 +320,13 @@ class PreferenceTrainer(PublishingTrainer):
             data=[] if data is None else [data.key, len(data)],
             seeds=[args.seed, args.data_seed],
             adapter=adapter_settings(self.model),
+            pairs_per_step=args.per_device_train_batch_size * self._parts,
         )
+
+    @property
+    def _parts(self) -> int:
+        """Parts that a step is divided into; processes that compute each row together have the same one."""
+        return int(self.accelerator.num_processes) // self.args.sequence_parallel_size
 
     def _run_epoch(self, **kwargs: Any) -> None:
         """One pass over the data; none if the checkpoint that training resumes from is after its last step."""
@@ -379,7 +385,7 @@ class PreferenceTrainer(PublishingTrainer):
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             grouped=self.args.group_pairs,
             rank=self.accelerator.process_index // self.args.sequence_parallel_size,
-            processes=self.accelerator.num_processes // self.args.sequence_parallel_size,
+            processes=self._parts,
         )
 
     def training_step(self, model: nn.Module, inputs: list[TrainingPair], num_items_in_batch: Any = None) -> Tensor:
