@@ -35,7 +35,8 @@ def main() -> None:
         let_cpus_shard()
     if task.get("plant"):
         AttentionInterface.register(sequence_parallel.NAME, own_tokens_only)
-    torch.manual_seed(0)
+    # The other processes start with other weights, as without a seed; those of rank 0 count.
+    torch.manual_seed(int(os.environ.get("RANK", "0")))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{"model_type": "qwen3", **task["model"]}))
     torch.manual_seed(1)
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if task["lora"] else None

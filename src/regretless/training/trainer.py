@@ -62,6 +62,7 @@ from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel, adapter_settings
 from regretless.training.reference_pass import Asked, fill, pairs_read
 from regretless.training.resuming import Start, reading
+from regretless.training.same_start import share_weights
 from regretless.training.sequence import check_together, sequence_group
 from regretless.training.sharding import whole_weights
 from regretless.training.step import weighed
@@ -163,6 +164,7 @@ class PreferenceTrainer(PublishingTrainer):
         causal_model(self.model).add_model_tags(list(self._tag_names))
         if self.reference.frozen is not None:
             self.reference.frozen.to(self.args.device)
+        share_weights(self.accelerator, self.model, self.reference.frozen)
         self.begin_cards(train_dataset)
 
     # --- reference ---------------------------------------------------------------------------------------------------
