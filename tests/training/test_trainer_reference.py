@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -17,6 +18,8 @@ from transformers import PreTrainedModel
 from regretless.core.errors import ConfigError, NonFiniteLossError
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.training_folder import load_weights
+from regretless.training import trainer as trainer_module
+from regretless.training.reference import ReferenceLogps
 from regretless.training.trainer import PreferenceTrainer
 
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -161,3 +164,39 @@ def test_training_step_when_the_reference_is_not_computed_then_it_says_what_to_c
     trainer = make_trainer(objective=objective)
     with pytest.raises(ConfigError, match=r"call prepare_reference\(\) first"):
         trainer.training_step(trainer.model, list(trainer.train_dataset))
+
+
+def test_reference_when_another_run_writes_into_its_folder_then_what_was_there_at_its_opening_counts(
+    tmp_path: Path,
+) -> None:
+    items, values = [((1,), (2, 3)), ((1,), (4,))], [np.float32([-1, -2]), np.float32([-3])]
+    opened, other = ReferenceLogps(tmp_path), ReferenceLogps(tmp_path)
+    other.compute(items, lambda part: values)
+    other.mark("data")
+    assert not opened.covers("data") and list(opened.missing(items)) == items
+    again = ReferenceLogps(tmp_path)
+    assert other.covers("data") and again.covers("data") and again[items[1]].tolist() == [-3]
+    # A process that does not write knows it too; and one where another process does not see the mark does not.
+    opened.mark("more", writes=False)
+    assert opened.covers("more") and not (tmp_path / "more.complete").exists()
+    behind = ReferenceLogps(tmp_path, lambda names: [name for name in names if name.startswith("part-")])
+    assert not behind.covers("data") and not list(behind.missing(items))
+
+
+def test_reference_when_another_process_sees_fewer_values_then_all_compute_what_it_lacks(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scored: list[int] = []
+
+    def prepare(others: Callable[[list[str]], list[str]]) -> None:
+        monkeypatch.setattr(trainer_module, "gather_object", lambda seen: [*seen, *map(others, seen)])
+        trainer = make_trainer(objective="dpo", reference_cache_dir=str(tmp_path / "reference"))
+        score = trainer._score_reference
+        monkeypatch.setattr(trainer, "_score_reference", lambda items: scored.append(len(items)) or score(items))
+        trainer.prepare_reference()
+
+    prepare(list)
+    prepare(list)
+    assert len(scored) == 1 and scored[0] > 40
+    prepare(lambda names: [])
+    assert scored == [scored[0]] * 2

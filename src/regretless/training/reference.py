@@ -32,6 +32,8 @@ Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]
 PART = 4096
 """Responses computed between two writes: the most that an interruption can lose."""
 OPEN_PARTS = 64
+COMPLETE = ".complete"
+"""End of the name of a file that marks data for which nothing is missing."""
 PLACE = np.dtype([("high", "u8"), ("low", "u8"), ("start", "i8"), ("length", "i4"), ("part", "i4")])
 """Hash of an item, and the location of its values."""
 
@@ -125,15 +127,23 @@ class ReferenceLogps:
 
     They are on disk under the reference's key (weights, configuration, precision) and, inside, under the token ids
     themselves: other data, another tokenizer or truncation have other ids, so nothing stale can be read. In memory is
-    the location of each: 32 bytes per response.
+    the location of each: 32 bytes per response. What another run writes into the folder later is not looked at.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seen_by_all: Callable[[list[str]], list[str]] = sorted) -> None:
+        """`seen_by_all`: file names that this process sees to those that all processes of the training see.
+
+        Each of them then finds the same values missing, also while another run writes into the folder.
+        """
         self.folder = folder
         self._parts: list[Path] = []
         self._places = np.empty(0, PLACE)
         self._open = lru_cache(maxsize=OPEN_PARTS)(lambda part: self._parts[part].open("rb"))
-        self._merge([self._read(part) for part in sorted(folder.glob("part-*.npy"))])
+        # A mark is written behind the parts that it vouches for, so it is looked for before them.
+        names = [file.name for pattern in (f"*{COMPLETE}", "part-*.npy") for file in folder.glob(pattern)]
+        found = seen_by_all(names)
+        self._complete = {name for name in found if name.endswith(COMPLETE)}
+        self._merge([self._read(folder / name) for name in found if name not in self._complete])
 
     def __getitem__(self, item: Item) -> NDArray[np.float32]:
         place = self._find(_item_key(item))
@@ -176,11 +186,13 @@ class ReferenceLogps:
 
     def covers(self, data: str) -> bool:
         """True if `mark` recorded that nothing is missing for these data: then they need not be read."""
-        return (self.folder / f"{data}.complete").exists()
+        return data + COMPLETE in self._complete
 
-    def mark(self, data: str) -> None:
-        """Record that nothing is missing for data with this key."""
-        write_text(self.folder / f"{data}.complete", "")
+    def mark(self, data: str, *, writes: bool = True) -> None:
+        """Record that nothing is missing for data with this key; of several processes one `writes`."""
+        self._complete.add(data + COMPLETE)
+        if writes:
+            write_text(self.folder / (data + COMPLETE), "")
 
     def _find(self, key: tuple[int, int]) -> Any:
         high, low = np.uint64(key[0]), key[1]

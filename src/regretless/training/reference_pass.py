@@ -53,12 +53,10 @@ def fill(
 
     is_lost: whether the reference cannot be computed any more. Raises ConfigError if it is needed then.
     """
-    # Complete data are not read again: a resumed run starts where it was. All processes check before one writes.
+    # Complete data are not read again: a resumed run starts where it was.
     mark = asked.mark(asked.numbers)
     marks = [mark, asked.mark(asked.known), asked.mark(None)]
-    complete = any(each is not None and values.covers(each) for each in marks)
-    wait()
-    if complete:
+    if any(each is not None and values.covers(each) for each in marks):
         return
     if is_lost and next(values.missing(asked.items()), None) is not None:
         raise ConfigError(
@@ -67,9 +65,8 @@ def fill(
             "or pass ref_model"
         )
     values.compute(asked.items(), score, writes=writes, wait=wait)
-    if mark is not None and writes:
-        values.mark(mark)
-    wait()
+    if mark is not None:
+        values.mark(mark, writes=writes)
 
 
 def pairs_read(

@@ -239,12 +239,16 @@ class PreferenceTrainer(PublishingTrainer):
             wait=self.accelerator.wait_for_everyone,
         )
 
+    def _seen_by_all(self, names: list[str]) -> list[str]:
+        """Those of the names that all processes have, in order."""
+        return sorted(set.intersection(*map(set, gather_object([names]))))
+
     def _open_reference(self) -> ReferenceLogps:
         """The stored log-probabilities of the reference, as it is when this is called for the first time."""
         if self._reference_logps is None:
             key = self.reference.key(self.model, str(self.accelerator.mixed_precision))
             root = Path(self.args.reference_cache_dir or self.args.cache_dir / "reference")
-            self._reference_logps = ReferenceLogps(root / key)
+            self._reference_logps = ReferenceLogps(root / key, self._seen_by_all)
         return self._reference_logps
 
     @property
