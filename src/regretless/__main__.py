@@ -19,7 +19,7 @@ def main() -> None:
         try:
             app.main()
         except SystemExit as end:
-            if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            if os.environ.get("WORLD_SIZE", "1") == "1":
                 raise
             # One of several processes: nothing is left to do. Destroying torch's gloo groups can deadlock: a thread
             # waits for the interpreter lock while the lock's holder waits for that thread.

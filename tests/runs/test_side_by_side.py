@@ -210,5 +210,6 @@ def test_parallel_when_nothing_is_in_its_way_then_it_is_as_asked_and_auto_follow
     assert [places(recipe_with(parallel=value)) for value in (1, 3, "auto")] == [1, 3, 5]
     assert places(recipe_with(parallel="auto", threads=2)) == 2
     assert places(recipe_with(parallel="auto", threads=8)) == 1
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
     assert places(recipe_with()) == 1, "processes of a launcher train together"

@@ -176,6 +176,16 @@ def test_training_when_it_resumes_then_it_says_from_where(tmp_path: Path, capsys
     assert "train dpo: resumes from checkpoint-2\n" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("recipe")
+def test_training_when_accelerate_finds_another_number_of_processes_then_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "processes", lambda: 2)
+    config, model = TrainConfig(**TRAIN, processes=2), ModelConfig(name_or_path=str(tmp_path / "model"))
+    with pytest.raises(ConfigError, match=r"^train dpo: .* divided among 2 process\(es\), and accelerate found 1 in"):
+        train.run(config, "dpo", model, tmp_path / "pairs.jsonl", tmp_path / "trained")
+
+
 @pytest.mark.slow
 def test_process_when_it_fails_then_its_error_is_the_stages(
     recipe: Callable[..., Path], capfd: pytest.CaptureFixture[str]

@@ -42,7 +42,8 @@ def test_processes_when_left_open_then_there_is_one_for_each_gpu_and_the_result_
     assert TrainConfig(objective="dpo", use_cpu=True).process_count("dpo") == 1
     assert TrainConfig(objective="dpo", processes=2).process_count("dpo") == 2
     # A launcher's processes replace those of the settings.
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    for name, value in {"WORLD_SIZE": "3", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
     assert TrainConfig(objective="dpo", processes=2).process_count("dpo") == 3
     # A batch size for each process makes another step on another number of them.
     assert TrainConfig(objective="dpo", per_device_train_batch_size=2).result_settings("dpo", 3) == {

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import os
 
+from regretless.core.errors import ConfigError
+
+COUNT, RANK, LOCAL_RANK = "WORLD_SIZE", "RANK", "LOCAL_RANK"
+"""Environment variables that launchers set, all three: torchrun, accelerate and Ray Train."""
+
 
 def processes() -> int:
-    """Number of processes that a launcher started together; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Number of processes that a launcher started together; 1 without a launcher.
+
+    Raises ConfigError if the environment names several and does not say which this one is: it would wait for others.
+    """
+    if os.environ.get(COUNT, "1") == "1":
+        return 1
+    values = {name: os.environ.get(name) for name in (COUNT, RANK, LOCAL_RANK)}
+    if not all(value is not None and value.isdecimal() for value in values.values()):
+        found = ", ".join(f"{name} {'unset' if value is None else repr(value)}" for name, value in values.items())
+        raise ConfigError(
+            f"environment: expected whole numbers in {COUNT}, {RANK} and {LOCAL_RANK}, as launchers set them together, "
+            f"got {found}; start the processes with torchrun or accelerate launch, or, for a single one, unset {COUNT}"
+        )
+    return int(os.environ[COUNT])
 
 
 def is_first_process() -> bool:
-    """True on rank 0, the process that writes files."""
-    return int(os.environ.get("RANK", "0")) == 0
+    """True on rank 0, the process that writes files, and where the environment names no rank."""
+    rank = os.environ.get(RANK, "")
+    return not rank.isdecimal() or int(rank) == 0

@@ -88,10 +88,11 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
 
 def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
     """Train in this process, or in this one of several; returns the summary."""
-    reject(f"train {objective}", config.division_problems(objective, processes()))
-    if config.strategy == "fsdp2" and processes() > 1:
+    count = processes()
+    reject(f"train {objective}", config.division_problems(objective, count))
+    if config.strategy == "fsdp2" and count > 1:
         shard_model()
-    args = arguments_of(config, objective, output, processes())
+    args = arguments_of(config, objective, output, count)
     tokenizer = load_tokenizer(model)
     train, held_out = read_data(config, args, tokenizer, pairs)
 
@@ -103,10 +104,17 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         processing_class=tokenizer,
         peft_config=lora_config(config.lora),
     )
+    if trainer.accelerator.num_processes != count:
+        # MPI's launcher, for one, is known to accelerate alone.
+        raise ConfigError(
+            f"train {objective}: a step was divided among {count} process(es), and accelerate found "
+            f"{trainer.accelerator.num_processes} in the environment; start the processes with torchrun or accelerate "
+            "launch, or leave them to the setting train.processes"
+        )
     trainer.data_name = str(pairs)
     trainer.command = stage_command(
         objective,
-        config.result_settings(objective, processes()),
+        config.result_settings(objective, count),
         None if config.lora is None else config.lora.model_dump(exclude_none=True),
         config.eval_pairs,
         model.name_or_path or "MODEL",
