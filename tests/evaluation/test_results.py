@@ -99,7 +99,7 @@ def test_collect_when_problems_differ_then_error_names_the_models(tmp_path: Path
         collect(tmp_path)
     write_pass(tmp_path / "base" / "gsm8k", [C, W])
     write_pass(tmp_path / "repo" / "gsm8k", [C, W, W])
-    with pytest.raises(DataError, match="repo and base answered different problems"):
+    with pytest.raises(DataError, match="base and repo answered different problems: 0 only in the first, 1 only"):
         collect(tmp_path)
     write_pass(tmp_path / "repo" / "gsm8k", [C, W])
     write_pass(tmp_path / "repo" / "gsm8k" / "seed-41", [C])

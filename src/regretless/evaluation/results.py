@@ -27,6 +27,7 @@ from regretless.evaluation import harness
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.chat.chat_results import ChatBenchmark
+from regretless.evaluation.conditions import SAMPLES, check_alike, of_harness, of_pass
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.sampling.base import SamplingServer, VllmOptions
@@ -162,7 +163,7 @@ class EvaluateConfig(Section):
             raise ValueError(f"benchmarks: {harness.FOLDER}: this name has a meaning of its own; choose another one")
         if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
             raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another one")
-        if taken := sorted(self.policies.keys() & {BASE, "samples", INSPECT}):
+        if taken := sorted(self.policies.keys() & {BASE, SAMPLES, INSPECT}):
             raise ValueError(f"policies: {', '.join(taken)}: this name has a meaning of its own; choose another one")
         return self
 
@@ -207,14 +208,16 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     Shares, not percentages; a bound that cannot be computed is None. `gain` is the paired difference to the base model.
     `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat_results.collect`), and `harness`,
     where its tasks ran, one for each of their metrics.
-    Raises DataError if there is no result, or if two models answered different problems or were judged differently.
+    Raises DataError if there is no result, or if the base model and another one answered different problems, or were
+    answered, graded or judged with different settings.
     """
     greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
     judged = chat_results.collect(evaluate_dir)
     tasks = {path.parts[-3]: read_json(path) for path in evaluate_dir.glob(f"*/{harness.FOLDER}/{harness.SCORES}")}
     if not greedy and not judged and not tasks:
         raise DataError(f"{evaluate_dir}: no result.json for any model and benchmark")
-    rows = [_row(benchmark, label, result, greedy) for (benchmark, label), result in greedy.items()]
+    _check_tasks(evaluate_dir, tasks)
+    rows = [_row(evaluate_dir, benchmark, label, greedy) for benchmark, label in greedy]
     seeds = []
     for benchmark, label in greedy:
         passes = [read_json(file) for file in sorted((evaluate_dir / label / benchmark).glob("seed-*/result.json"))]
@@ -238,12 +241,21 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
     return {**found, "harness": harness.rows_of(tasks)} if tasks else found
 
 
-def _row(benchmark: str, label: str, result: Mapping[str, Any], greedy: Mapping[Any, Any]) -> dict[str, Any]:
-    base = greedy.get((benchmark, BASE))
+def _check_tasks(evaluate_dir: Path, tasks: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise DataError if the harness asked the base model and another one the same task differently."""
+    for label, scores in tasks.items():
+        if label != BASE and tasks.get(BASE, {}).keys() & scores.keys():
+            # Problems are compared task by task, where gains are taken.
+            first, second = (of_harness(evaluate_dir, name, harness.FOLDER, name, {}) for name in (BASE, label))
+            check_alike(harness.FOLDER, first, second, evaluate_dir / label / harness.FOLDER)
+
+
+def _row(evaluate_dir: Path, benchmark: str, label: str, greedy: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
+    result, base = greedy[benchmark, label], greedy.get((benchmark, BASE))
     gain, low, high = None, None, None
     if base is not None and label != BASE:
-        if base["verdicts"].keys() != result["verdicts"].keys():
-            raise DataError(f"{benchmark}: {label} and {BASE} answered different problems; evaluate both again")
+        first, second = (of_pass(evaluate_dir, name, benchmark, name) for name in (BASE, label))
+        check_alike(benchmark, first, second, evaluate_dir / label / benchmark)
         problems = sorted(base["verdicts"])
         difference = paired_difference(
             [base["verdicts"][problem] for problem in problems], [result["verdicts"][problem] for problem in problems]

@@ -13,15 +13,13 @@ from regretless.core.run_folder import RunFolder, Unit, dump, resolve
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.evaluation import harness, results
 from regretless.evaluation.chat import chat_results
+from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.inspect_logs import write_logs
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import KEEPS, sample_prompts, sample_together
-
-SAMPLES = "samples"
-"""Folder of the answers before verification."""
 
 
 def evaluate_models(

@@ -18,13 +18,14 @@ from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
+from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling import judge, verify
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, read_trained, trained_model
 from regretless.pairing import mask, pair
 from regretless.reporting import report
-from regretless.runs.evaluate import SAMPLES, evaluate_model, evaluate_models
+from regretless.runs.evaluate import evaluate_model, evaluate_models
 from regretless.runs.recipe import Recipe
 from regretless.sampling import sample
 from regretless.training import train

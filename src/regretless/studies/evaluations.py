@@ -4,34 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from regretless.core.files import fingerprint, path_fingerprint, read_json
+from regretless.core.files import fingerprint, read_json
 from regretless.core.intervals import Interval, Sums
 from regretless.core.run_folder import BASE
-from regretless.core.stage_folder import MANIFEST
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import CATEGORY, MAIN_METRICS, RESULT, SCALES, TURN, UNITS
-from regretless.studies.compared_runs import Run, RunToCompare, keys_of, text_of
+from regretless.evaluation.conditions import (
+    Conditions,
+    differing_settings,
+    listed,
+    of_chat,
+    of_harness,
+    of_pass,
+    other_problems,
+)
+from regretless.studies.compared_runs import Run, RunToCompare
 
 PASS_AT_1 = "pass_at_1"
 PERCENT = 100.0
-NOT_GRADING = {"workers"}
-"""Settings of verification that change its speed only."""
-NOT_DECODING = {"batch_size", "server", "vllm", "seed"}
-"""Settings of sampling that change where answers are made, and the seed: greedy decoding has none, and that of a
-sampled pass is in its name."""
-NOT_JUDGING = {"server", "replies", "when_spent", "bootstrap", "seed", "benchmark", "judge", "questions", "limit"}
-"""Settings of a chat benchmark that change no judgment, that name its column, or whose content is compared."""
-NOT_ASKING = {"model", "tasks", "device"}
-"""Settings of the harness that change no problem and no score; `tasks` are columns."""
-ANSWERING = ("benchmark", "questions", "limit", "template", "max_new_tokens", "seed")
-"""Settings whose hash names the folder of a chat benchmark's answers (`ChatBenchmarkConfig.answering`)."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +66,8 @@ class Evaluation(ABC):
 
     def __init__(self, run: RunToCompare, label: str, benchmark: str, folder: str | None = None) -> None:
         self.run, self.label, self.benchmark = run, label, benchmark
-        self.path = run.path / "evaluate" / label / (folder or benchmark)
-        self.samples = run.path / "evaluate" / "samples" / label
+        self.root = run.path / "evaluate"
+        self.path = self.root / label / (folder or benchmark)
 
     @property
     def where(self) -> str:
@@ -82,29 +76,12 @@ class Evaluation(ABC):
 
     @cached_property
     @abstractmethod
-    def settings(self) -> dict[str, str]:
-        """How it was decoded and graded, or judged, by keys of the recipe."""
-
-    @cached_property
-    @abstractmethod
-    def problems(self) -> dict[str, str]:
-        """Problem → hash of its content (empty where that is not known)."""
+    def conditions(self) -> Conditions:
+        """How it was decoded and graded, or judged, and on which problems."""
 
     @abstractmethod
     def observations(self) -> Iterator[Observation]:
         """What it measured."""
-
-    @cached_property
-    def manifest(self) -> Mapping[str, Any]:
-        """The settings that it ran with."""
-        settings: Mapping[str, Any] = read_json(self.path / MANIFEST)["settings"]
-        return settings
-
-    def _decoding(self, folder: Path) -> dict[str, str]:
-        if not (folder / MANIFEST).is_file():
-            return {}
-        sampling = read_json(folder / MANIFEST)["settings"]["sampling"]
-        return {f"evaluate.{key}": text_of(value) for key, value in sampling.items() if key not in NOT_DECODING}
 
 
 class GoldEvaluation(Evaluation):
@@ -116,21 +93,13 @@ class GoldEvaluation(Evaluation):
         self.passes = {seed: read_json(self.path / f"seed-{seed}" / "result.json") for seed in run.decoding_seeds}
 
     @cached_property
-    def settings(self) -> dict[str, str]:
-        found = {f"verify.{key}": text_of(value) for key, value in self.manifest.items() if key not in NOT_GRADING}
-        found |= self._decoding(self.samples / self.benchmark / "greedy")
+    def conditions(self) -> Conditions:
+        greedy = of_pass(self.root, self.label, self.benchmark, self.where)
+        settings = dict(greedy.settings)
         for seed in self.run.decoding_seeds[:1]:
-            sampled = self._decoding(self.samples / self.benchmark / f"seed-{seed}")
-            found |= {f"{key} (sampled)": value for key, value in sampled.items()}
-        return found
-
-    @cached_property
-    def problems(self) -> dict[str, str]:
-        file = self.path / "responses.parquet"
-        if not file.is_file():
-            return dict.fromkeys(self.result["verdicts"], "")
-        rows = pq.read_table(file, columns=["prompt_id", "prompt", "answer"]).to_pylist()
-        return {row["prompt_id"]: fingerprint([row["prompt"], row["answer"]]) for row in rows}
+            sampled = of_pass(self.root, self.label, self.benchmark, self.where, f"seed-{seed}").settings
+            settings |= {f"{key} (sampled)": value for key, value in sampled.items()}
+        return replace(greedy, settings=settings)
 
     def observations(self) -> Iterator[Observation]:
         low, high = (PERCENT * bound if bound is not None else float("nan") for bound in self.result["interval"])
@@ -157,33 +126,9 @@ class ChatEvaluation(Evaluation):
         self.result = read_json(self.path / RESULT)
 
     @cached_property
-    def settings(self) -> dict[str, str]:
-        judging = {
-            f"evaluate.chat.{self.benchmark}.{key}": self._file_or_text(key, value)
-            for key, value in self.manifest.items()
-            if key not in NOT_JUDGING
-        }
-        return judging | (self._decoding(self.first_turns[0]) if self.first_turns else {})
-
-    def _file_or_text(self, key: str, value: Any) -> str:
-        """The value; for a file that is still there, its content, wherever it is."""
-        if key not in ("judge_prompt", "references", "baseline", "gamed_baselines") or not isinstance(value, str):
-            return text_of(value)
-        path = Path(value).expanduser()
-        if self.run.makes_its_problems and key != "judge_prompt":
-            return "a file"  # made with the run's seed, like its problems
-        return path_fingerprint(path) if path.is_file() else value
-
-    @cached_property
-    def first_turns(self) -> list[Path]:
-        """Folders of the answers to the first prompts, one for each temperature."""
-        kind = f"{self.manifest['benchmark']}-{fingerprint({name: self.manifest.get(name) for name in ANSWERING})[:8]}"
-        return sorted(manifest.parent for manifest in self.samples.glob(f"{kind}/turn-1-*/{MANIFEST}"))
-
-    @cached_property
-    def problems(self) -> dict[str, str]:
-        asked = [str(read_json(turn / MANIFEST)["settings"]["prompts"]) for turn in self.first_turns]
-        return {"questions": fingerprint([self.result["questions"], *asked])}
+    def conditions(self) -> Conditions:
+        own_files = self.run.makes_its_problems
+        return of_chat(self.root, self.label, self.benchmark, self.where, self.result, own_files)
 
     def observations(self) -> Iterator[Observation]:
         kind = self.result["benchmark"]
@@ -215,14 +160,10 @@ class HarnessEvaluation(Evaluation):
         self.scores = {key: values for key, values in scores.items() if harness.task_of(key) == task}
 
     @cached_property
-    def settings(self) -> dict[str, str]:
-        own = {key: text_of(value) for key, value in self.manifest.items() if key not in NOT_ASKING}
-        return {f"evaluate.harness_settings.{key}": value for key, value in own.items()}
-
-    @cached_property
-    def problems(self) -> dict[str, str]:
+    def conditions(self) -> Conditions:
         # A problem's name contains the hash of its content.
-        return dict.fromkeys((problem for values in self.scores.values() for problem in values), "")
+        problems = dict.fromkeys((problem for values in self.scores.values() for problem in values), "")
+        return of_harness(self.root, self.label, harness.FOLDER, self.where, problems)
 
     @cached_property
     def left_out(self) -> list[str]:
@@ -268,19 +209,22 @@ def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
     # A task of the harness may have the name of a benchmark.
     for kind, benchmark in dict.fromkeys((type(one), one.benchmark) for one in evaluated):
         group = [one for one in evaluated if (type(one), one.benchmark) == (kind, benchmark)]
-        problems += _settings_that_differ(benchmark, group)
+        problems += [
+            f"{benchmark}: answered or graded differently: {text}; evaluate them again alike"
+            for text in differing_settings([one.conditions for one in group])
+        ]
         seeds = {one.run.labels.data_seed for one in group}
         if all(one.run.makes_its_problems for one in group) and len(seeds) > 1:
             # Every data seed has a world of its own; within one, all answer the same problems.
             own = [[one for one in group if one.run.labels.data_seed == seed] for seed in seeds]
-            found = [text for part in own for text in _other_problems(benchmark, part)]
-            sizes = {len(one.problems): one.where for one in group}
+            found = [text for part in own for text in _different_problems(benchmark, part)]
+            sizes = {len(one.conditions.problems): one.where for one in group}
             if len(sizes) > 1:
-                found.append(f"{benchmark}: {_listed({f'{size} problems': [sizes[size]] for size in sizes})}")
-            if not found and len({fingerprint(one.problems) for one in group}) > 1:
+                found.append(f"{benchmark}: {listed({f'{size} problems': [sizes[size]] for size in sizes})}")
+            if not found and len({fingerprint(one.conditions.problems) for one in group}) > 1:
                 notes.append(f"{benchmark}: its problems are made with the data seed, so each has its own.")
         else:
-            found = _other_problems(benchmark, group)
+            found = _different_problems(benchmark, group)
         problems += found
         chosen = {one.run.shown: tuple(one.run.decoding_seeds) for one in group if isinstance(one, GoldEvaluation)}
         if len(set(chosen.values())) > 1:
@@ -295,44 +239,9 @@ def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
     return problems, list(dict.fromkeys(notes))
 
 
-def _settings_that_differ(benchmark: str, group: Sequence[Evaluation]) -> list[str]:
-    problems = []
-    for key in keys_of(one.settings for one in group):
-        values: dict[str, list[str]] = {}
-        for one in group:
-            if key in one.settings:
-                values.setdefault(one.settings[key], []).append(one.where)
-        if len(values) > 1:
-            problems.append(
-                f"{benchmark}: answered or graded differently: {key} is {_listed(values)}; evaluate them again alike"
-            )
-    return problems
-
-
-def _other_problems(benchmark: str, group: Sequence[Evaluation]) -> list[str]:
-    first = group[0]
-    for one in group[1:]:
-        if one.problems == first.problems:
-            continue
-        alone = [len(a.problems.keys() - b.problems.keys()) for a, b in ((first, one), (one, first))]
-        common = one.problems.keys() & first.problems.keys()
-        changed = [
-            key for key in common if "" not in (pair := {one.problems[key], first.problems[key]}) and len(pair) > 1
-        ]
-        if any(alone) or changed:
-            return [
-                f"{benchmark}: {first.where} and {one.where} answered different problems: {alone[0]} only in the "
-                f"first, {alone[1]} only in the second, {len(changed)} with other text or gold answer; evaluate them "
-                "on the same problems"
-            ]
-    return []
-
-
-def _listed(values: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(
-        f"{value} in {runs[0]}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
-        for value, runs in values.items()
-    )
+def _different_problems(benchmark: str, group: Sequence[Evaluation]) -> list[str]:
+    found = other_problems([one.conditions for one in group])
+    return [f"{benchmark}: {found}; evaluate them on the same problems"] if found else []
 
 
 def _by_run(values: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from chat_helpers import code_of, parts_of, respond, server
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.files import read_json, write_json
+from regretless.core.files import path_fingerprint, read_json, write_json
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import chat_results as stage
 from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
@@ -232,7 +232,9 @@ def test_results_of_models_come_together_with_gains_paired_by_question(data: Pat
     shown = console.export_text()
     assert "+1.50 [+1.39, +1.61]" in shown
     assert "turn 1" not in shown, "parts are left to the report"
-    changed = read_json(tmp_path / "evaluate/repo/mt_bench" / stage.RESULT) | {"judge": "judge-2"}
+    written = read_json(tmp_path / "evaluate/repo/mt_bench" / stage.RESULT)
+    assert written["files"] == {"references": path_fingerprint(config.files()["references"])}
+    changed = written | {"judge": "judge-2"}
     (tmp_path / "evaluate/repo/mt_bench" / stage.RESULT).write_text(json.dumps(changed))
     with pytest.raises(DataError, match="base and repo were judged differently"):
         stage.collect(tmp_path / "evaluate")

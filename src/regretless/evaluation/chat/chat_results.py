@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from regretless.core.errors import DataError
-from regretless.core.files import read_json, write_json, write_jsonl
+from regretless.core.files import path_fingerprint, read_json, write_json, write_jsonl
 from regretless.core.intervals import difference
 from regretless.core.run_folder import BASE
 from regretless.data.prompts import PromptRow
@@ -19,6 +19,7 @@ from regretless.evaluation.chat.arena_hard import ArenaHardConfig
 from regretless.evaluation.chat.judging import bounded, means
 from regretless.evaluation.chat.mt_bench import MtBenchConfig
 from regretless.evaluation.chat.verdicts import HIGHEST, LOWEST
+from regretless.evaluation.conditions import JUDGING_FILES, check_alike, of_chat
 from regretless.servers.ask import Question
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
@@ -59,13 +60,16 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
     """Judge the responses of a benchmark's prompts; returns the main numbers.
 
     Written into the folder `output`: chat_result.json (metrics with n, standard error and interval; failed judgments by
-    reason; cost) and judgments.jsonl (one row for each judgment). The judge's replies are cached beside the folder.
+    reason; cost; hashes of the files that it was judged with) and judgments.jsonl (one row for each judgment). The
+    judge's replies are cached beside the folder.
     Raises ConfigError, DataError, BudgetError and ServerError, as the benchmarks do; after the last two, the next run
     resumes with the cached replies.
     """
     result, judgments = BENCHMARKS[config.benchmark].evaluate(config, responses, output)
     write_jsonl(output / JUDGMENTS, judgments)
-    write_json(output / RESULT, result)
+    # A path alone would not tell that another content was judged with.
+    files = {name: path_fingerprint(path) for name, path in config.files().items() if name in JUDGING_FILES}
+    write_json(output / RESULT, {**result, "files": files})
     numbers = {name: metric["value"] for name, metric in result["metrics"].items() if not name.startswith(CATEGORY)}
     return {"questions": result["questions"], **numbers, "failed": sum(result["failed"].values()), "cut": result["cut"]}
 
@@ -74,7 +78,8 @@ def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
     """All results below <evaluate_dir>/<model>/<benchmark>/, a row for each metric.
 
     `gain` is the difference to the model `base`, paired by question, on the questions that both have a judgment for; it
-    is None for metrics that are not means over questions. Raises DataError if the two were judged differently.
+    is None for metrics that are not means over questions. Raises DataError if the two answered different questions, or
+    were answered or judged with different settings.
     """
     results = {(path.parts[-2], path.parts[-3]): read_json(path) for path in sorted(evaluate_dir.glob(f"*/*/{RESULT}"))}
     rows = []
@@ -82,7 +87,9 @@ def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
         results.items(), key=lambda item: (item[0][0], item[0][1] != BASE, item[0])
     ):
         base = results.get((benchmark, BASE)) if label != BASE else None
-        gains = {} if base is None else {MAIN_METRICS[result["benchmark"]]: _gain(benchmark, label, base, result)}
+        gains = (
+            {} if base is None else {MAIN_METRICS[result["benchmark"]]: _gain(evaluate_dir, benchmark, label, results)}
+        )
         for name, metric in result["metrics"].items():
             gain = gains.get(name, {})
             rows.append(
@@ -105,18 +112,23 @@ def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _gain(benchmark: str, label: str, base: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+def _gain(
+    evaluate_dir: Path, benchmark: str, label: str, results: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> dict[str, Any]:
+    base, result = (results[benchmark, name] for name in (BASE, label))
     kinds = [(each["benchmark"], each["judge"], each["questions"]) for each in (base, result)]
     if kinds[0] != kinds[1]:
         raise DataError(
             f"{benchmark}: {BASE} and {label} were judged differently: {kinds[0]}, {kinds[1]}; evaluate both again"
         )
+    before, after = (of_chat(evaluate_dir, name, benchmark, name, results[benchmark, name]) for name in (BASE, label))
+    check_alike(benchmark, before, after, evaluate_dir / label / benchmark)
     first, second = base["values"], result["values"]
     gain = difference(first, second, SCALES[result["benchmark"]])
     common = [key for key in first if key in second]
-    before, after = (means({key: values[key] for key in common}) for values in (first, second))
+    old, new = (means({key: values[key] for key in common}) for values in (first, second))
     span = SPANS[result["benchmark"]]
-    return bounded(gain, [new - old for old, new in zip(before, after, strict=True)], -span, span).shown()
+    return bounded(gain, [b - a for a, b in zip(old, new, strict=True)], -span, span).shown()
 
 
 def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
