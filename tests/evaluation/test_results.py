@@ -68,7 +68,7 @@ def test_collect_when_there_are_models_and_seeds_then_gains_are_paired_and_sprea
     assert (one["seeds"], one["mean"], one["sd"], one["low"]) == (1, 0.25, None, None)
     assert (two["seeds"], two["mean"]) == (2, pytest.approx(0.625))
     assert two["sd"] == pytest.approx(0.1767767)
-    assert two["high"] - two["mean"] == pytest.approx(12.7062 * 0.1767767 / 2**0.5, rel=1e-4)
+    assert (two["low"], two["high"]) == (0.0, 1.0)  # the t-interval of two values reaches beyond them
     write_json(tmp_path / "results.json", results)  # fails on NaN
     console = Console(file=io.StringIO(), width=120)
     console.print(results_table(results))
@@ -76,6 +76,19 @@ def test_collect_when_there_are_models_and_seeds_then_gains_are_paired_and_sprea
     assert "62.5 [30.6, 86.3]" in text
     assert "+37.5" in text
     assert "repo, 2 seeds" in text
+
+
+def test_collect_when_seeds_vary_then_their_interval_is_a_t_interval_and_if_not_it_is_unknown(tmp_path: Path) -> None:
+    write_pass(tmp_path / "base" / "gsm8k", [C] * 20)
+    for seed in (1, 2, 3):
+        write_pass(tmp_path / "base" / "gsm8k" / f"seed-{seed}", [C] * 9 + [W] * 11)
+    (equal,) = collect(tmp_path)["seeds"]
+    assert (equal["seeds"], equal["mean"], equal["sd"]) == (3, 0.45, 0.0)
+    assert (equal["low"], equal["high"]) == (None, None)
+    write_pass(tmp_path / "base" / "gsm8k" / "seed-3", [C] * 12 + [W] * 8)
+    (varied,) = collect(tmp_path)["seeds"]
+    reach = 4.30265 * 0.0866025 / 3**0.5
+    assert (varied["low"], varied["high"]) == pytest.approx((0.5 - reach, 0.5 + reach), rel=1e-4)
 
 
 def test_table_when_the_terminal_has_80_columns_then_it_fits_and_no_name_is_cut() -> None:

@@ -25,6 +25,16 @@ class Interval(NamedTuple):
 UNKNOWN = Interval(math.nan, math.nan)
 
 
+def within(interval: Interval, values: Sequence[float], low: float, high: float) -> Interval:
+    """The interval of the mean of `values` that lie between `low` and `high`: it ends there, too.
+
+    Unknown where all values are equal: nothing is known of how they vary, and no width would be a certainty.
+    """
+    if not values or max(values) - min(values) <= ROUNDING:
+        return UNKNOWN
+    return Interval(min(max(interval.low, low), high), min(max(interval.high, low), high))
+
+
 class SeedSummary(NamedTuple):
     """Mean over seeds, sample standard deviation and t-interval of the mean; NaN for the last two with one seed."""
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
-from regretless.core.intervals import known, over_seeds, paired_difference, wilson
+from regretless.core.intervals import known, over_seeds, paired_difference, wilson, within
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section
 from regretless.core.terminal import FoldingTable
@@ -205,7 +205,8 @@ def summarize(responses: Path) -> dict[str, Any]:
 def collect(evaluate_dir: Path) -> dict[str, Any]:
     """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
-    Shares, not percentages; a bound that cannot be computed is None. `gain` is the paired difference to the base model.
+    Shares, not percentages; a bound that cannot be computed is None, as that of a mean over equal seeds. `gain` is the
+    paired difference to the base model.
     `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat_results.collect`), and `harness`,
     where its tasks ran, one for each of their metrics.
     Raises DataError if there is no result, or if the base model and another one answered different problems, or were
@@ -224,8 +225,9 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
         if passes:
             if any(one["verdicts"].keys() != greedy[benchmark, label]["verdicts"].keys() for one in passes):
                 raise DataError(f"{benchmark}: the seeds of {label} answered different problems; evaluate it again")
-            summary = over_seeds([one["pass_at_1"] for one in passes])
-            low, high = (known(bound) for bound in summary.interval)
+            values = [one["pass_at_1"] for one in passes]
+            summary = over_seeds(values)
+            low, high = (known(bound) for bound in within(summary.interval, values, 0.0, 1.0))
             seeds.append(
                 {
                     "benchmark": benchmark,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regretless.core.intervals import ROUNDING, UNKNOWN, Estimate, Interval, Sums
+from regretless.core.intervals import Estimate, Sums, within
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 from regretless.servers.ask import Answers, Question
@@ -59,10 +59,7 @@ def bounded(estimate: Estimate, outcomes: Iterable[float], low: float, high: flo
     A t-interval of few questions can reach beyond the scale. outcomes: one for each question; if all are equal, nothing
     is known of how they vary, and the interval would have no width. The standard error stays as published.
     """
-    values = list(outcomes)
-    if not values or max(values) - min(values) <= ROUNDING:
-        return estimate._replace(interval=UNKNOWN)
-    return estimate._replace(interval=Interval(*(min(max(bound, low), high) for bound in estimate.interval)))
+    return estimate._replace(interval=within(estimate.interval, list(outcomes), low, high))
 
 
 def means(sums: Sums) -> list[float]:
