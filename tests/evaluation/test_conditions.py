@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from made_runs import BENCHMARK, add_harness, made_run, prefer, rate
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
+from regretless.core.stage_folder import MANIFEST
 from regretless.evaluation.chat import chat_results
-from regretless.evaluation.results import collect
+from regretless.evaluation.results import collect, results_table
 
 VERDICTS: dict[str, dict[str, Any]] = {"base": {BENCHMARK: [1, 0, 0, 1]}, "dpo": {BENCHMARK: [1, 1, 0, 1]}}
 
@@ -95,3 +98,24 @@ def test_gain_when_a_task_of_the_harness_was_asked_differently_then_error_names_
         collect(run / "evaluate")
     add_harness(run, "dpo", {"mmlu|acc|none": {"0-hash": 1.0}}, {"num_fewshot": 5})
     assert len(collect(run / "evaluate")["harness"]) == 2
+
+
+def test_seeds_when_sampled_with_other_settings_then_the_current_ones_count_and_the_others_are_named(
+    tmp_path: Path,
+) -> None:
+    run = made_run(tmp_path, VERDICTS, sampled={"base": {1: [1, 1, 1, 1], 2: [1, 1, 1, 0], 3: [0, 0, 0, 0]}})
+    (row,) = collect(run / "evaluate")["seeds"]
+    assert (row["seeds"], row["mean"]) == (3, pytest.approx(7 / 12))  # added one after the other, with equal settings
+    manifest = run / "evaluate" / "samples" / "base" / BENCHMARK / "seed-3" / MANIFEST
+    values = read_json(manifest)
+    values["settings"]["sampling"]["temperature"] = 1.5
+    manifest.write_text(json.dumps(values))
+    for current, count, mean, others in [([3], 1, 0.0, "seed-1, seed-2"), ([1], 2, 0.875, "seed-3")]:
+        found = collect(run / "evaluate", current)
+        (row,) = found["seeds"]
+        assert (row["seeds"], row["mean"]) == (count, mean)
+        (note,) = found["left_out"]
+        assert note.startswith(f"{BENCHMARK}: {others} of base not in the mean over seeds: temperature is ")
+        console = Console(file=io.StringIO(), width=200, record=True)
+        console.print(results_table(found))
+        assert note.split("temperature")[0] in " ".join(console.export_text().split())

@@ -157,6 +157,17 @@ def other_problems(group: Sequence[Conditions]) -> str | None:
     return None
 
 
+def without_section(text: str) -> str:
+    """A difference with the setting's name as in the command `evaluate`; in a recipe it is in a section."""
+    return text.removeprefix("evaluate.").removeprefix("verify.")
+
+
+def finished_at(folder: Path) -> str:
+    """When a unit was finished, as a text that sorts by time; empty without a manifest."""
+    manifest = folder / MANIFEST
+    return str(read_json(manifest)["finished"]) if manifest.is_file() else ""
+
+
 def listed(values: Mapping[str, Sequence[str]]) -> str:
     """Values with the places that have them: the first one of each, and the number of others."""
     return "; ".join(
@@ -174,8 +185,7 @@ def check_alike(benchmark: str, first: Conditions, second: Conditions, folder: P
     if problem := other_problems([first, second]):
         raise DataError(f"{benchmark}: {problem}; {advice}")
     if differing := differing_settings([first, second]):
-        # As the command names them; in a recipe they are in these sections.
-        shown = "\n  ".join(text.removeprefix("evaluate.").removeprefix("verify.") for text in differing)
+        shown = "\n  ".join(map(without_section, differing))
         raise DataError(
             f"{benchmark}: {first.where} and {second.where} were not answered and graded alike:\n  {shown}\n{advice}"
         )

@@ -7,6 +7,7 @@ every model and benchmark.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -27,7 +28,18 @@ from regretless.evaluation import harness
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.chat.chat_results import ChatBenchmark
-from regretless.evaluation.conditions import SAMPLES, check_alike, of_harness, of_pass
+from regretless.evaluation.conditions import (
+    GREEDY,
+    SAMPLES,
+    Conditions,
+    check_alike,
+    differing_settings,
+    finished_at,
+    of_harness,
+    of_pass,
+    other_problems,
+    without_section,
+)
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.sampling.base import SamplingServer, VllmOptions
@@ -37,6 +49,8 @@ from regretless.servers.server_settings import ServerConfig
 INSPECT = "inspect"
 """Folder of Inspect's logs among those of the models."""
 PASS_AT_1 = "Pass@1 (%)"
+DRAWING = {f"evaluate.{name}" for name in ("temperature", "top_p", "top_k")}
+"""Settings in which a sampled pass differs from the greedy one."""
 
 
 class BenchmarkSource(Section):
@@ -202,11 +216,12 @@ def summarize(responses: Path) -> dict[str, Any]:
     }
 
 
-def collect(evaluate_dir: Path) -> dict[str, Any]:
+def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
     """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
     Shares, not percentages; a bound that cannot be computed is None, as that of a mean over equal seeds. `gain` is the
-    paired difference to the base model.
+    paired difference to the base model. Of the sampled passes those count that were made like the ones of the seeds
+    `current`, or else like the latest; `left_out`, where there are others, names them.
     `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat_results.collect`), and `harness`,
     where its tasks ran, one for each of their metrics.
     Raises DataError if there is no result, or if the base model and another one answered different problems, or were
@@ -219,13 +234,13 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
         raise DataError(f"{evaluate_dir}: no result.json for any model and benchmark")
     _check_tasks(evaluate_dir, tasks)
     rows = [_row(evaluate_dir, benchmark, label, greedy) for benchmark, label in greedy]
-    seeds = []
-    for benchmark, label in greedy:
-        passes = [read_json(file) for file in sorted((evaluate_dir / label / benchmark).glob("seed-*/result.json"))]
-        if passes:
-            if any(one["verdicts"].keys() != greedy[benchmark, label]["verdicts"].keys() for one in passes):
-                raise DataError(f"{benchmark}: the seeds of {label} answered different problems; evaluate it again")
-            values = [one["pass_at_1"] for one in passes]
+    seeds, left_out = [], []
+    for benchmark, label in sorted(greedy):
+        names, note = _passes_alike(evaluate_dir, label, benchmark, current)
+        left_out += [note] if note else []
+        if names:
+            folder = evaluate_dir / label / benchmark
+            values = [read_json(folder / name / "result.json")["pass_at_1"] for name in names]
             summary = over_seeds(values)
             low, high = (known(bound) for bound in within(summary.interval, values, 0.0, 1.0))
             seeds.append(
@@ -239,8 +254,42 @@ def collect(evaluate_dir: Path) -> dict[str, Any]:
                     "high": high,
                 }
             )
-    found = {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
+    found: dict[str, Any] = {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
+    if left_out:
+        found["left_out"] = left_out
     return {**found, "harness": harness.rows_of(tasks)} if tasks else found
+
+
+def _passes_alike(
+    evaluate_dir: Path, label: str, benchmark: str, current: Sequence[int]
+) -> tuple[list[str], str | None]:
+    """Names of the sampled passes that one mean can be taken over, and a note about others, if there are any.
+
+    They are graded as the greedy pass, on the same problems, and differ from it only in how tokens are drawn.
+    """
+    folder = evaluate_dir / label / benchmark
+    names = [path.parent.name for path in sorted(folder.glob("seed-*/result.json"))]
+    passes = {name: of_pass(evaluate_dir, label, benchmark, name, name) for name in names}
+    if not passes:
+        return [], None
+    greedy = of_pass(evaluate_dir, label, benchmark, GREEDY)
+    undrawn = {key: value for key, value in greedy.settings.items() if key not in DRAWING}
+    greedy = replace(greedy, settings=undrawn)
+    fitting = [name for name, one in passes.items() if _is_alike(greedy, one)]
+    asked = [name for name in (f"seed-{seed}" for seed in current) if name in fitting]
+    model = asked[0] if asked else max(fitting, key=lambda name: finished_at(folder / name), default=None)
+    kept = [name for name in fitting if model is not None and _is_alike(passes[model], passes[name])]
+    others = [name for name in names if name not in kept]
+    if not others:
+        return kept, None
+    like = passes[model] if model is not None else greedy
+    reasons = differing_settings([like, passes[others[0]]]) or [str(other_problems([like, passes[others[0]]]))]
+    shown = "; ".join(map(without_section, reasons))
+    return kept, f"{benchmark}: {', '.join(others)} of {label} not in the mean over seeds: {shown}"
+
+
+def _is_alike(first: Conditions, second: Conditions) -> bool:
+    return not differing_settings([first, second]) and other_problems([first, second]) is None
 
 
 def _check_tasks(evaluate_dir: Path, tasks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -310,6 +359,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     shown = [name for name in CELLS if any(row[name] not in ("", "0") for row in rows)]
     shown = [name for name in shown if name != "metric" or len(metrics) > 1]
     table = FoldingTable(title=f"{metric} [95 % interval]")
+    table.caption = "\n".join(results.get("left_out", ())) or None
     for name in shown:
         if name in RIGHT:
             longest = max(len(word) for row in rows for word in row[name].split() or [""])

@@ -44,7 +44,7 @@ def evaluate_models(
         _log_for_inspect(folder, root, [(label, name) for label in models for name in config.benchmarks])
     if folder.awaits(subfolder):
         return {}
-    collected = results.collect(folder.path / subfolder)
+    collected = results.collect(folder.path / subfolder, config.seeds)
     write_json(folder.path / subfolder / "results.json", collected)
     return collected
 
