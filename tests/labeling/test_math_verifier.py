@@ -295,6 +295,30 @@ def test_answer_in_gold_when_it_has_reasoning_then_only_what_follows_it_counts()
     assert answer_in_gold("<think>\\boxed{5}") is None
 
 
+@pytest.mark.parametrize(
+    ("gold", "response", "verdict"),
+    [
+        (r"\frac{639}{40}", r"\boxed{15\frac{39}{40}, \frac{639}{40}}", Verdict.CORRECT),
+        (r"\frac12", r"\boxed{\frac{1}{2}, 0.5}", Verdict.CORRECT),
+        (r"\frac{\sqrt2}{2}", r"\boxed{\frac{1}{\sqrt2} \text{ or } \frac{\sqrt2}{2}}", Verdict.CORRECT),
+        (r"\frac12", r"\boxed{0.5, \frac13}", Verdict.WRONG),
+        (r"\frac{\sqrt2}{2}", r"\boxed{\frac{1}{\sqrt2}, \sqrt2}", Verdict.WRONG),
+        ("1,500", r"\boxed{1, 500}", Verdict.WRONG),
+        ("1, 2", r"\boxed{1, 1}", Verdict.WRONG),
+    ],
+)
+def test_check_when_a_list_states_one_value_in_several_forms_then_it_is_that_value(
+    gold: str, response: str, verdict: Verdict
+) -> None:
+    assert check(response, gold).verdict == verdict
+
+
+def test_check_when_the_logarithm_has_the_base_e_then_it_is_the_natural_one() -> None:
+    for gold, response in ((r"\log_e 2", r"\ln 2"), (r"\ln 2", r"\log_{e}(2)")):
+        assert check(rf"\boxed{{{response}}}", gold).verdict == Verdict.CORRECT
+    assert check(r"\boxed{\ln 3}", r"\log_{e} 2").verdict == Verdict.WRONG
+
+
 def labeled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, bool]]:
     """Place (file, line, which), response, gold and published label of every labeled response."""
     file = "gsm8k/example_model_solutions.jsonl"

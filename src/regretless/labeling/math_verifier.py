@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from regretless.data.records import Verdict
 from regretless.labeling.base import Check, processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response, answers_in_response, is_prose
-from regretless.labeling.forms import TEXT_COMMAND, read_choice, read_group, sides, stated_values
+from regretless.labeling.forms import TEXT_COMMAND, Brackets, read_choice, read_group, sides, stated_values
 from regretless.labeling.numerals import (
     APPROXIMATION,
     DEGREE_SIGN,
@@ -37,6 +37,7 @@ IMAGINARY_UNIT = re.compile(r"(?<=\d)i(?![a-zA-Z])")
 # math-verify reads them as Euler's number and the imaginary unit, whatever their subscript.
 WITH_SUBSCRIPT = {"e": r"\varepsilon ", "E": r"\varepsilon ", "I": r"\iota "}
 SUBSCRIPT = re.compile(r"(?<![a-zA-Z\\])([eEI])\s?(?=_)")
+NATURAL_LOGARITHM = re.compile(r"\\log\s?_\s?(?:e(?![a-zA-Z])|\{\s?e\s?\})")
 DECIMAL_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 IN_DEGREES = re.compile(rf"({PLAIN_ANGLE}|\\[a-zA-Z]{{2,10}}|(?<![\\a-zA-Z])[a-zA-Z])\s?{DEGREE_SIGN}")
@@ -177,12 +178,7 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     """Lists and sets in any order, pairs and intervals item by item."""
     groups = read_group(gold), read_group(extracted)
     if groups[0] is None or groups[1] is None:
-        # A list is not a number, and a number is not a list.
-        alone = extracted if groups[0] else gold
-        group = groups[0] or groups[1]
-        if group and not group.brackets and read_number(stated_values(alone)[-1]):
-            return _verdict(False, "lists") if all(map(_is_plain, group.items)) else None
-        return None
+        return _decide_single(gold, extracted, groups, decide)
     (brackets, items), (other, others) = groups[0], groups[1]
     if brackets != other:
         return None
@@ -193,6 +189,33 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     table = [[decide(one, another) for another in others] for one in items]
     columns = [list(column) for column in zip(*table, strict=True)]
     return _all([_any(line) for line in [*table, *columns]])
+
+
+def _decide_single(
+    gold: str, extracted: str, groups: tuple[Brackets | None, Brackets | None], decide: Part
+) -> Decision | None:
+    """A list against a single value, of which it may state several forms; else a list is no number, nor the reverse."""
+    if groups[1] and not groups[1].brackets:
+        outcome = _decide_forms(gold, groups[1].items, decide)
+        if outcome is None or outcome.verdict == Verdict.CORRECT:
+            return outcome
+    alone = extracted if groups[0] else gold
+    group = groups[0] or groups[1]
+    if group and not group.brackets and read_number(stated_values(alone)[-1]):
+        return _verdict(False, "lists") if all(map(_is_plain, group.items)) else None
+    return None
+
+
+def _decide_forms(gold: str, items: list[str], decide: Part) -> Decision | None:
+    r"""A list such as `\frac{1}{2}, 0.5` that states one value in several forms: correct if each form is the gold's.
+
+    Otherwise the outcome of the first item that is not, because other items can change nothing.
+    """
+    for item in items:
+        outcome = decide(gold, item)
+        if outcome is None or outcome.verdict != Verdict.CORRECT:
+            return outcome
+    return _verdict(True, "lists")
 
 
 def _is_plain(item: str) -> bool:
@@ -256,7 +279,8 @@ def parse_answer(text: str) -> Any | None:
     # already removed the units that are marked as text.
     normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
-    text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], _in_radians(text))
+    text = NATURAL_LOGARITHM.sub(r"\\ln ", _in_radians(text))
+    text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], text)
     text = IMAGINARY_UNIT.sub(" i", EXPONENT_NOTATION.sub(r"\1 \\cdot 10^{\2}", text))
     logging.getLogger("math_verify").setLevel(
         logging.ERROR
