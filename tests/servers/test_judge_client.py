@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from judge_helpers import settings
-from regretless.servers.ask import Answers, UnreadableError, describe
-from regretless.servers.judge_client import answer_of, bill
+from regretless.servers.ask import Answers, Question, UnreadableError, describe
+from regretless.servers.judge_client import answer_of, ask_judge, bill
 from regretless.servers.limits import Spending
 from regretless.servers.reply import Reply
+from scripted_server import answer, serving
 
 
 def reply(content: str, finish_reason: str | None = "stop") -> Reply:
@@ -61,3 +63,16 @@ def test_bill_when_the_server_does_not_report_its_tokens_has_an_upper_bound(
     without = settings("http://127.0.0.1:1/v1")
     assert bill(without, Answers([], spent=spent))["dollars"] is None
     assert "$" not in describe(without.server, spent)
+
+
+def test_judge_when_stored_replies_are_of_another_address_then_a_note_says_which_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"model": "judge", "messages": [{"role": "user", "content": "?"}]}
+    questions = [Question("q", lambda attempt, code: body, lambda reply, attempt, code: answer_of(reply))]
+    with serving(lambda request: answer("5")) as first, serving(lambda request: answer("2")) as second:
+        for server in (first, second):
+            assert ask_judge(settings(server.url), questions, tmp_path / "judge").answers[0].value == "5"
+        said = " ".join("".join(capsys.readouterr()).split())
+        note = f"1 stored replies are of {first.url}, and this judge is at {second.url}; if another model has this name"
+        assert said.count(note) == 1

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
 import time
 from dataclasses import replace
@@ -11,8 +13,7 @@ from typing import Any
 import pytest
 
 from regretless.core.errors import BudgetError, ServerError
-from regretless.core.files import fingerprint
-from regretless.servers.ask import Answers, Question, UnreadableError, ask_all, key_of
+from regretless.servers.ask import Answers, Question, UnreadableError, ask_all
 from regretless.servers.limits import Budget, Pace, Spending
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.server_settings import ServerConfig
@@ -122,31 +123,25 @@ def asked(config: ServerConfig, folder: Path, count: int) -> Answers[int]:
     )
 
 
-def test_questions_when_the_server_is_another_one_of_the_same_model_name_are_asked_again(
+def test_replies_when_another_address_gave_them_then_they_are_kept_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(lambda request: answer("5")) as server, serving(lambda request: answer("2")) as other:
         here, there = server_config(server.url), server_config(other.url)
-        asked(here, tmp_path, 3)
-        second = asked(there, tmp_path, 3)
-        assert ([item.value for item in second.answers], second.reused) == ([2] * 3, 0)
+        assert asked(here, tmp_path, 3).elsewhere == {}
+        moved = asked(there, tmp_path, 4)
+        assert [item.value for item in moved.answers] == [5, 5, 5, 2]
+        assert (moved.reused, moved.elsewhere) == (3, {server.url: 3})
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", "none")
-        first = asked(ServerConfig(), tmp_path, 3)
-        assert ([item.value for item in first.answers], first.reused) == ([5] * 3, 3), "wherever the address is given"
-        assert (len(server.requests), len(other.requests)) == (3, 3)
-
-
-def test_key_of_a_request_to_openai_is_that_of_files_of_earlier_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    question = Question("q", lambda attempt, code: {**BODY, "n": attempt}, lambda reply, attempt, code: 0)
-    earlier = fingerprint(["chat", 2, {**BODY, "n": 2}])
-    assert key_of(question, 2, ServerConfig()) == earlier
-    monkeypatch.setenv("OPENAI_BASE_URL", "")
-    assert key_of(question, 2, ServerConfig()) == earlier
-    local = ServerConfig(base_url="http://localhost:8000/v1")
-    assert key_of(question, 2, local) != earlier
-    assert key_of(question, 2, local) != key_of(question, 2, ServerConfig(base_url="http://localhost:8001/v1"))
+        assert asked(ServerConfig(), tmp_path, 4).elsewhere == {other.url: 1}, "wherever the address is given"
+        assert (len(server.requests), len(other.requests)) == (3, 1)
+        replies = tmp_path / "replies.sqlite"
+        with contextlib.closing(sqlite3.connect(replies)) as file:  # as an earlier version wrote it
+            file.execute("ALTER TABLE replies DROP COLUMN address")
+        monkeypatch.delenv("OPENAI_BASE_URL")
+        known = asked(ServerConfig(), tmp_path, 4)
+        assert (known.reused, known.elsewhere) == (4, {})
 
 
 @pytest.mark.parametrize(

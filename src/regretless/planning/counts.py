@@ -273,8 +273,7 @@ class Counting:
     ) -> None:
         """Count questions, `times` over: those that no kept reply answers are what is left."""
         with tempfile.TemporaryDirectory() as folder, _store(config, estimate.unit, Path(folder)) as store:
-            keys = [key_of(question, 1, config.server) for question in questions]
-            kept = sum(store is not None and store.get(key) is not None for key in keys)
+            kept = sum(store is not None and store.get(key_of(question, 1)) is not None for question in questions)
             spent = None if store is None else store.spent(config.judge_name)
         bodies = [question.body(1, "0" * 12) for question in questions]
         characters = sum(_characters(body["messages"]) for body in bodies)

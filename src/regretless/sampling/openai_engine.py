@@ -276,7 +276,7 @@ class OpenAIEngine:
         reply = await client.ask(self.server.endpoint, body, self.params.max_new_tokens, self._check_ids)
         completion = self._completion(prompt, reply)
         if store is not None:
-            store.put(key, f"{prompt.beginning} seed {body['seed']}", reply.text)
+            store.put(key, f"{prompt.beginning} seed {body['seed']}", reply.text, self.server.named_address)
         return completion
 
     def _stop(self, error: RegretlessError) -> RegretlessError:

@@ -62,6 +62,8 @@ class Answers(Generic[T]):
     """Why not everything was asked: the budget is spent, or the server is down."""
     reused: int = 0
     """Number of replies from the cache."""
+    elsewhere: Counter[str] = field(default_factory=Counter)
+    """Number of those that another address than the present one gave, by address."""
     unreadable: Counter[str] = field(default_factory=Counter)
     """Number of unreadable replies, by problem; each led to another attempt or to an unknown result."""
     trouble: Counter[str] = field(default_factory=Counter)
@@ -73,14 +75,12 @@ class Answers(Generic[T]):
 NOT_ASKED = "not asked"
 
 
-def key_of(question: Question[Any], attempt: int, server: ServerConfig, endpoint: Endpoint = "chat") -> str:
-    """Key in the reply cache of the server's reply to a question's request of this attempt.
+def key_of(question: Question[Any], attempt: int, endpoint: Endpoint = "chat") -> str:
+    """Key in the reply cache of the reply to a question's request of this attempt.
 
-    Servers at different addresses have different keys: they may have different models under the same name.
+    It has no address: the same model is often served elsewhere the next time. `Answers.elsewhere` counts such replies.
     """
-    asked = [endpoint, attempt, question.body(attempt, "")]
-    # OpenAI's own has none, as in files of earlier versions.
-    return fingerprint(asked if server.address is None else [*asked, server.address])
+    return fingerprint([endpoint, attempt, question.body(attempt, "")])
 
 
 def ask_all(
@@ -164,7 +164,7 @@ class _Asker(Generic[T]):
     async def _answer(self, client: Client, question: Question[T]) -> Answer[T]:
         problem = ""
         for attempt in range(1, self.attempts + 1):
-            key = key_of(question, attempt, self.config, self.endpoint)
+            key = key_of(question, attempt, self.endpoint)
             code = self.store.code(key)
             try:
                 reply = await self._reply(client, question, key, question.body(attempt, code), attempt)
@@ -183,10 +183,13 @@ class _Asker(Generic[T]):
         cached = self._cached(key, body)
         if cached is not None:
             self.result.reused += 1
+            given_by = self.store.address(key)
+            if given_by not in (None, self.config.named_address):
+                self.result.elsewhere[str(given_by)] += 1
             self.has_answered = True
             return cached
         reply = await client.ask(self.endpoint, body, self.most_tokens)
-        self.store.put(key, f"{question.label} attempt {attempt}", reply.text)
+        self.store.put(key, f"{question.label} attempt {attempt}", reply.text, self.config.named_address)
         self.failures = 0
         self.has_answered = True
         return reply

@@ -71,9 +71,10 @@ def answer_of(reply: Reply) -> str:
 def ask_judge(config: JudgeAccess, questions: Sequence[Question[T]], output: Path) -> Answers[T]:
     """Ask a judge all questions; a reply that stays unreadable after all attempts has no value, and a reason.
 
-    Replies are cached beside the folder `output`, or in `config.replies`. `check_judged` raises what stopped it.
+    Replies are cached beside the folder `output`, or in `config.replies`; a note counts those of another address, where
+    another model may have this name. `check_judged` raises what stopped it.
     """
-    return ask_all(
+    answers = ask_all(
         questions,
         config=config.server,
         model=config.judge_name,
@@ -82,6 +83,12 @@ def ask_judge(config: JudgeAccess, questions: Sequence[Question[T]], output: Pat
         replies=config.replies_file(output),
         description="judge",
     )
+    for address, count in sorted(answers.elsewhere.items()):
+        console.print(
+            f"judge {config.judge_name}: {count} stored replies are of {address}, and this judge is at "
+            f"{config.server.named_address}; if another model has this name there, set `replies` to a new file"
+        )
+    return answers
 
 
 def check_judged(

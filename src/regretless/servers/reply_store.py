@@ -17,7 +17,8 @@ from regretless.servers.limits import Ledger, Spending
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS replies (
-    key TEXT PRIMARY KEY, label TEXT NOT NULL, reply TEXT NOT NULL, stored TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    key TEXT PRIMARY KEY, label TEXT NOT NULL, reply TEXT NOT NULL, stored TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    address TEXT
 );
 CREATE TABLE IF NOT EXISTS spending (
     model TEXT PRIMARY KEY, requests INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0,
@@ -45,6 +46,7 @@ class ReplyStore:
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(SCHEMA)
+            self._add_addresses()
             self._file.execute(
                 "INSERT INTO secret SELECT ? WHERE NOT EXISTS (SELECT 1 FROM secret)", (secrets.token_bytes(32),)
             )
@@ -62,11 +64,18 @@ class ReplyStore:
             row = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def put(self, key: str, label: str, reply: str) -> None:
-        """Store a reply. `label`: what was asked, for people who inspect the file."""
+    def address(self, key: str) -> str | None:
+        """Address of the server that gave a key's reply; None if there is no reply, or its file did not keep it yet."""
+        with self._readable():
+            row = self._file.execute("SELECT address FROM replies WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def put(self, key: str, label: str, reply: str, address: str) -> None:
+        """Store a reply of the server at an address. `label`: what was asked, for people who inspect the file."""
         with self._readable():
             self._file.execute(
-                "INSERT OR REPLACE INTO replies (key, label, reply) VALUES (?, ?, ?)", (key, label, reply)
+                "INSERT OR REPLACE INTO replies (key, label, reply, address) VALUES (?, ?, ?, ?)",
+                (key, label, reply, address),
             )
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -111,6 +120,13 @@ class ReplyStore:
                     model,
                 ),
             )
+
+    def _add_addresses(self) -> None:
+        """Give a file of an earlier version, which kept no addresses, the column for them."""
+        with self._file:
+            self._file.execute("BEGIN IMMEDIATE")
+            if "address" not in {row[1] for row in self._file.execute("PRAGMA table_info(replies)")}:
+                self._file.execute("ALTER TABLE replies ADD COLUMN address TEXT")
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:

@@ -16,6 +16,8 @@ from regretless.core.settings import Section
 HIDDEN = "(hidden)"
 VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+OPENAI_ADDRESS = "https://api.openai.com/v1"
+"""Where the openai package sends requests by default."""
 
 
 class ServerConfig(Section):
@@ -86,6 +88,11 @@ class ServerConfig(Section):
     def address(self) -> str | None:
         """Address of the server; None for OpenAI's own."""
         return self.base_url or os.environ.get("OPENAI_BASE_URL") or None
+
+    @property
+    def named_address(self) -> str:
+        """The address as a text, OpenAI's included."""
+        return self.address or OPENAI_ADDRESS
 
     def api_key(self) -> str | None:
         """The key from the environment; None if no key is sent.
