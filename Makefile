@@ -37,7 +37,7 @@ test: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --durations 20
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations 20
 
 test-extended: $(VENV)/.cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m extended --durations 20

@@ -16,12 +16,21 @@ import pytest
 from tiny_model import save_tiny_model
 
 PROJECT = Path(__file__).resolve().parents[1]
+TOGETHER = {"test_side_by_side", "test_pipeline", "test_plan", "test_token_numbers", "test_study", "test_package"}
+"""Files whose tests share a run that takes long to make: one process of pytest-xdist makes it once for all of them."""
 
 
 def pytest_configure() -> None:
     """Let tests press Ctrl-C: a suite that a shell starts in the background would pass on that it is ignored."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of some files together (`--dist loadgroup`)."""
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def pytest_collection_finish() -> None:

@@ -22,11 +22,11 @@ PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")
 NAMES = [path.relative_to(PROJECT).as_posix() for path in RECIPES]
 KINDS = {
-    path if path.parent.name == "recipes" else (path.parent, path.stem[:4], "qlora" in path.stem): path
+    path if path.parent.name == "recipes" else (path.stem[:4], "qlora" in path.stem): path
     for path in RECIPES
     if "ultrafeedback" not in path.parent.name  # a test of its own asks judges
 }
-"""One recipe of each folder and family of models; the others are run by `make test-extended`."""
+"""One recipe of each family of models, and those without one; the others are run by `make test-extended`."""
 PAPER_METHODS = ("repo", "repo_det", "dpo", "ipo", "rpo", "kto", "tdpo")
 """The methods whose settings the paper states."""
 

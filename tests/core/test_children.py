@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,13 @@ with interrupt.handled(), Children([]) as children:
         for event in children.events(): print(event, flush=True)
 """
 """Without `if __name__ == "__main__"`, as scripts of a few lines are."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_from_a_process_of_their_own() -> Iterator[None]:
+    """Ends the process that these children are forked from: it has imported nothing for those of later test files."""
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def all_events(children: Children) -> list[Event]:

@@ -69,7 +69,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", ["qwen3", pytest.param("gemma2", marks=pytest.mark.extended)])
 def test_layers_when_compiled_then_results_are_equal_and_new_rows_compile_nothing(kind: str) -> None:
     model, layouts = adapted(kind), rows(8)
     wanted = [results(model, layout) for layout in layouts]

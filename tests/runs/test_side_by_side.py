@@ -106,7 +106,6 @@ def test_run_when_killed_while_parts_are_at_work_then_they_end_and_the_same_comm
     for parts, begun in (
         (("pretrain/base", "pretrain/behavior"), "{part}/pending.json"),
         (("sample",), "{part}*/*.parts/*.parquet"),
-        (("train/dpo", "train/repo"), "{part}/pending.json"),
     ):
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         while not all(any(folder.glob(begun.format(part=part))) for part in parts):

@@ -13,7 +13,7 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[3]
 PAGE = PROJECT / "docs" / "theory.md"
 COMMANDS = ("identities", "masking", "estimator", "anchors", "gridworld", "decisions", "repo", "writers")
-SLOW = {"repo", "writers"}
+MARKS = {"repo": [pytest.mark.slow], "writers": [pytest.mark.slow, pytest.mark.extended]}
 NUMBER = re.compile(r"\d+(?:\.(\d+))?")
 
 
@@ -28,7 +28,7 @@ def _same(printed: str, shown: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in COMMANDS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in COMMANDS])
 def test_page_when_its_command_runs_shows_what_is_printed(name: str, tmp_path: Path) -> None:
     figure = tmp_path / "figure.svg"
     result = subprocess.run(
