@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 TIMES = ("_runtime", "_per_second")
 OF_THE_PROCESS = ("process", "host", "time")
-COSTS = ("requests", "prompt_tokens", "completion_tokens", "dollars", "replies_reused")
+COSTS = ("requests", "prompt_tokens", "completion_tokens", "dollars", "dollars_at_most", "replies_reused")
 CODE = re.compile(r"\b[0-9a-f]{12}\b")
 IN_THE_PAGE = (
     re.compile(r"stages in [\d.]+ (seconds|minutes), finished [\d: -]+"),

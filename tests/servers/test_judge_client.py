@@ -60,6 +60,8 @@ def test_bill_when_the_server_does_not_report_its_tokens_has_an_upper_bound(
     found = bill(config, Answers([], spent=spent))
     assert {name: value for name, value in found.items() if name.startswith("dollars")} == pytest.approx(dollars)
     assert describe(config.server, spent) == said
+    unpriced = bill(settings("http://127.0.0.1:1/v1"), Answers([], spent=spent))
+    assert unpriced["dollars"] is None and "dollars_at_most" not in unpriced
     without = settings("http://127.0.0.1:1/v1")
     assert bill(without, Answers([], spent=spent))["dollars"] is None
     assert "$" not in describe(without.server, spent)

@@ -123,6 +123,7 @@ def check_judged(
 def bill(config: JudgeAccess, answers: Answers[Any]) -> dict[str, Any]:
     """Cost of asking a judge, and the failures, as JSON values."""
     spent = answers.spent
+    most = spent.most_cost(config.server) if spent.unreported_tokens else None
     return {
         "judge": config.judge_name,
         "requests": spent.requests,
@@ -130,7 +131,7 @@ def bill(config: JudgeAccess, answers: Answers[Any]) -> dict[str, Any]:
         "completion_tokens": spent.completion_tokens,
         "dollars": spent.cost(config.server),
         # Only where it differs: some replies were lost, or the server did not say what they used.
-        **({"dollars_at_most": spent.most_cost(config.server)} if spent.unreported_tokens else {}),
+        **({} if most is None else {"dollars_at_most": most}),
         "replies_reused": answers.reused,
         "replies_unreadable": dict(sorted(answers.unreadable.items())),
         "requests_repeated": dict(sorted(answers.trouble.items())),
