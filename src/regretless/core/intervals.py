@@ -26,9 +26,10 @@ UNKNOWN = Interval(math.nan, math.nan)
 
 
 def within(interval: Interval, values: Sequence[float], low: float, high: float) -> Interval:
-    """The interval of the mean of `values` that lie between `low` and `high`: it ends there, too.
+    """An interval of the mean of `values`, cut at the ends of their scale, which goes from `low` to `high`.
 
-    Unknown where all values are equal: nothing is known of how they vary, and no width would be a certainty.
+    It is unknown if all values are equal: they do not show how they vary, and an interval without width would claim
+    certainty.
     """
     if not values or max(values) - min(values) <= ROUNDING:
         return UNKNOWN

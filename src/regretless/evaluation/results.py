@@ -348,7 +348,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
         rows.append(_cells(row["benchmark"], row["label"], PASS_AT_1, str(row["n"]), value, gain, str(row["unknown"])))
     for row in results["seeds"]:
         text = _percent(row["mean"], row["low"], row["high"])
-        rows.append(_cells(row["benchmark"], f"{row['label']}, {row['seeds']} seeds", PASS_AT_1, "", text))
+        seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
+        rows.append(_cells(row["benchmark"], f"{row['label']}, {seeds}", PASS_AT_1, "", text))
     for row in results.get("harness", ()):
         value = _percent(row["value"], row["low"], row["high"])
         gain = _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+")

@@ -194,7 +194,7 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
 def _decide_single(
     gold: str, extracted: str, groups: tuple[Brackets | None, Brackets | None], decide: Part
 ) -> Decision | None:
-    """A list against a single value, of which it may state several forms; else a list is no number, nor the reverse."""
+    """A list against a single value. They are equal if each item of the list is a form of the value."""
     if groups[1] and not groups[1].brackets:
         outcome = _decide_forms(gold, groups[1].items, decide)
         if outcome is None or outcome.verdict == Verdict.CORRECT:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from regretless.core.errors import BudgetError
 from regretless.servers.server_settings import ServerConfig
@@ -72,24 +71,20 @@ class Pace:
         self._next = max(self._next, asyncio.get_running_loop().time() + seconds)
 
 
-class Ledger(Protocol):
-    """Where usage is stored, for all processes that share a budget."""
-
-    def spend(self, spending: Spending, check: Callable[[Spending], None]) -> None:
-        """Add usage. `check` is called with the total before it; if it raises, nothing is added. No other process can
-        add anything in between."""
+Ledger = Callable[[Spending, Callable[[Spending], None]], None]
+"""Adds usage to the total of all processes that share a budget. The second argument is first called with the total so
+far; if it raises, nothing is added. No other process can add anything in between."""
 
 
-class Unshared:
+def _unshared() -> Ledger:
     """A ledger of one process."""
+    total = Spending()
 
-    def __init__(self) -> None:
-        self.total = Spending()
+    def spend(spending: Spending, check: Callable[[Spending], None]) -> None:
+        check(total)
+        total.add(spending)
 
-    def spend(self, spending: Spending, check: Callable[[Spending], None]) -> None:
-        """Add usage, if `check` does not raise."""
-        check(self.total)
-        self.total.add(spending)
+    return spend
 
 
 class Budget:
@@ -106,7 +101,7 @@ class Budget:
         """`spent`: usage so far, updated as this process and others make requests, without this process's reservations.
         `ledger`: where usage is stored. `known`: its total as far as `spent` includes it, updated as well."""
         self.config, self.spent = config, spent
-        self._ledger: Ledger = Unshared() if ledger is None else ledger
+        self._ledger = _unshared() if ledger is None else ledger
         self._known = Spending() if ledger is None or known is None else known
         self._reserved = 0
         self._settled = asyncio.Condition()
@@ -155,7 +150,7 @@ class Budget:
             self._add(others)
             check()
 
-        self._ledger.spend(spending, catch_up)
+        self._ledger(spending, catch_up)
         self._add(spending)
 
     def _add(self, spending: Spending) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -100,10 +100,9 @@ class ReplyStore:
 
     def ledger(self, model: str) -> Ledger:
         """The cost of the requests to a model, for a budget."""
-        return _ModelLedger(self, model)
+        return functools.partial(self._spend, model)
 
-    def spend(self, model: str, spending: Spending, check: Callable[[Spending], None]) -> None:
-        """Add to the cost of the requests to a model; see `Ledger.spend`."""
+    def _spend(self, model: str, spending: Spending, check: Callable[[Spending], None]) -> None:
         # Immediate: what `check` is told is still true when the cost is added.
         with self._readable(), self._file:
             self._file.execute("BEGIN IMMEDIATE")
@@ -137,12 +136,3 @@ class ReplyStore:
                 f"{self.path}: cannot be used as a reply cache ({error}); expected the file of an earlier run, or "
                 "no file; move it away or set another path"
             ) from error
-
-
-@dataclass(frozen=True)
-class _ModelLedger:
-    store: ReplyStore
-    model: str
-
-    def spend(self, spending: Spending, check: Callable[[Spending], None]) -> None:
-        self.store.spend(self.model, spending, check)

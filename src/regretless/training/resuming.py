@@ -58,14 +58,14 @@ class Start:
         pairs = before.setdefault("pairs_per_step", self.pairs_per_step)  # not in earlier checkpoints
         if pairs != self.pairs_per_step:
             instead = (
-                f"set per_device_train_batch_size to {pairs // parts}"
+                f"set gradient_accumulation_steps × per_device_train_batch_size to {pairs // parts}"
                 if pairs % parts == 0
                 else f"resume on a number of processes that divides {pairs}"
             )
             raise ConfigError(
                 f"resume_from_checkpoint: {checkpoint} was trained with {pairs} pairs in an optimizer step, and this "
-                f"run has {self.pairs_per_step}, per_device_train_batch_size {self.pairs_per_step // parts} × {parts} "
-                f"process(es), so that other pairs would follow; {instead}"
+                f"run has {self.pairs_per_step}, gradient_accumulation_steps × per_device_train_batch_size "
+                f"{self.pairs_per_step // parts} × {parts} process(es), so that other pairs would follow; {instead}"
             )
         differ = [name for name, value in now.items() if before.get(name) != value]
         if "reference" in differ and same_bytes:
