@@ -201,7 +201,8 @@ def test_report_when_the_harness_ran_then_shares_are_in_percent_and_other_metric
         ),
     ]
     file = tmp_path / "run" / "evaluate" / "results.json"
-    file.write_text(json.dumps({"rows": [], "seeds": [], "chat": [], "harness": rows}))
+    note = "gsm8k: seed-41 of repo not in the mean over seeds: temperature is 0.7 in seed-42; 1.0 in seed-41"
+    file.write_text(json.dumps({"rows": [], "seeds": [], "left_out": [note], "chat": [], "harness": rows}))
     page = report(tmp_path / "run", tmp_path)
     html = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="results"')[1]
     cells = [
@@ -215,6 +216,7 @@ def test_report_when_the_harness_ran_then_shares_are_in_percent_and_other_metric
         ["prompt_level_strict_acc (%)", "repo", "45.0", "41.0 – 49.0", "541", "−5.0", "−10.0 to +0.0"],
     ]
     assert any("bleu: base 20.50; repo 22.00" in str(svg["aria-label"]) for svg in page.all("svg"))
+    assert note in page.text()
     assert "Nothing was evaluated" not in page.text()
 
 

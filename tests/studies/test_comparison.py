@@ -185,6 +185,17 @@ def test_seeds_with_equal_differences_when_compared_then_no_certainty_is_made_of
     assert (one.sd, one.low, one.high) == (0.0, None, None)
 
 
+def test_interval_over_two_seeds_when_wider_than_the_scale_then_it_ends_there(tmp_path: Path) -> None:
+    # t(0.975, 1) = 12.706: means 95 and 5 ± 63.5 points, and their difference 90 ± 127 points.
+    table = only(compare(seeded(tmp_path / "a", {"dpo": [0, 4], "repo": [40, 36]}), "dpo"))
+    high, low = cell(table, "repo"), cell(table, "dpo")
+    assert (high.value, high.high, low.value, low.low) == (95, 100, 5, 0)
+    assert (high.low, low.high) == (pytest.approx(95 - 63.531, abs=1e-3), pytest.approx(5 + 63.531, abs=1e-3))
+    versus = high.difference
+    assert versus is not None and versus.value == pytest.approx(90) and versus.high == 100
+    assert versus.low == pytest.approx(90 - 127.062, abs=1e-3)
+
+
 def test_base_model_when_several_runs_evaluated_it_then_a_method_is_paired_with_the_one_of_its_run(
     tmp_path: Path,
 ) -> None:

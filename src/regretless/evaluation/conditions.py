@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ NOT_ASKING = {"model", "tasks", "device"}
 """Settings of the harness that change no problem and no score; `tasks` are columns."""
 ANSWERING = ("benchmark", "questions", "limit", "template", "max_new_tokens", "seed")
 """Settings whose hash names the folder of a chat benchmark's answers (`ChatBenchmarkConfig.answering`)."""
+DRAWING = {f"evaluate.{name}" for name in ("temperature", "top_p", "top_k")}
+"""Settings in which a sampled pass differs from the greedy one."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,38 @@ def other_problems(group: Sequence[Conditions]) -> str | None:
                 f"{alone[1]} only in the second, {len(changed)} with other text or gold answer"
             )
     return None
+
+
+def passes_alike(
+    evaluate_dir: Path, label: str, benchmark: str, current: Sequence[int]
+) -> tuple[list[str], str | None]:
+    """Names of the sampled passes that one mean can be taken over, and a note about others, if there are any.
+
+    They are graded as the greedy pass, on the same problems, and differ from it only in how tokens are drawn.
+    """
+    folder = evaluate_dir / label / benchmark
+    names = [path.parent.name for path in sorted(folder.glob("seed-*/result.json"))]
+    passes = {name: of_pass(evaluate_dir, label, benchmark, name, name) for name in names}
+    if not passes:
+        return [], None
+    greedy = of_pass(evaluate_dir, label, benchmark, GREEDY)
+    undrawn = {key: value for key, value in greedy.settings.items() if key not in DRAWING}
+    greedy = replace(greedy, settings=undrawn)
+    fitting = [name for name, one in passes.items() if _is_alike(greedy, one)]
+    asked = [name for name in (f"seed-{seed}" for seed in current) if name in fitting]
+    model = asked[0] if asked else max(fitting, key=lambda name: finished_at(folder / name), default=None)
+    kept = [name for name in fitting if model is not None and _is_alike(passes[model], passes[name])]
+    others = [name for name in names if name not in kept]
+    if not others:
+        return kept, None
+    like = passes[model] if model is not None else greedy
+    reasons = differing_settings([like, passes[others[0]]]) or [str(other_problems([like, passes[others[0]]]))]
+    shown = "; ".join(map(without_section, reasons))
+    return kept, f"{benchmark}: {', '.join(others)} of {label} not in the mean over seeds: {shown}"
+
+
+def _is_alike(first: Conditions, second: Conditions) -> bool:
+    return not differing_settings([first, second]) and other_problems([first, second]) is None
 
 
 def without_section(text: str) -> str:

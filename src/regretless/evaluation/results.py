@@ -7,7 +7,6 @@ every model and benchmark.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -29,16 +28,11 @@ from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.chat.chat_results import ChatBenchmark
 from regretless.evaluation.conditions import (
-    GREEDY,
     SAMPLES,
-    Conditions,
     check_alike,
-    differing_settings,
-    finished_at,
     of_harness,
     of_pass,
-    other_problems,
-    without_section,
+    passes_alike,
 )
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
@@ -49,8 +43,6 @@ from regretless.servers.server_settings import ServerConfig
 INSPECT = "inspect"
 """Folder of Inspect's logs among those of the models."""
 PASS_AT_1 = "Pass@1 (%)"
-DRAWING = {f"evaluate.{name}" for name in ("temperature", "top_p", "top_k")}
-"""Settings in which a sampled pass differs from the greedy one."""
 
 
 class BenchmarkSource(Section):
@@ -236,7 +228,7 @@ def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
     rows = [_row(evaluate_dir, benchmark, label, greedy) for benchmark, label in greedy]
     seeds, left_out = [], []
     for benchmark, label in sorted(greedy):
-        names, note = _passes_alike(evaluate_dir, label, benchmark, current)
+        names, note = passes_alike(evaluate_dir, label, benchmark, current)
         left_out += [note] if note else []
         if names:
             folder = evaluate_dir / label / benchmark
@@ -258,38 +250,6 @@ def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
     if left_out:
         found["left_out"] = left_out
     return {**found, "harness": harness.rows_of(tasks)} if tasks else found
-
-
-def _passes_alike(
-    evaluate_dir: Path, label: str, benchmark: str, current: Sequence[int]
-) -> tuple[list[str], str | None]:
-    """Names of the sampled passes that one mean can be taken over, and a note about others, if there are any.
-
-    They are graded as the greedy pass, on the same problems, and differ from it only in how tokens are drawn.
-    """
-    folder = evaluate_dir / label / benchmark
-    names = [path.parent.name for path in sorted(folder.glob("seed-*/result.json"))]
-    passes = {name: of_pass(evaluate_dir, label, benchmark, name, name) for name in names}
-    if not passes:
-        return [], None
-    greedy = of_pass(evaluate_dir, label, benchmark, GREEDY)
-    undrawn = {key: value for key, value in greedy.settings.items() if key not in DRAWING}
-    greedy = replace(greedy, settings=undrawn)
-    fitting = [name for name, one in passes.items() if _is_alike(greedy, one)]
-    asked = [name for name in (f"seed-{seed}" for seed in current) if name in fitting]
-    model = asked[0] if asked else max(fitting, key=lambda name: finished_at(folder / name), default=None)
-    kept = [name for name in fitting if model is not None and _is_alike(passes[model], passes[name])]
-    others = [name for name in names if name not in kept]
-    if not others:
-        return kept, None
-    like = passes[model] if model is not None else greedy
-    reasons = differing_settings([like, passes[others[0]]]) or [str(other_problems([like, passes[others[0]]]))]
-    shown = "; ".join(map(without_section, reasons))
-    return kept, f"{benchmark}: {', '.join(others)} of {label} not in the mean over seeds: {shown}"
-
-
-def _is_alike(first: Conditions, second: Conditions) -> bool:
-    return not differing_settings([first, second]) and other_problems([first, second]) is None
 
 
 def _check_tasks(evaluate_dir: Path, tasks: Mapping[str, Mapping[str, Any]]) -> None:

@@ -169,6 +169,8 @@ class RunData:
     stages: Sequence[FinishedStage]
     results: Sequence[Result]
     seed_results: Sequence[SeedResult]
+    passes_left_out: Sequence[str]
+    """Notes on sampled passes that are in no mean over seeds, and why."""
     chat_results: Sequence[ChatResult]
     harness_results: Sequence[HarnessResult]
     logs: Mapping[str, Sequence[Mapping[str, float]]]
@@ -204,6 +206,7 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
         stages=stages,
         results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),
         seed_results=_in_order([_record(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
+        passes_left_out=results.get("left_out", []),
         chat_results=_in_order(
             [_record(ChatResult, row) for row in results.get("chat", [])], order, lambda row: row.label
         ),

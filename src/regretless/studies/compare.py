@@ -9,6 +9,8 @@ from functools import cached_property
 from statistics import mean
 from typing import Any, TypeVar
 
+import numpy as np
+
 from regretless.core.errors import ConfigError
 from regretless.core.intervals import (
     UNKNOWN,
@@ -19,8 +21,10 @@ from regretless.core.intervals import (
     known,
     over_seeds,
     paired_difference,
+    within,
 )
 from regretless.core.run_folder import BASE
+from regretless.evaluation.chat.chat_results import ENDS
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import DIGITS, Cell, Column, Comparison, Decoding, Difference, Over, Row, Table
 from regretless.studies.evaluations import PERCENT, Observation
@@ -224,8 +228,7 @@ class _Group:
         if not values:
             return Cell(None, None, None, None, 0, self.over, None, parts, versus)
         found = over_seeds(values)
-        # Equal values show nothing of how they vary: an interval without width would be a certainty.
-        low, high = map(known, found.interval if len(set(values)) > 1 else UNKNOWN)
+        low, high = map(known, within(found.interval, values, *ENDS[column.unit]))
         return Cell(found.mean, known(found.sd), low, high, found.n, self.over, None, parts, versus)
 
     # --- differences ---
@@ -249,7 +252,7 @@ class _Group:
             passes = [self._passes(each, column) for each in (other, row)]
             common = [seed for seed in passes[0] if seed in passes[1]]
             sides = ([one[seed] for seed in common] for one in passes)
-            return _over_seeds(other, self.over, *sides) if common else None
+            return _over_seeds(other, column, self.over, *sides) if common else None
         before, after = self._values(other, column), self._values(row, column)
         pairs = {
             seeds: (first, second)
@@ -260,7 +263,7 @@ class _Group:
         units = _grouped(pairs, self._unit)
         if len(units) > 1:
             means = ([mean(pair[side] for pair in group) for group in units.values()] for side in (0, 1))
-            return _over_seeds(other, self.over, *means)
+            return _over_seeds(other, column, self.over, *means)
         return self._over_problems(other, row, column, list(pairs))
 
     def _over_problems(self, other: Row, row: Row, column: Column, common: Sequence[Seeds]) -> Difference | None:
@@ -282,13 +285,13 @@ class _Group:
             found = paired_difference(
                 [partner.verdicts[key] for key in problems], [one.verdicts[key] for key in problems]
             )
-            return _of_pairs(other, "problems", "exact McNemar", found, PERCENT)
+            return _of_pairs(other, column, "problems", "exact McNemar", found, PERCENT)
         if one.sums and partner.sums:
             estimate = difference(partner.sums, one.sums, one.scale)
             # Equal differences everywhere show nothing of how they vary.
             interval = estimate.interval if estimate.standard_error > 0 else UNKNOWN
             pairs = PairedDifference(estimate.n, estimate.value, interval, estimate.p_value)
-            return _of_pairs(other, "questions", "paired t", pairs)
+            return _of_pairs(other, column, "questions", "paired t", pairs)
         return Difference(other, value - before, None, None, 1, "questions", "", None)
 
     # --- notes ---
@@ -339,12 +342,17 @@ def _grouped(values: Mapping[Seeds, Any], unit: Callable[[Seeds], int | None]) -
     return groups
 
 
-def _over_seeds(other: Row, over: str, first: Sequence[float], second: Sequence[float]) -> Difference:
-    return _of_pairs(other, over, "paired t", difference_over_seeds(first, second))
+def _over_seeds(other: Row, column: Column, over: str, first: Sequence[float], second: Sequence[float]) -> Difference:
+    return _of_pairs(other, column, over, "paired t", difference_over_seeds(first, second))
 
 
-def _of_pairs(other: Row, over: str, test: str, found: PairedDifference, scale: float = 1.0) -> Difference:
-    low, high = (known(scale * bound) for bound in found.interval)
+def _of_pairs(
+    other: Row, column: Column, over: str, test: str, found: PairedDifference, scale: float = 1.0
+) -> Difference:
+    lowest, highest = ENDS[column.unit]
+    span = highest - lowest
+    # Few seeds or questions give t-intervals that reach beyond the largest possible difference.
+    low, high = (known(float(np.clip(scale * bound, -span, span))) for bound in found.interval)
     p = known(found.p_value)
     return Difference(other, scale * found.mean, low, high, found.n, over, test if p is not None else "", p)
 

@@ -30,10 +30,11 @@ MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench":
 """The metric whose per-question numbers are in `values` of a result."""
 SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
 """Factor from `values` to the metric's scale."""
-SPANS = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": float(HIGHEST - LOWEST)}
-"""Widths of the metrics' scales: no gain is larger."""
 UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
 """Units of the metrics."""
+ENDS = {"%": (0.0, 100.0), "1–10": (float(LOWEST), float(HIGHEST))}
+"""Ends of the scale of metrics with a unit: no interval reaches beyond them, and no gain is larger than from end to
+end."""
 CATEGORY, TURN = "category_", "turn_"
 """Name prefixes of metrics over a subset of the questions or answers."""
 RESULT, JUDGMENTS = "chat_result.json", "judgments.jsonl"
@@ -127,8 +128,8 @@ def _gain(
     gain = difference(first, second, SCALES[result["benchmark"]])
     common = [key for key in first if key in second]
     old, new = (means({key: values[key] for key in common}) for values in (first, second))
-    span = SPANS[result["benchmark"]]
-    return bounded(gain, [b - a for a, b in zip(old, new, strict=True)], -span, span).shown()
+    low, high = ENDS[UNITS[result["benchmark"]]]
+    return bounded(gain, [b - a for a, b in zip(old, new, strict=True)], low - high, high - low).shown()
 
 
 def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
