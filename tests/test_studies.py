@@ -114,7 +114,7 @@ def check_distances(study: Study) -> None:
         assert all(cells.keys() == set(columns) for cells in rows.values())
         zeros = [(row, column) for row, cells in rows.items() for column in columns[-2:] if cells[column] == "0"]
         assert zeros == [(target, f"MSE to {target}") for target in targets]
-    values = {(one.model, one.row, one.to): one.values for one in distances}
+    values = {(one.model, one.row, one.to): tuple(each.value for each in one.measured) for one in distances}
     assert len(values) == len(QWEN) * 4 * 2, "the base model and three others, to each of two"
     for model in QWEN:
         assert values[model, targets[0], targets[1]] == values[model, targets[1], targets[0]]

@@ -123,6 +123,7 @@ def test_seeds_of_different_kinds_when_compared_then_the_table_says_which(tmp_pa
     # Two trainings on one data set are not independent: each data seed counts once.
     nested = table("nested", [(0, 0), (0, 1), (1, 0), (1, 1)])
     assert (nested.over, nested.n) == (Over.NESTED, 2)
+    assert [name for name, _, _ in cell(nested, "dpo").parts] == ["0/0", "0/1", "1/0", "1/1"]
     first, second = 100 * 20.5 / N, 100 * 22.5 / N
     assert cell(nested, "dpo").sd == pytest.approx(abs(second - first) / math.sqrt(2))
     versus = cell(nested, "dpo").difference
@@ -233,6 +234,15 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     methods = [{"dpo": {"beta": beta}, "ipo": {"beta": 1 - beta}} for beta in (0.1, 0.2)]
     betas = [Run(made_run(tmp_path / str(i), better, train={"methods": one})) for i, one in enumerate(methods)]
     assert [run.variant for run in compare(betas).runs] == [f"train.methods.dpo.beta={beta}" for beta in (0.1, 0.2)]
+    # No mean over the seeds of runs that differ in more than their seeds; methods may have their own settings.
+    two = [made_run(tmp_path / f"rate-{n}", better, train={"seed": n, "learning_rate": (1 + n) / 1e4}) for n in (0, 1)]
+    table = only(compare([Run(run) for run in two]))
+    assert [row.label for row in table.rows] == ["base", *(f"dpo (train.learning_rate=0.000{n})" for n in (1, 2))]
+    assert table.over is not Over.PROBLEMS and cell(table, "dpo", "train.learning_rate=0.0001").n == 1
+    other = made_run(tmp_path / "ipo", {**base, "ipo": {BENCHMARK: right(25)}}, train={"learning_rate": 1.0})
+    assert [row.label for row in only(compare([Run(two[0]), Run(other)])).rows] == ["base", "dpo", "ipo"]
+    shown = [made_run(tmp_path / f"shown-{n}", better, train={"seed": n}, analyze={"pairs": 10 + n}) for n in (0, 1)]
+    assert [run.variant for run in compare([Run(run) for run in shown]).runs] == ["", ""]
     table = only(compare([Run(plain, variant="none"), Run(masked, variant="masked")], "none"))
     versus = cell(table, "dpo", "masked").difference
     assert versus is not None and (versus.value, versus.baseline) == (12.5, Row("dpo", "none"))

@@ -208,7 +208,9 @@ class _Group:
         if self.over is Over.PROBLEMS:
             return ""
         data, training = seeds
-        if self.over in (Over.NESTED, Over.WHOLE):
+        if self.over is Over.NESTED and training is not None:
+            return f"{data}/{training}"
+        if self.over is Over.WHOLE:
             return str(data) if training in (None, data) else f"{data}/{training}"
         return str(self._unit(seeds)) if self._unit(seeds) is not None else ""
 

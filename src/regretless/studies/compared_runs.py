@@ -12,7 +12,7 @@ from regretless.core.files import fingerprint, read_json
 from regretless.core.mirror import RECIPE
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.stage_folder import MANIFEST
-from regretless.core.stage_record import NO_MATTER, of_other_settings
+from regretless.core.stage_record import DESCRIBING, NO_MATTER, of_other_settings
 from regretless.core.yaml_settings import read_yaml
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import RESULT
@@ -118,10 +118,15 @@ class RunToCompare:
         kept = {name: value for name, value in self.recipe.items() if name not in NO_MATTER}
         return {key: value for key, value in _flat(kept) if key.rpartition(".")[2] not in SEEDS}
 
-    def is_unused(self, key: str) -> bool:
-        """True for a setting of a method that the run does not train."""
-        trained = tuple(f"train.methods.{name}." for name in self.methods)
-        return key.startswith("train.methods.") and not key.startswith(trained)
+    def settings_of(self, methods: Sequence[str]) -> dict[str, Any]:
+        """Settings that results of these methods depend on; which methods and benchmarks there are is none of them."""
+        trained = tuple(f"train.methods.{name}." for name in methods)
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key.partition(".")[0] not in {"evaluate", *DESCRIBING} and key != "train.objective"
+            if not key.startswith("train.methods.") or key.startswith(trained)
+        }
 
     def evaluated(self) -> Iterator[tuple[str, str]]:
         """Model label and benchmark of everything that the recipe evaluates; the harness's tasks are one of these."""
@@ -190,7 +195,7 @@ def labeled(folders: Sequence[RunToCompare]) -> list[RunToCompare]:
     for model in dict.fromkeys(folder.labels.model for folder in folders):
         group = [folder for folder in folders if folder.labels.model == model]
         unnamed = [folder for folder in group if folder.labels.variant is None]
-        names = _variants(unnamed) if twice(group) else [""] * len(unnamed)
+        names = _variants(unnamed) if twice(group) or _differ(unnamed) else [""] * len(unnamed)
         for folder, name in zip(unnamed, names, strict=True):
             folder.labels = replace(folder.labels, variant=name)
     return list(folders)
@@ -216,19 +221,21 @@ def _join_made(folders: Sequence[RunToCompare]) -> None:
                 folder.labels = run
 
 
+def _differ(folders: Sequence[RunToCompare]) -> bool:
+    """Whether runs of one method differ in more than seeds: a mean over them would be one of several methods."""
+    for method in {method for folder in folders for method in folder.methods}:
+        own = [folder.settings_of([method]) for folder in folders if method in folder.methods]
+        if any(settings != own[0] for settings in own):
+            return True
+    return False
+
+
 def _variants(folders: Sequence[RunToCompare]) -> list[str]:
     """For each run, the settings that set it apart: `train.beta=0.1`; a section that only some runs have, by its name.
 
     What a run trains and evaluates does not count: methods and benchmarks are rows and columns already.
     """
-    settings = [
-        {
-            key: value
-            for key, value in folder.settings.items()
-            if not key.startswith("evaluate.") and key != "train.objective" and not folder.is_unused(key)
-        }
-        for folder in folders
-    ]
+    settings = [folder.settings_of(folder.methods) for folder in folders]
     varying = [key for key in keys_of(settings) if len({text_of(one.get(key)) for one in settings}) > 1]
     sections = [key.partition(".")[0] for key in varying]
     alone = {

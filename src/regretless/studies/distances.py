@@ -7,7 +7,8 @@ pairs of the first variant, without masked ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from statistics import mean
 from typing import Any
 
 from markupsafe import Markup
@@ -32,21 +33,38 @@ Seeds = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Mean squared difference of two models' token log-probabilities (nats²), with its 95 % interval over prompts."""
+
+    data_seed: int | None
+    training_seed: int | None
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
 class Distance:
-    """Mean squared difference of token log-probabilities (nats²) between a row's models and those of another row."""
+    """Distance of a row's models to those of another row, trained with the same seeds."""
 
     model: str
     row: str
     to: str
-    values: tuple[float, ...]
+    measured: tuple[Measured, ...]
     """One for each pair of seeds."""
-    interval: tuple[float, float]
-    """95 % interval over prompts, of the first value."""
 
     @property
     def text(self) -> str:
-        """Mean ± standard deviation over seeds; the value alone if there is one seed."""
-        found = over_seeds(self.values)
+        """Mean ± standard deviation over seeds; the value alone if there is one seed.
+
+        Over data seeds, if there are several: two trainings on the same data are not independent.
+        """
+        groups: dict[Seeds, list[float]] = {}
+        has_data_seeds = len({one.data_seed for one in self.measured}) > 1
+        for one in self.measured:
+            unit = (one.data_seed, None if has_data_seeds else one.training_seed)
+            groups.setdefault(unit, []).append(one.value)
+        found = over_seeds([mean(values) for values in groups.values()])
         return f"{found.mean:.3g} ± {found.sd:.2g}" if found.n > 1 else f"{found.mean:.3g}"
 
 
@@ -113,15 +131,15 @@ def _row(cell: Cell, method: str) -> Row:
 
 def _distances(study: Study, found: Mapping[tuple[str, Seeds], Any]) -> list[Distance]:
     targets = list(dict.fromkeys(_row(cell, study.config.distance_to).label for cell in study.cells))
-    values: dict[tuple[str, str, str], list[float]] = {}
-    intervals: dict[tuple[str, str, str], tuple[float, float]] = {}
-    for (model, _), result in found.items():
+    measured: dict[tuple[str, str, str], list[Measured]] = {}
+    for (model, seeds), result in found.items():
         for one in result["models"]:
             for row, to in ((one["first"], one["second"]), (one["second"], one["first"])):
                 if to in targets:
-                    values.setdefault((model, row, to), []).append(one["value"])
-                    intervals.setdefault((model, row, to), (one["low"], one["high"]))
-    return [Distance(*key, tuple(several), intervals[key]) for key, several in values.items()]
+                    measured.setdefault((model, row, to), []).append(
+                        Measured(*seeds, one["value"], one["low"], one["high"])
+                    )
+    return [Distance(*key, tuple(several)) for key, several in measured.items()]
 
 
 def distance_tables(
@@ -177,16 +195,11 @@ def show_distances(study: Study, comparison: Comparison, distances: Sequence[Dis
                 "<tbody>{}</tbody></table></div>"
             ).format(model, heads, Markup("").join(lines))
         )
-    write_json(
-        study.folder / "comparison" / FILE,
-        [
-            {"model": one.model, "row": one.row, "to": one.to, "values": list(one.values), "interval": one.interval}
-            for one in distances
-        ],
-    )
+    write_json(study.folder / "comparison" / FILE, [asdict(one) for one in distances])
     return Markup(
         "<p>MSE: mean squared difference of token log-probabilities (nats² a token) on the same pairs, none of them "
-        "masked; over several seeds their mean ± standard deviation. Intervals over prompts are in {}.</p>{}"
+        "masked; over several seeds their mean ± standard deviation. Each value with its interval over prompts is in "
+        "{}.</p>{}"
     ).format(FILE, Markup("").join(parts))
 
 

@@ -51,10 +51,10 @@ class SeedsConfig(Section):
 
 
 class RangeConfig(Section):
-    """A range of values, for a search that is no grid. Between two whole numbers, only whole numbers are tried."""
+    """A range of values, for a search that is no grid."""
 
     low: Number
-    """Least value."""
+    """Least value. Between two whole numbers (1 and 10), only whole numbers are tried; between 1.0 and 10 all are."""
     high: Number
     """Greatest value."""
     log: bool = False
