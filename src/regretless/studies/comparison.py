@@ -126,8 +126,9 @@ class Table:
             )
         else:
             inner = ", each the mean over its decoding seeds" if self.decoding is Decoding.SAMPLED else ""
+            over = self.over.replace("seeds", "seed", 1) if self.n == 1 else self.over
             text = (
-                f"{how}: mean ± standard deviation over {self.n} {self.over}{inner}, with the 95 % t-interval of the "
+                f"{how}: mean ± standard deviation over {self.n} {over}{inner}, with the 95 % t-interval of the "
                 f"mean{self.fixed}."
             )
         return f"{text} Best in bold, second underlined."
