@@ -138,6 +138,18 @@ def test_pairs_when_some_contradict_each_other_then_a_note_counts_them(
     )
 
 
+def test_logps_when_no_model_could_have_written_the_token_then_a_note_counts_their_pairs(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path
+) -> None:
+    assert pairs[0].rejected.logps is not None
+    values = pairs[0].rejected.logps[:-1]
+    odd, rare = (changed(pairs[0], rejected_logps=[*values, last]) for last in (-9999.0, -99.0))
+    found, _ = inspect(tmp_path, [odd, rare, *pairs[1:3]], policy, sample=0)
+    assert found["data"]["impossible_behavior_logps"] == {"pairs": 1, "lowest": -9999.0}
+    said = "1 of 4 pairs have behavior log-probabilities below -100 nats (the lowest: -9999), which no model gives"
+    assert found["notes"][0].startswith(said)
+
+
 def test_margins_when_the_policy_is_the_reference_then_dpo_starts_at_zero_and_repo_at_its_formula(
     policy: ModelConfig, pairs: list[Pair], plain: Any, tmp_path: Path
 ) -> None:

@@ -508,6 +508,28 @@ def test_finish_reason_when_it_is_another_word_for_the_end_is_stop_and_unknown_o
     assert "were counted as cut: null (1), tool_calls (2);" in said
 
 
+def test_logps_when_the_server_reports_an_unlikely_token_as_minus_9999_then_the_response_has_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replies = iter([-9999.0, -9998.0, -9999.0])
+
+    def script(request: Request) -> Act:
+        content = [{"token": " red", "logprob": -0.5}, {"token": " blue", "logprob": next(replies)}]
+        message = {"role": "assistant", "content": " red blue"}
+        return completion({"index": 0, "finish_reason": "stop", "message": message, "logprobs": {"content": content}})
+
+    with serving(script) as server:
+        found = asked(engine_for(server.url, PLAIN, {"concurrency": 1}), count=3)
+    assert [(item.logps, item.sampled_logps, item.logps_kind) for item in found] == [
+        (None, None, None),
+        ([-0.5, -9998.0], [-0.5, -9998.0], "raw"),
+        (None, None, None),
+    ]
+    assert [item.tokens for item in found] == [[" red", " blue"]] * 3
+    said = capsys.readouterr().err
+    assert said.count("no log-probabilities") == said.count("model colors: 2 responses have no log-probabilities") == 1
+
+
 def test_answer_when_a_filter_ends_it_before_its_first_token_then_its_prompt_is_named() -> None:
     nothing = {"index": 0, "finish_reason": "content_filter", "message": {"content": ""}, "logprobs": None}
     named = r'prompt \d: "Which\?": no text: a filter of the server ended the answer before its first token'

@@ -30,6 +30,8 @@ from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_n
 from regretless.objectives.base import SATURATED
 
 Row = tuple[TokenizedPair, Pair]
+IMPOSSIBLE = -100.0
+"""Nats. A token that a model writes is never this unlikely: that is one draw in 10⁴³."""
 
 
 class InspectConfig(Section):
@@ -152,9 +154,16 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "equal_scores": sum(_equal_scores(row) for _, row in rows),
         "different_models": sum(_different_models(row) for _, row in rows),
         "without_behavior_logps": missing_values(pairs),
+        "impossible_behavior_logps": _impossible(pairs),
         "refused": len(refused),
         "refused_because": dict(reasons.most_common()),
     }
+
+
+def _impossible(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
+    """Pairs with behavior log-probabilities of tokens that no model would have written, and the lowest (nats)."""
+    lowest = [min([0.0, *(value for side in pair.sides for value in side.logps or ())]) for pair in pairs]
+    return {"pairs": sum(value < IMPOSSIBLE for value in lowest), "lowest": min(lowest)}
 
 
 def _tokens(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
@@ -200,6 +209,12 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         whole = "no pair has" if lacking == data["pairs"] else f"{lacking} of {data['pairs']} pairs lack"
         reasons = "; ".join(data["without_behavior_logps"])
         notes.append(f"{whole} behavior log-probabilities ({reasons}): repo cannot use them, repo_det and others can")
+    if (impossible := data["impossible_behavior_logps"])["pairs"]:
+        notes.append(
+            f"{impossible['pairs']} of {data['pairs']} pairs have behavior log-probabilities below {IMPOSSIBLE:g} nats "
+            f"(the lowest: {impossible['lowest']:g}), which no model gives to a token that it writes: they may stand "
+            "for unknown values; the setting rescore of pair replaces them"
+        )
     for name, counts in data["without_token_numbers"].items():
         notes.append(
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "

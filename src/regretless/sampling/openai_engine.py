@@ -32,7 +32,7 @@ from regretless.sampling.openai_logprobs import (
 )
 from regretless.servers.ask import MOST_FAILURES
 from regretless.servers.limits import Budget, Spending
-from regretless.servers.reply import CUTS, NO_LOGPS, BadReplyError, Reply
+from regretless.servers.reply import CUTS, NO_LOGPS, UNREPORTED, BadReplyError, Reply
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.transport import Client, Unanswered
 
@@ -143,6 +143,8 @@ class OpenAIEngine:
         """Spending according to each file of replies, as far as it is part of `spent`."""
         self._unfamiliar: Counter[str] = Counter()
         """Responses that were counted as cut for a finish_reason that is not a known one."""
+        self._unreported = 0
+        """Responses without log-probabilities because the server reports those of likely tokens alone."""
 
     @cached_property
     def kind(self) -> LogpsKind | None:
@@ -224,7 +226,7 @@ class OpenAIEngine:
                     yield answer
             finally:
                 runner.run(answers.aclose())
-                self._note_unfamiliar()
+                self._note_oddities()
 
     async def _answers(
         self, prompts: Sequence[ServerPrompt], seeds: Sequence[int], store: ReplyStore | None
@@ -298,7 +300,13 @@ class OpenAIEngine:
             f"{kept}Check the server, shorten these prompts or remove them, and run again.",
         )
 
-    def _note_unfamiliar(self) -> None:
+    def _note_oddities(self) -> None:
+        if self._unreported:
+            print_note(
+                f"model {self.model}: {self._unreported} responses have no log-probabilities, because the server "
+                f"reports {UNREPORTED:g} for an unlikely token, which stands for an unknown value; repo cannot use them"
+            )
+            self._unreported = 0
         if self._unfamiliar:
             found = ", ".join(f"{reason} ({count})" for reason, count in sorted(self._unfamiliar.items()))
             print_note(
@@ -372,6 +380,9 @@ class OpenAIEngine:
         # Ids that include thoughts do not match a text that does not.
         ids = None if reply.thoughts else choice.ids
         logps = choice.logps
+        if logps is not None and UNREPORTED in logps:
+            self._unreported += 1
+            logps = None
         if not reply.has_ended and reply.finish_reason not in CUTS:
             self._unfamiliar[reply.finish_reason or "null"] += 1
         has_draw = self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain)
@@ -384,7 +395,7 @@ class OpenAIEngine:
             finish_reason="stop" if reply.has_ended else "length",
             logps_kind=None if logps is None else self.kind,
             prompt_token_ids=prompt.ids or reply.prompt_token_ids,
-            tokens=None if ids is not None or logps is None else choice.strings,
+            tokens=None if ids is not None else choice.strings,
         )
 
     def _find_kind(self) -> LogpsKind:

@@ -27,6 +27,8 @@ Endpoint = Literal["chat", "completions"]
 MOST_TOKENS = 10_000_000
 """Upper bound on the tokens of one request, longer than any model's context. Larger reported numbers are
 discarded."""
+UNREPORTED = -9999.0
+"""What OpenAI writes for the log-probability of a token that is not among the 20 most likely ones: it is unknown."""
 LONGEST_NUMBER = 20
 """Most digits of an integer in a reply."""
 LONGEST_REASON = 64

@@ -94,6 +94,7 @@ def test_two_token_preference_when_a_token_is_not_among_the_likely_ones_takes_it
     assert two_token_preference(top, "m", "M", 2) == 1.0
     assert two_token_preference(top, "M", "m", 2) == 0.0
     assert two_token_preference([*top, ("M", -math.inf)], "m", "M", 5) == 1.0, "listed as impossible"
+    assert two_token_preference([*top, ("M", -9999.0)], "m", "M", 5) == 1.0, "as servers write it"
     assert two_token_preference(likely(m=0.3, M=0.3), "M", "m", 5) == 0.5
     assert two_token_preference([("m", -900.0), ("M", 0.0)], "m", "M", 5) == 0.0
     for nothing in (likely(The=0.9), [("m", -math.inf), ("M", -math.inf)]):
