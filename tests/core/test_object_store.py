@@ -10,10 +10,13 @@ from regretless.core.object_store import ObjectStore, check_location, url_of
 
 
 def test_locations_when_checked_then_paths_and_urls_of_folders_pass() -> None:
-    for text in ("runs/x", "/mnt/a:b/c", "s3://bucket/runs/x", "file:///mnt/runs"):
+    for text in ("runs/x", "/mnt/a:b/c", "s3://bucket/runs/x", "file:///mnt/runs", "local:///mnt/runs"):
         assert check_location(text) == text
     for text, problem in (
         ("s3:/bucket/x", "expected s3://bucket/x"),
+        ("file:/mnt/runs", "expected file:///mnt/runs"),
+        ("file://mnt/runs", "expected an absolute path in the URL, such as file:///mnt/runs/name"),
+        ("local://mnt/runs", "expected an absolute path in the URL, such as local:///mnt/runs/name"),
         ("s3://bucket/", "expected a bucket and a folder in it"),
         ("https://host/x", "a web server cannot be written to"),
         ("memory://runs/x", "ends with this process"),
@@ -21,7 +24,8 @@ def test_locations_when_checked_then_paths_and_urls_of_folders_pass() -> None:
     ):
         with pytest.raises(ValueError, match=problem):
             check_location(text)
-    assert url_of(Path("s3://bucket/runs/x")) == "s3://bucket/runs/x"
+    for url in ("s3://bucket/runs/x", "file:///mnt/runs/x", "local:///mnt/runs/x"):
+        assert url_of(Path(url)) == url
     assert url_of(Path("runs/x")) is None and url_of("/a:/b") is None
 
 

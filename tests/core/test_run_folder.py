@@ -169,7 +169,7 @@ def test_report_verb_when_a_run_works_in_the_folder_then_it_is_refused_and_a_pag
 
 
 def test_report_verb_when_the_folder_is_no_run_then_it_names_those_inside_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(folder: Path) -> str:
         before = list(tmp_path.rglob("*"))
@@ -185,10 +185,16 @@ def test_report_verb_when_the_folder_is_no_run_then_it_names_those_inside_and_wr
         run_recipe(parse_recipe({"name": "x", "output_dir": str(tmp_path / name), "world": WORLD}, "x"))
     capsys.readouterr()
     assert f"there are 2 in it: {tmp_path / 'a'}, {tmp_path / 'b'}" in refused(tmp_path)
+    assert refused(tmp_path / "beta=0.3").endswith("beta=0.3: no such run folder")
     (tmp_path / "a" / "recipe.yaml").unlink()
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(tmp_path / "a")])
-    assert ended.value.code == 0, "a folder of stages without a recipe has a page"
+    (tmp_path / "b").rename(tmp_path / "beta=0.3")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "beta=0.3"):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", folder])
+        assert ended.value.code == 0, (
+            "a folder of stages without a recipe has a page, and so has one named like a setting"
+        )
 
 
 def test_report_verb_when_the_folder_report_is_somebody_elses_then_it_is_left_alone(

@@ -342,7 +342,9 @@ def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> N
             settings = [f"objective={objective}", *settings]
 
         if stage.name == "report" and (run_dir := named["run_dir"]) is not None:
-            if "=" in run_dir.name:
+            # A setting in its place: neither a folder, whose name may have the sign too, nor a path.
+            key, sign, _ = str(run_dir).partition("=")
+            if sign and "/" not in key and not run_dir.is_dir():
                 named["run_dir"], settings = None, [str(run_dir), *settings]
             elif output is None and url_of(run_dir) is None:
                 output = run_dir / "report"

@@ -21,7 +21,9 @@ BROKEN_URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(?=[^/])")
 """A URL that was taken for a path, which merges its slashes."""
 WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}
 """Stores in which an object is there whole or not at all. Elsewhere it gets another name first, and is then renamed."""
-ONE_ROOT = {"file", "local", "memory"}
+OF_PATHS = {"file", "local"}
+"""Protocols of this machine's files: an absolute path follows the two slashes."""
+ONE_ROOT = {*OF_PATHS, "memory"}
 """Protocols without buckets."""
 PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Protocols for which this package has an extra of that name."""
@@ -46,7 +48,9 @@ def url_of(path: Path | str) -> str | None:
     if is_url(text):
         return text
     found = BROKEN_URL.match(text)
-    return None if found is None or Path(found[1] + ":").exists() else f"{found[1]}://{text[found.end() :]}"
+    if found is None or Path(found[1] + ":").exists():
+        return None
+    return f"{found[1]}://{'/' if found[1] in OF_PATHS else ''}{text[found.end() :]}"
 
 
 def check_location(text: str) -> str:
@@ -55,11 +59,13 @@ def check_location(text: str) -> str:
         raise ValueError("expected a single URL, such as s3://bucket/runs/name; a chain of them cannot be written to")
     if not is_url(text):
         if (url := url_of(text)) is not None:
-            raise ValueError(f"a URL has two slashes; expected {url}")
+            raise ValueError(f"expected {url}, with all the slashes of a URL")
         return text
     protocol, _, rest = text.partition("://")
     if not rest.strip("/") or (protocol not in ONE_ROOT and "/" not in rest.strip("/")):
         raise ValueError("expected a bucket and a folder in it, such as s3://bucket/runs/name")
+    if protocol in OF_PATHS and not rest.startswith("/"):
+        raise ValueError(f"expected an absolute path in the URL, such as {protocol}:///mnt/runs/name")
     if protocol in ("http", "https"):
         raise ValueError("a web server cannot be written to; expected an object store such as s3://bucket/runs/name")
     if protocol == "memory":
