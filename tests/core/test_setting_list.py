@@ -101,7 +101,7 @@ def test_settings_when_listed_then_a_recipe_takes_every_one_and_those_of_no_sect
     assert "train.max_length" in keys
     assert not {f"train.{name}" for name in UNUSED} & keys
     assert settings_of_stage("seed") == [
-        Setting("seed", "integer ≥ 0", 0, Recipe.model_fields["seed"].description or "")
+        Setting("seed", "integer ≥ 0, ≤ 4294967295", 0, Recipe.model_fields["seed"].description or "")
     ]
     assert settings_of_stage("name")[0].default == REQUIRED
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import yaml
 from regretless.core.errors import ConfigError
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, apply_overrides, load_recipe, parse_recipe
+from regretless.sampling.sample import SampleConfig
 
 TRAINING: dict[str, Any] = {
     "name": "try",
@@ -55,6 +58,60 @@ def test_recipe_with_several_mistakes_when_loaded_then_all_are_named_with_their_
     )
     for part in (*parts, "train.lora.r: input", "beta: input should be greater than 0 (got -0.5)"):
         assert part in message, message
+
+
+HUGE = 10**20
+SAMPLING = {"prompts": {"dataset": "p.jsonl"}, "models": [{"name_or_path": "m"}]}
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "problem"),
+    [
+        ("seed", 2**32, "seed: input should be less than or equal to 4294967295"),
+        (
+            "train.seed",
+            2**32,
+            "train.seed: expected a whole number of at least 0 and at most 4294967295, got 4294967296",
+        ),
+        ("train.data_seed", HUGE, "train.data_seed: expected a whole number of at least 0 and at most 4294967295"),
+        ("train.lora.r", HUGE, "train.lora.r: input should be less than or equal to 65536"),
+        ("train.eval_pairs", True, "train.eval_pairs: input should be a valid integer"),
+        ("mask.seed", -1, "mask.seed: input should be greater than or equal to 0"),
+        ("sample.seed", 2**63, "sample.seed: input should be less than or equal to 4294967295"),
+        ("sample.seed", True, "sample.seed: input should be a valid integer"),
+        ("sample.n", True, "sample.n: input should be a valid integer"),
+        ("sample.prompts.limit", HUGE, "sample.prompts.limit: expected a whole number of at most 9223372036854775807"),
+        ("sample.temperature", math.inf, "sample.temperature: input should be a finite number (got inf)"),
+        ("sample.temperature", 1e-38, "sample.temperature: expected 0 (greedy), or 1e-06 or more, got 1e-38"),
+        ("sample.repetition_penalty", math.inf, "sample.repetition_penalty: input should be a finite number"),
+        (
+            "sample.repetition_penalty",
+            1e-300,
+            "sample.repetition_penalty: input should be greater than or equal to 0.001",
+        ),
+        ("verify.time_limit", math.inf, "verify.time_limit: input should be a finite number"),
+        ("verify.time_limit", 1e30, "verify.time_limit: input should be less than or equal to 86400"),
+        ("inspect.betas", [0.5, True], "inspect.betas.1: input should be a valid number"),
+    ],
+)
+def test_number_when_no_library_can_use_it_then_its_key_is_refused_alone(place: str, value: Any, problem: str) -> None:
+    values: Any = {"name": "x", "model": {"name_or_path": "m"}, "sample": SAMPLING, "verify": {}, "pair": {}}
+    values |= {"mask": {}, "inspect": {}, "train": {"objective": "dpo", "lora": {}}}
+    assert parse_recipe(values, "x").seed == 0
+    *above, last = place.split(".")
+    part = values = copy.deepcopy(values)
+    for key in above:
+        part = part[key]
+    part[last] = value
+    with pytest.raises(ConfigError) as caught:
+        parse_recipe(values, "x")
+    (found,) = caught.value.problems
+    assert found.startswith(problem)
+
+
+def test_numbers_when_written_as_text_or_without_a_fraction_then_they_are_read() -> None:
+    config = SampleConfig.parse({**SAMPLING, "n": "2", "batch_size": 8.0, "seed": 2**32 - 1}, "sample")
+    assert (config.n, config.batch_size, config.seed) == (2, 8, 4294967295)
 
 
 def test_strategy_no_when_typed_bare_then_it_is_the_word_and_not_false(tmp_path: Path) -> None:

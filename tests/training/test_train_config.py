@@ -61,6 +61,9 @@ def test_processes_when_there_are_too_few_gpus_or_pairs_then_the_problems_say_wh
     divided, asked = TrainConfig(objective="dpo", processes=9).problems_here("dpo")
     assert asked == "processes: 9 were asked for, and 6 GPU(s) are visible; each process needs one"
     assert divided.startswith("pairs_per_step: 8 pairs") and divided.endswith("or 8 processes")
+    alone = TrainConfig(objective="dpo", processes=1, use_cpu=True, methods={"dpo": {"fsdp": "full_shard"}})
+    (problem,) = alone.problems_here("dpo")
+    assert problem.startswith("methods.dpo.fsdp: shards a model over several processes, and one trains here;")
     own = TrainConfig(objective="dpo", pairs_per_step=6, methods={"dpo": {"pairs_per_step": 9}})
     (problem,) = own.problems_here("dpo")
     assert problem.startswith("methods.dpo.pairs_per_step: 9 pairs") and problem.endswith("or 3 processes")

@@ -133,7 +133,7 @@ def test_hyperparameters_when_they_are_wrong_then_they_are_told_with_the_other_a
     with pytest.raises(ConfigError) as caught:
         config(tmp_path, objective="dpo", lerning_rate=1e-5, seed=-1, beta=-1, objective_kwargs={"smothing": "robust"})
     assert caught.value.problems == [
-        "seed: expected a whole number of at least 0, got -1",
+        "seed: expected a whole number of at least 0 and at most 4294967295, got -1",
         "beta: input should be greater than 0 (got -1)",
         "objective_kwargs.smothing: unknown key (got 'robust'); did you mean smoothing?",
         "lerning_rate: unknown argument; did you mean learning_rate?",

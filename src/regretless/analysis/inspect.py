@@ -16,7 +16,7 @@ from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
 from regretless.analysis.trained_tokens import parts_of, show_parts
 from regretless.core.files import write_json
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
@@ -55,7 +55,7 @@ class InspectConfig(Section):
     """Most tokens in a prompt, as in training."""
     truncation: Literal["refuse", "keep_start"] = "refuse"
     """What happens to longer responses, as in training: `refuse` rejects the pair, `keep_start` cuts the response."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed for the prompts of the sample."""
     show: int = Field(default=0, ge=0)
     """Number of pairs, the first ones, to print part by part: which tokens are trained, and which are context."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from regretless.core.files import write_json
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.data.codec import Tokenizer
 from regretless.data.preferences import read_pairs
 from regretless.data.records import SIDES, Pair
@@ -48,9 +48,9 @@ class TokenRewardsConfig(Section):
     only if there are too few others."""
     masked: int = Field(default=2, ge=0)
     """Number of masked pairs to analyze token by token in addition, if the data has any."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed for the pairs that are analyzed."""
-    beta: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    beta: float = Field(default=1.0, gt=0)
     """Factor of all rewards. At 1 they are log-ratios, which can be compared across policies trained with different
     β."""
 

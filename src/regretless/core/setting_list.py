@@ -81,7 +81,7 @@ def type_text(schema: Mapping[str, Any]) -> str:
         return f"list of {inner}"
     if kind == "object" or "$ref" in schema:
         return "section" if "$ref" in schema else "mapping"
-    limits = ", ".join(f"{sign} {schema[name]:g}" for name, sign in BOUNDS.items() if name in schema)
+    limits = ", ".join(f"{sign} {schema[name]:.10g}" for name, sign in BOUNDS.items() if name in schema)
     return f"{kind} {limits}".strip()
 
 

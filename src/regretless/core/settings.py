@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import re
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
@@ -41,6 +51,11 @@ def check_name(value: str) -> str:
 
 FolderName = Annotated[str, AfterValidator(check_name)]
 """A name in settings that becomes part of a path."""
+MOST_SEED = 2**32 - 1
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+"""A random seed in settings. NumPy takes none of more bits."""
+MOST = 2**63 - 1
+"""Greatest whole number in settings: libraries take none of more bits."""
 
 
 class Section(BaseModel):
@@ -52,9 +67,26 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         validate_default=True,
         protected_namespaces=(),
+        allow_inf_nan=False,
         # Applies to pydantic's own message, which a traceback includes; ours hides what it must.
         hide_input_in_errors=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_booleans_for_numbers(cls, values: Any) -> Any:
+        # Pydantic would take true for 1; the text `true` it refuses, together with all other problems.
+        if not isinstance(values, Mapping):
+            return values
+        numbers = _numbers(cls)
+        return {key: _as_texts(value) if key in numbers else value for key, value in values.items()}
+
+    @field_validator("*")
+    @classmethod
+    def _of_64_bits(cls, value: Any) -> Any:
+        if any(isinstance(item, int) and abs(item) > MOST for item in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"expected a whole number of at most {MOST}")
+        return value
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
@@ -155,6 +187,24 @@ def _place(section: type[Section], item: Any) -> tuple[list[str], list[type[Sect
         elif number == last and not around and (unknown or any(_takes_more(one) for one in inside)):
             keys.append(str(part))
     return keys, inside
+
+
+@functools.cache
+def _numbers(section: type[Section]) -> frozenset[str]:
+    """The settings that are numbers, or lists of numbers, and cannot be true or false."""
+    kinds = ((name, field.annotation) for name, field in section.model_fields.items())
+    return frozenset(name for name, kind in kinds if _may_be(kind, (int, float)) and not _may_be(kind, (bool, Any)))
+
+
+def _may_be(annotation: Any, kinds: tuple[Any, ...]) -> bool:
+    return annotation in kinds or any(_may_be(option, kinds) for option in typing.get_args(annotation))
+
+
+def _as_texts(value: Any) -> Any:
+    """A value with texts in place of true and false, in a list too."""
+    if isinstance(value, list | tuple):
+        return [_as_texts(item) for item in value]
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _takes_more(section: type[Section]) -> bool:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from regretless.core.errors import DataError, error_place
 from regretless.core.plugins import Registry
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.data.messages import read_message, read_template_arguments
 from regretless.data.records import Message, Text, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
@@ -58,7 +58,7 @@ class PromptSource(Section):
     """Column with the gold answer."""
     limit: int | None = Field(default=None, ge=1)
     """Most rows to read; all by default."""
-    shuffle: int | None = Field(default=None, ge=0)
+    shuffle: Seed | None = None
     """Random seed for the order of the rows; the data set's own order by default. Together with `limit` it gives a
     random subset."""
     template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None

@@ -18,7 +18,7 @@ from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import known, over_seeds, paired_difference, wilson, within
 from regretless.core.run_folder import BASE
-from regretless.core.settings import FolderName, Section
+from regretless.core.settings import FolderName, Section, Seed
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
@@ -105,7 +105,7 @@ class EvaluateConfig(Section):
     server: ServerConfig | None = None
     """Server of the judges of all chat benchmarks, with its budget; a benchmark's own `server` takes precedence. A
     budget applies to one model on one benchmark, unless these share a file of cached replies."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Random seed of the chat benchmarks that do not set their own."""
     engine: Annotated[str, AfterValidator(ENGINES.check)] = "transformers"
     """Software that answers the benchmarks, as in `sample`."""
@@ -125,7 +125,7 @@ class EvaluateConfig(Section):
     1.05."""
     batch_size: int = Field(default=64, ge=1)
     """Number of answers generated at the same time."""
-    seeds: list[int] = Field(default_factory=list)
+    seeds: list[Seed] = Field(default_factory=list)
     """Random seeds of sampled passes over the benchmarks with gold answers, in addition to the greedy pass. The paper
     uses 41 to 45."""
     temperature: float = Field(default=0.7, gt=0)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from regretless.core.errors import DataError
 from regretless.core.files import write_jsonl
+from regretless.core.settings import Seed
 from regretless.data.records import Response, Text
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
@@ -46,7 +47,7 @@ class JudgeConfig(JudgeAccess):
     shown_system: ShownSystem = "own"
     """Which system messages of a prompt the judge sees as part of the instruction: `own` leaves out those that the
     templates `assistant` and `math` added for sampling; `all` shows every one; `none` shows none."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed for the order of the responses within a request."""
 
     @model_validator(mode="after")

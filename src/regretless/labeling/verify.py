@@ -49,7 +49,7 @@ class VerifyConfig(Section):
     grade_cut: bool = False
     """Whether a response that was cut at the token limit is graded like others; otherwise its verdict is unknown. If it
     is graded, `math` falls back on the last number in the text, `math_any` requires a marked answer."""
-    time_limit: float = Field(default=10.0, gt=0)
+    time_limit: float = Field(default=10.0, gt=0, le=86_400)
     """Seconds of CPU time that checking one response may take; after that its process is ended and its verdict is
     unknown. A check that only waits is ended after eight times as many seconds."""
     workers: int | None = Field(default=None, ge=1)

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from regretless.core.errors import ConfigError, DataError
@@ -33,18 +33,11 @@ REMEDIES: Mapping[str, str] = {
 """For each optional input: what it is, and what to do if it is missing."""
 
 
-def refuse_bool(value: Any) -> Any:
-    """The value, for pydantic. Raises ValueError for a boolean, which would otherwise be a number."""
-    if isinstance(value, bool):
-        raise ValueError("expected a number, got a boolean")
-    return value
-
-
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(refuse_bool)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(refuse_bool)]
-Fraction = Annotated[float, Field(ge=0, le=1), BeforeValidator(refuse_bool)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True, eq=False)

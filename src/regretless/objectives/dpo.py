@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from regretless.objectives.base import Logps, Objective, Output, Positive, margins, refuse_bool
+from regretless.objectives.base import Logps, Objective, Output, Positive, margins
 
 
 class DPO(Objective):
@@ -33,7 +33,7 @@ class DPO(Objective):
 
     beta: Positive = 0.1
     """Inverse temperature β of the implicit reward."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5), BeforeValidator(refuse_bool)] = 0.0
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
     """Share ε of preferences that are expected to be flipped."""
     smoothing: Literal["robust", "conservative"] = "robust"
     """Loss with label_smoothing: that of robust DPO, or that of conservative DPO (cDPO)."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.data.codec import Codec, codec_of
 from regretless.data.conversations import response_parts
 from regretless.data.preferences import read_pairs, split_kinds
@@ -48,7 +48,7 @@ class MaskConfig(Section):
     tokenizer: str | None = None
     """Hub id or folder of the behavior model's tokenizer, used to write the remaining text. It is required unless the
     data has token strings in place of token ids."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed. What is removed from a response depends on the seed and the response's id alone."""
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError, error_place
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
@@ -44,7 +44,7 @@ class PairConfig(Section):
     rescore: dict[str, ModelConfig] = Field(default={})
     """Models whose log-probabilities are stored in place of the recorded ones, by the name of the model that wrote the
     response or its last part; `*` stands for all others. For responses whose log-probabilities are missing or wrong."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed. What is drawn for a prompt depends on the seed and the prompt's id alone."""
 
     @model_validator(mode="after")

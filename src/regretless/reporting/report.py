@@ -18,7 +18,7 @@ from regretless import __version__
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.run_folder import BASE
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
@@ -38,7 +38,7 @@ class ReportConfig(Section):
     """Most pairs in the regret explorer, of those that were analyzed."""
     tokens: int = Field(default=1000, ge=1)
     """Most tokens to show of each response in the regret explorer."""
-    seed: int = 0
+    seed: Seed = 0
     """Random seed for the choice of examples."""
     figures: FiguresConfig | None = None
     """Also draw the responses of one pair as image files, with these settings."""

@@ -20,7 +20,7 @@ from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.mirror import working_copy
 from regretless.core.object_store import check_location, is_url
 from regretless.core.run_folder import PATH_KEYS
-from regretless.core.settings import FolderName, Section, setting_error, sound_part
+from regretless.core.settings import MOST_SEED, FolderName, Section, Seed, setting_error, sound_part
 from regretless.core.terminal import print_note
 from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
@@ -89,7 +89,7 @@ class Recipe(Section):
     """Name of the run, and of its folder unless `output_dir` is given."""
     output_dir: str = ""
     """Run folder: a path, or a URL such as `s3://bucket/runs/name`. Left empty, it is `runs/<name>`."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads to compute with; one per core by default. Very small models are faster with a single thread."""
@@ -371,7 +371,7 @@ def _without(entry: Any, key: str) -> Any:
 def with_seeds(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a recipe, with its seed in every section that accepts a seed and does not set one."""
     seed = values.get("seed", Recipe.model_fields["seed"].default)
-    if type(seed) is not int or seed < 0:
+    if type(seed) is not int or not 0 <= seed <= MOST_SEED:
         return dict(values)  # reported once as its own error, and not for every section
     result = dict(values)
     for name, field in Recipe.model_fields.items():

@@ -10,10 +10,12 @@ from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 from pydantic import Field, model_validator
 
 from regretless.core.errors import ServerError
-from regretless.core.settings import Section
+from regretless.core.settings import Section, Seed
 from regretless.data.records import FinishReason, LogpsKind, Text
 from regretless.servers.server_settings import ServerConfig
 
+LOWEST_TEMPERATURE = 1e-6
+"""Above greedy decoding: logits divided by less may leave the range of float32."""
 MOST_NAMED = 10
 """Prompts without a response that a message names."""
 P = TypeVar("P", bound=Sized)
@@ -74,18 +76,22 @@ class SamplingParams(Section):
     """Tokens are drawn from the most likely ones that together have this probability; 1 turns this off."""
     top_k: int = Field(default=40, ge=0)
     """Tokens are drawn from this many most likely ones; 0 turns this off."""
-    repetition_penalty: float = Field(default=1.05, gt=0)
+    repetition_penalty: float = Field(default=1.05, ge=1e-3, le=1e3)
     """Divisor of positive logits, and factor of negative ones, for tokens that the prompt or response already contains;
     1 turns this off. It also applies to greedy decoding."""
     max_new_tokens: int = Field(default=2048, ge=1)
     """Most tokens in a response; a longer one is cut there."""
     batch_size: int = Field(default=64, ge=1)
     """Number of responses generated at the same time. Another size draws other responses from the same seed."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Random seed; equal seeds and settings give equal responses."""
 
     @model_validator(mode="after")
-    def _greedy_once(self) -> Self:
+    def _temperature_works(self) -> Self:
+        if 0 < self.temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature: expected 0 (greedy), or {LOWEST_TEMPERATURE:g} or more, got {self.temperature:g}"
+            )
         if self.temperature == 0 and self.n > 1:
             raise ValueError(f"n: with temperature 0 all {self.n} responses to a prompt are the same; set n to 1")
         return self

@@ -16,7 +16,7 @@ from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
 from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE
-from regretless.core.settings import FolderName, Section
+from regretless.core.settings import FolderName, Section, Seed
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
@@ -28,7 +28,7 @@ RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""
 OBJECTIVE = "train.objective"
 NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
-Seeds = list[int]
+Seeds = list[Seed]
 Number = Annotated[int, Field(strict=True)] | float
 
 
@@ -84,7 +84,7 @@ class SearchConfig(Section):
     """Training seeds of each trial; the trial with the best mean over them is taken."""
     data_seeds: Seeds = Field(default=[])
     """Data seeds of each trial; by default the study's first. With these and `seeds` both, every combination."""
-    sampler_seed: int = Field(default=0, ge=0)
+    sampler_seed: Seed = 0
     """Random seed of the sampler. The same seed gives the same first trials to every method."""
     benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
     """Benchmarks with gold answers that trials are judged by, by the mean of Pass@1. No problem of the study's own

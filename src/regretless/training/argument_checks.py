@@ -26,11 +26,13 @@ from transformers.training_args import OptimizerNames, trainer_log_levels
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
 
 from regretless.core.errors import ConfigError
+from regretless.core.settings import MOST_SEED
 
 BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"gt": 0}, ("learning_rate", "num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
     ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay")),
-    ({"ge": 0}, ("seed", "data_seed", "dataloader_num_workers")),
+    ({"ge": 0, "le": MOST_SEED}, ("seed", "data_seed")),
+    ({"ge": 0}, ("dataloader_num_workers",)),
     ({"ge": 1}, ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")),
     ({"ge": 1}, ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout")),
     ({"ge": 1}, ("dataloader_prefetch_factor", "ddp_bucket_cap_mb")),
@@ -155,7 +157,7 @@ def _expected(options: tuple[Any, ...], name: str) -> str:
         if base is typing.Literal:
             names += [repr(one) for one in typing.get_args(option)]
         elif base in TYPES:
-            limits = [f"{BOUND_TEXTS[key]} {limit:g}" for key, limit in BOUNDS.get(name, {}).items()]
+            limits = [f"{BOUND_TEXTS[key]} {limit}" for key, limit in BOUNDS.get(name, {}).items()]
             names.append(" ".join([TYPES[base], " and ".join(limits)]).strip() if base in (int, float) else TYPES[base])
     return " or ".join(names)
 

@@ -31,7 +31,7 @@ SEQUENCE = "sequence_parallel_size"
 class LoraSettings(Section):
     """Low-rank adapter; the defaults are the paper's for 1.7B models (appendix, experimental configuration)."""
 
-    r: int = Field(default=32, ge=1)
+    r: int = Field(default=32, ge=1, le=2**16)
     """Rank of the adapter."""
     alpha: int | None = Field(default=None, ge=1)
     """Numerator of the adapter's scale, which is alpha / r; twice r by default."""
@@ -202,6 +202,11 @@ class TrainConfig(Section):
             return problems
         if workers is None and 0 < gpus < count and not self.values_for(objective).get("use_cpu"):
             problems.append(f"processes: {count} were asked for, and {gpus} GPU(s) are visible; each process needs one")
+        if count == 1 and self.values_for(objective).get("fsdp"):
+            problems.append(
+                f"{self.key_of(objective, 'fsdp')}: shards a model over several processes, and one trains here; leave "
+                "it out, or set processes"
+            )
         arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
         return problems + [
             f"{self.key_of(objective, name or 'objective')}: {reason}"

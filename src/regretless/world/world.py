@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from regretless.core.files import write_jsonl
-from regretless.core.settings import FolderName, Section
+from regretless.core.settings import FolderName, Section, Seed
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
 from regretless.world.tokenizer import build_tokenizer
 
@@ -25,7 +25,7 @@ class PolicyFaults(Faults):
 class WorldConfig(Section):
     """The embedded world. Each of its files depends only on the settings that concern it."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Random seed of all problems and demonstrations."""
     prompts: int = Field(default=1500, ge=1)
     """Number of distinct problems for the behavior models to answer."""

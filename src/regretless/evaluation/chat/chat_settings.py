@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from regretless.core.files import fingerprint
+from regretless.core.settings import Seed
 from regretless.evaluation.chat.files import is_remote, local_path
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 from regretless.servers.judge_client import JudgeAccess
@@ -39,7 +40,7 @@ class ChatBenchmarkConfig(JudgeAccess):
     """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
     bootstrap: int = Field(default=1000, ge=100)
     """Number of bootstrap resamples, for confidence intervals that have no formula."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Random seed for the order in which the judge sees two answers, for the bootstrap, and for sampled answers."""
 
     @property
