@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ from unit_of_work import write_rows
 
 from killed import AtWrite
 from regretless.cli.app import main
-from regretless.core.errors import ConfigError
+from regretless.core.errors import ConfigError, storage_error
 from regretless.core.files import write_text
 from regretless.core.mirror import scan
 from regretless.core.run_folder import RunFolder, lock_beside
@@ -166,6 +167,20 @@ def test_report_verb_when_a_run_works_in_the_folder_then_it_is_refused_and_a_pag
             assert (output / "report.html").exists() == (code == 0)
         assert "another run uses it" in capsys.readouterr().err
         other.stdin.close()
+
+
+def test_stage_when_a_library_does_not_say_which_file_cannot_be_written_then_the_error_names_the_run_folder(
+    tmp_path: Path,
+) -> None:
+    def full(folder: Path) -> dict[str, Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = RunFolder(tmp_path / "run")
+    with folder.locked(), pytest.raises(OSError, match="No space left") as error:
+        folder.do("stage", {}, full)
+    assert str(storage_error(error.value)) == (
+        f"{tmp_path / 'run'}: No space left on device; free space there; then the same command resumes"
+    )
 
 
 def test_report_verb_when_the_folder_is_no_run_then_it_names_those_inside_and_writes_nothing(

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from regretless.core import interrupt
-from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
 from regretless.core.mirror import LOCK, Mirror
 from regretless.core.ranks import is_first_process, processes
@@ -305,6 +305,13 @@ class RunFolder:
             summaries = work({name: folders[name].path for name in todo}) if todo else []
         except RegretlessError as error:
             raise type(error)(f"{', '.join(map(str, todo.values()))}: {error}") from error
+        except Exception as error:
+            # Libraries do not always say which file they could not write. The error itself goes on: one raised in its
+            # place would keep the work's files open, and so a full disk busy.
+            if getattr(error, "filename", None) is None and storage_error(error) is not None:
+                with contextlib.suppress(AttributeError):
+                    error.filename = self.path  # type: ignore[attr-defined]
+            raise
         seconds = (time.monotonic() - started) / max(1, len(todo))
         for unit, summary in zip(todo.values(), summaries, strict=True):
             if is_first_process():
