@@ -23,7 +23,7 @@ CLUSTER = "--cluster"
 cluster gives the same results is tested in tests/core/test_cluster.py."""
 TOOLS = {
     "regretless": 'printf "%s\\n" "$*" >> "$CALLS"',
-    "srun": 'exec "$@"',
+    "srun": '[ "$SRUN_CPUS_PER_TASK" = 64 ] && exec "$@"',
     "scontrol": "for number in 1 2; do echo node-$number; sleep 0.1; done",
     "ray": 'echo "ray $*" >> "$CALLS"; while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
     "start_cluster": 'echo start_cluster >> "$CALLS"',
@@ -53,7 +53,7 @@ def run_script(script: str, folder: Path, environment: dict[str, str], *argument
 
 def slurm(folder: Path, nodes: int) -> list[str]:
     text = SLURM.read_text(encoding="utf-8")
-    environment = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_NODELIST": "node-[1-2]"}
+    environment = {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_CPUS_PER_TASK": "64"}
     return run_script(text, folder, environment, "train.objective=dpo")
 
 
