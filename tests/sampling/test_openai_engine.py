@@ -331,8 +331,14 @@ def test_server_when_it_fails_or_refuses_or_the_budget_ends_says_so() -> None:
         with pytest.raises(BudgetError, match="model colors: max_requests=12: all are used"):
             asked(engine)
     problem = r'colors: 1 of 1 prompts got no response:\n  - prompt \d: "Which\?": refused with HTTP 400: .*too long'
-    with serving(lambda request: failure(400, "too long")) as server, pytest.raises(ServerError, match=problem):
-        asked(engine_for(server.url, PLAIN))
+    advice = "If it does not know top_k, min_p, repetition_penalty, return_token_ids, set server.extensions: false"
+    for extensions in (True, False):
+        with (
+            serving(lambda request: failure(400, "too long")) as server,
+            pytest.raises(ServerError, match=problem) as error,
+        ):
+            asked(engine_for(server.url, PLAIN, {"extensions": extensions}))
+        assert (advice in str(error.value)) == extensions
 
 
 def test_settings_when_engine_and_server_do_not_fit_are_refused() -> None:
@@ -403,6 +409,14 @@ def test_prompt_when_the_server_refuses_it_is_named_and_replies_to_the_others_ar
         assert store.spent("colors").requests == 6
     with contextlib.closing(sqlite3.connect(file)) as opened:
         assert opened.execute("SELECT count(*) FROM replies").fetchone() == (0,), "they are in the responses now"
+
+
+def test_prompts_when_none_gets_a_reply_then_each_is_named_once_and_in_order(tmp_path: Path) -> None:
+    with serving(lambda request: failure(500)) as server, pytest.raises(ServerError) as error:
+        run(stage(tmp_path, PROMPTS, {"base_url": server.url, "max_tries": 1, "retry_seconds": 0.001}), tmp_path)
+    first, *lines, _ = str(error.value).splitlines()
+    assert first == "model colors: 3 of 3 prompts got no response:"
+    assert [line.split(":")[0] for line in lines] == [f"  - row {number} of the prompts" for number in (1, 2, 3)]
 
 
 def test_prompts_when_many_in_a_row_are_refused_then_the_rest_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:

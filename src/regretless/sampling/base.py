@@ -182,12 +182,13 @@ class PromptsUnansweredError(ServerError):
         self.start, self.problems, self.advice = start, problems, advice
         super().__init__(self._message(lambda number: f"prompt {number + 1}"))
 
-    def naming(self, name: Callable[[int], str]) -> ServerError:
-        """The error with other names of prompts; `name` makes them of positions."""
-        return ServerError(self._message(name))
+    def naming(self, name: Callable[[int], str], order: Callable[[int], int]) -> ServerError:
+        """The error with other names of prompts and in another order; `name` and `order` make them of positions."""
+        return ServerError(self._message(name, order))
 
-    def _message(self, name: Callable[[int], str]) -> str:
-        lines = [f"{name(number)}: {problem}" for number, problem in sorted(self.problems.items())[:MOST_NAMED]]
+    def _message(self, name: Callable[[int], str], order: Callable[[int], int] = int) -> str:
+        named = sorted(self.problems, key=order)[:MOST_NAMED]
+        lines = [f"{name(number)}: {self.problems[number]}" for number in named]
         if len(self.problems) > MOST_NAMED:
             lines.append(f"and {len(self.problems) - MOST_NAMED} more")
         return "\n  - ".join([self.start, *lines]) + f"\n{self.advice}"

@@ -309,7 +309,9 @@ class PartSampler:
                         written = slice(first, first + len(part.tasks))
                         engine.forget(prompts[written], seeds[written])
         except PromptsUnansweredError as error:
-            raise error.naming(lambda row: _name(work.prompts[tasks[row].prompt])) from None
+            raise error.naming(
+                lambda row: _name(work.prompts[tasks[row].prompt]), lambda row: tasks[row].prompt
+            ) from None
         if waiting:
             place = _name(work.prompts[tasks[min(waiting)].prompt])
             raise _misused(

@@ -77,6 +77,8 @@ class _Failures:
     problems: dict[int, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     """Keys of the prompts that the server refuses: further responses are not asked for."""
+    named: set[str] = field(default_factory=set)
+    """Keys of the prompts in `problems`."""
     in_a_row: Counter[bool] = field(default_factory=Counter)
     """Number since the last response: of refusals (True), and of prompts whose tries all failed (False)."""
 
@@ -86,7 +88,9 @@ class _Failures:
             return
         if error.is_refusal:
             self.refused.add(key)
-        self.problems[number] = f"{prompt.beginning}: {error}"
+        if key not in self.named:
+            self.named.add(key)
+            self.problems[number] = f"{prompt.beginning}: {error}"
         self.in_a_row[error.is_refusal] += 1
 
     @property
@@ -294,10 +298,16 @@ class OpenAIEngine:
         count, total = len(failures.problems), len({text_key(prompt.text) for prompt in prompts})
         early = "; there were so many in a row that no more were sent" if failures.are_too_many else ""
         kept = "" if self.replies is None else "All other replies are kept. "
+        # A server that does not know a parameter refuses every request.
+        extended = (
+            f"If it does not know {', '.join(self._shape(0, 1.0))}, set server.extensions: false. "
+            if self.extensions and failures.refused and (early or count == total)
+            else ""
+        )
         return PromptsUnansweredError(
             f"model {self.model}: {count} of {total} prompts got no response{early}:",
             failures.problems,
-            f"{kept}Check the server, shorten these prompts or remove them, and run again.",
+            f"{kept}{extended}Check the server, shorten these prompts or remove them, and run again.",
         )
 
     def _note_oddities(self) -> None:
