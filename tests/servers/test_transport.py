@@ -167,6 +167,28 @@ def test_request_when_it_fails_in_passing_is_tried_again_and_then_given_up(act: 
             once(config)
 
 
+HTML = {"Content-Type": "text/html; charset=utf-8"}
+EVENTS = {"Content-Type": "text/event-stream"}
+
+
+@pytest.mark.parametrize(
+    ("act", "problem"),
+    [
+        (Act(b"<html>gateway", headers=HTML), r"content type text/html; .* it begins with '<html>gateway'"),
+        (Act(b'data: {"id": 1}\n\n', headers=EVENTS), r"""content type text/event-stream, .*'data: {"id": 1}\\n"""),
+        (Act(b"nonsense", headers={"Content-Type": "application/json"}), r"completion \(not valid JSON: .*'nonsense'"),
+    ],
+)
+def test_reply_when_it_is_no_json_then_its_type_and_beginning_are_told(act: Act, problem: str) -> None:
+    with serving(lambda request: act) as server, pytest.raises(Unanswered, match=problem):
+        once(server_config(server.url, max_tries=1))
+
+
+def test_reply_when_it_begins_with_a_byte_order_mark_then_it_is_read() -> None:
+    with serving(lambda request: Act(b"\xef\xbb\xbf" + answer("yes").body)) as server:
+        assert once(server_config(server.url))[0][0].content == "yes"
+
+
 def test_spending_when_a_reply_is_lost_counts_what_it_may_have_cost() -> None:
     acts = [Act(drop=True), failure(500), answer("yes", usage=None), answer("yes", usage=(7, 2))]
     most = 10 + len('{"model": "m", "messages": [{"role": "user", "content": "hello"}]}')

@@ -32,6 +32,8 @@ UNREPORTED = -9999.0
 LONGEST_NUMBER = 20
 """Most digits of an integer in a reply."""
 LONGEST_REASON = 64
+BEGINNING = 60
+"""Characters of a reply that a message shows."""
 ID_PREFIX = "token_id:"
 """Prefix of an id that replaces the text of a token."""
 NO_COMPLETION, NO_LOGPS = "reply is not a completion", "reply has no log-probabilities"
@@ -296,7 +298,7 @@ def _parsed(text: str, unread: Collection[str]) -> _Body:
         # A number with too many digits becomes NaN; Python itself raises at 4300 digits.
         data = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < LONGEST_NUMBER else math.nan)
     except (ValueError, RecursionError) as error:
-        raise BadReplyError(NO_COMPLETION, f"not valid JSON: {error}") from None
+        raise BadReplyError(NO_COMPLETION, f"not valid JSON: {error}; it begins with {text[:BEGINNING]!r}") from None
     if isinstance(data, dict):
         if data.get("error") and not data.get("choices"):
             # Some servers report a failure with the status code of success.

@@ -162,7 +162,13 @@ class Client:
         except self._errors.APIConnectionError as error:
             never_sent = type(error.__cause__).__name__ == "ConnectError"
             raise _TemporaryError("connection failed or dropped", may_be_billed=not never_sent) from None
-        return Reply(self._hide(raw.content.decode("utf-8", errors="replace")), endpoint, body)
+        text = self._hide(raw.content.decode("utf-8-sig", errors="replace"))
+        try:
+            return Reply(text, endpoint, body)
+        except BadReplyError as error:
+            if "json" in (kind := raw.headers.get("content-type", "none")):
+                raise
+            raise BadReplyError(error.kind, f"content type {kind}, expected application/json: {error}") from None
 
     def _as_exception(self, error: openai.APIStatusError) -> Exception:
         """The exception for a status code, depending on what it implies for this request and all others."""
