@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from regretless.core.errors import ConfigError
-from regretless.core.ranks import is_first_process, processes
+from regretless.core.ranks import is_first_process, lost_process_error, processes
 
 
 @pytest.fixture
@@ -51,3 +51,26 @@ def test_processes_when_the_environment_says_half_then_one_line_says_what_is_mis
     set_environment(values)
     with pytest.raises(ConfigError, match=f"^environment: expected whole .* got {re.escape(found)}; start .* unset"):
         processes()
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "is_lost"),
+    [
+        (
+            "2",
+            RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer. GLH"),
+            True,
+        ),
+        ("2", RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"), True),
+        ("1", RuntimeError("Connection reset by peer"), False),
+        ("2", ConnectionResetError(104, "Connection reset by peer"), False),
+        ("2", RuntimeError("shape mismatch"), False),
+    ],
+)
+def test_error_when_another_process_has_ended_then_one_line_says_so(
+    count: str, error: Exception, is_lost: bool, set_environment: Callable[[Mapping[str, str]], None]
+) -> None:
+    set_environment({"WORLD_SIZE": count, "RANK": "1", "LOCAL_RANK": "1"})
+    found = lost_process_error(error)
+    said = "process 1: another of the 2 processes has ended, killed or with an error of its own; the same command"
+    assert str(found).startswith(said) if is_lost else found is None

@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from regretless.cli.flags import check_options
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
+from regretless.core.ranks import lost_process_error
 from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
@@ -509,7 +510,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RegretlessError as error:
         _fail(error)
     except Exception as error:
-        known = storage_error(error)
+        known = storage_error(error) or lost_process_error(error)
         if known is None:
             raise
         _fail(known)
