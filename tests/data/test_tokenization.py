@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
@@ -79,6 +79,15 @@ def test_prompt_when_text_or_messages_then_it_is_plain_or_in_the_chat_template(q
 def test_prompt_when_its_text_spells_the_first_token_then_there_is_one_of_it(mistral: Any) -> None:
     assert encode_prompt(mistral, "Hello") == encode_prompt(mistral, "<s>Hello") == [1, 22557]
     assert encode_prompt(mistral, "") == [1]
+
+
+def test_prompt_when_options_of_the_tokenizer_change_then_its_ids_do() -> None:
+    tokenizer = LlamaTokenizer(vocab={"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "a": 4}, merges=[])
+    assert encode_prompt(tokenizer, "a") == [3, 4]
+    tokenizer.add_bos_token = True
+    assert encode_prompt(tokenizer, "a") == [1, 3, 4]
+    tokenizer.add_bos_token = False
+    assert encode_prompt(tokenizer, "a") == [3, 4]
 
 
 @pytest.mark.parametrize("prompt", ["2+2?", QUESTION])

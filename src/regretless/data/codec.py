@@ -20,7 +20,7 @@ from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
 from regretless.data.records import Message, Text
 from regretless.modeling.chat_templates import ANSWER, QUESTION, answer_end, template_arguments, written_around_answer
 from regretless.modeling.layout import Ids
-from regretless.modeling.load import eos_token_ids, tokenizer_fingerprint
+from regretless.modeling.load import eos_token_ids, probe_ids, tokenizer_fingerprint
 
 Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
@@ -36,13 +36,14 @@ CUT_CHARACTER = "\ufffd"
 
 
 def codec_of(tokenizer: Tokenizer) -> Codec:
-    """The codec of a tokenizer, computed once for each."""
-    return _cached(tokenizer, tokenizer.chat_template, tokenizer.eos_token_id, len(tokenizer))
+    """The codec of a tokenizer, computed once for each state of it."""
+    # A tokenizer's templates, tokens and options can change. Its vocabulary cannot be compared: this is called per row.
+    state = repr((tokenizer.chat_template, tokenizer.special_tokens_map))
+    return _cached(tokenizer, state, len(tokenizer), probe_ids(tokenizer))
 
 
 @lru_cache(maxsize=8)
 def _cached(tokenizer: Tokenizer, *_state: Any) -> Codec:
-    # The state is in the key because a tokenizer's template and tokens can change.
     return Codec(tokenizer)
 
 

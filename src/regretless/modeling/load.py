@@ -202,6 +202,16 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return fingerprint({"type": content["type"], "vocab": content["vocab"], "merges": merges})
 
 
+PROBE = "Ab\n\n  cé ß 12"
+"""A text that tokenizers write differently by their options: case, accents, spaces."""
+
+
+def probe_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids of a fixed text with all special tokens: they change with options that change how texts are written."""
+    text = "".join((PROBE, *tokenizer.all_special_tokens, PROBE))
+    return tuple(tokenizer(text, verbose=False)["input_ids"])
+
+
 def eos_token_ids(*sources: PreTrainedModel | PreTrainedTokenizerBase) -> set[int]:
     """Ids of all tokens that end a response, according to models and tokenizers; empty if they name none."""
     found: set[int] = set()
