@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import TrainerCallback
+from tokenizers import Tokenizer, models
+from transformers import CTRLTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, TrainerCallback
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
@@ -23,7 +24,9 @@ from regretless.data.rows import read_rows, write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import token_count
 from regretless.modeling.scoring import fill_rows
+from regretless.objectives import build
 from regretless.training import pair_reading
+from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import Groups, PairDataset, StepSampler
 from regretless.training.packing import pack_rows
 from regretless.training.pair_store import PairTable
@@ -151,6 +154,36 @@ def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again
     for complete in (tmp_path / "kept").glob("*/refused.jsonl"):
         complete.unlink()
     assert makes()
+
+
+def in_rust(split: bool, _: Path) -> PreTrainedTokenizerBase:
+    letters = Tokenizer(models.BPE({"<m>": 0, "a": 1, "<": 2, "m": 3, ">": 4}, []))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<m>", pad_token="<m>")
+    tokenizer.split_special_tokens = split
+    return tokenizer
+
+
+def in_python(joined: bool, folder: Path) -> PreTrainedTokenizerBase:
+    vocabulary = {"<m>": 0, "a@@": 1, "b": 2, "ab": 3, "a": 4}
+    (folder / "vocabulary.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version\n" + ("a b</w>\n" if joined else "b b\n"), encoding="utf-8")
+    return CTRLTokenizer(folder / "vocabulary.json", folder / "merges.txt", unk_token="<m>", eos_token="<m>")
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "expected"),
+    [(in_rust, "a<m>a", ([1, 0, 1, 0], [1, 2, 3, 4, 1, 0])), (in_python, "ab", ([1, 2, 0], [3, 0]))],
+)
+def test_kept_table_when_a_tokenizer_of_the_same_vocabulary_writes_texts_otherwise_then_it_is_made_again(
+    make: Callable[[bool, Path], PreTrainedTokenizerBase], text: str, expected: tuple[list[int], ...], tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": text, "rejected": "a"}))
+    args = PreferenceConfig(str(tmp_path / "out"), use_cpu=True)
+    for option in (False, True, False):
+        tokenizer = make(option, tmp_path)
+        table = pair_reading.pair_table(tmp_path / "pairs.jsonl", tokenizer, args, build("dpo"), "train")
+        assert list(table[0].chosen.ids) == expected[option]
+    assert len(list((tmp_path / "out.cache" / "pairs").iterdir())) == 2
 
 
 def test_steps_when_pairs_of_a_prompt_are_scattered_then_they_come_together_in_an_order_of_the_seed(

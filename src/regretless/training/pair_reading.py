@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict
@@ -25,6 +26,7 @@ from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, sa
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source
 from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
+from regretless.modeling.load import probe_ids
 from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
 from regretless.training.arguments import PreferenceConfig
@@ -142,6 +144,13 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
 
 
+def _saved(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of the files that a tokenizer saves: its vocabulary, how it joins tokens, and its options."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return path_fingerprint(Path(folder))
+
+
 class _Reading:
     """One pass over rows: usable pairs are yielded, the others are written to a file."""
 
@@ -157,7 +166,8 @@ class _Reading:
         """Everything besides the rows that the tokens of a pair depend on."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         return [
-            self.tokenizer.get_vocab() if backend is None else backend.to_str(),
+            _saved(self.tokenizer) if backend is None else backend.to_str(),
+            probe_ids(self.tokenizer),
             self.tokenizer.chat_template,
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
