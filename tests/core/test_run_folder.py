@@ -22,7 +22,7 @@ from regretless.cli.app import main
 from regretless.core.errors import ConfigError, storage_error
 from regretless.core.files import write_text
 from regretless.core.mirror import scan
-from regretless.core.run_folder import RunFolder, lock_beside
+from regretless.core.run_folder import RunFolder, content, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
 from run_contents import contents, differences
@@ -349,3 +349,14 @@ def test_folders_when_moved_aside_and_back_then_each_move_is_said(
     aside.mkdir(parents=True)
     folder.select("train", ["ipo"])
     assert "in the place of an earlier one" in capsys.readouterr().err
+
+
+def test_content_of_a_model_when_a_further_chat_template_changes_then_it_is_another(tmp_path: Path) -> None:
+    template = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+    template.parent.mkdir()
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    found = []
+    for text in ("a", "bb"):
+        template.write_text(text, encoding="utf-8")
+        found.append(content(tmp_path))
+    assert found[0] != found[1]

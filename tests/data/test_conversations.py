@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from importlib.resources import files
@@ -205,6 +206,37 @@ def test_reasoning_when_kept_then_it_is_trained_and_when_off_then_both_sides_los
     )
     with pytest.raises(ConfigError, match="the chat template does not use mood"):
         set_template_arguments(tokenizer, {"mood": "calm"})
+
+
+def test_templates_when_a_tokenizer_has_several_then_tools_get_their_own_as_in_transformers(qwen: Any) -> None:
+    tokenizer = copy.deepcopy(qwen)
+    turn = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    written = {
+        "default": "{% for m in messages %}" + turn + "<|im_end|>\n{% endfor %}",
+        "tool_use": "{{ tools | tojson }}{% for m in messages %}" + turn + "<|endoftext|>\n{% endfor %}",
+    }
+    generate = "{% if add_generation_prompt %}<|im_start|>assistant\n{% if quiet %}hush {% endif %}{% endif %}"
+    written = {name: template + generate for name, template in written.items()}
+    written["tool_use"] = written["tool_use"].replace("quiet", "true")
+    tokenizer.chat_template = dict(written)
+    set_template_arguments(tokenizer, {"quiet": True})
+    assert tokenizer.chat_template["tool_use"] == written["tool_use"] != tokenizer.chat_template["default"]
+
+    answer = [{"role": "assistant", "content": "4"}]
+    for tools, end in ((None, END), (TOOLS, "<|endoftext|>")):
+        pair = read({"prompt": QUESTION, "chosen": answer, "rejected": said("5", as_message=True), "tools": tools})
+        found = tokenized(pair, tokenizer)
+        expected = tokenizer.apply_chat_template(QUESTION, tools=tools, add_generation_prompt=True)["input_ids"]
+        assert list(found.prompt_ids) == expected
+        assert tokenizer.decode(found.prompt_ids).endswith("assistant\nhush ")
+        assert tokenizer.decode(found.chosen.ids) == f"4{end}"
+
+    with pytest.raises(ConfigError, match="the chat template does not use mood"):
+        set_template_arguments(tokenizer, {"mood": "calm"})
+    del tokenizer.chat_template["default"]
+    assert "of its chat templates (tool_use) none is called default" in refusal(
+        read({"prompt": QUESTION, "chosen": answer, "rejected": said("5", as_message=True)}), tokenizer
+    )
 
 
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}

@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.publishing.merge import TOLERANCE, merge_adapter
 
+TEMPLATES = {"default": "{{ messages }}", "tool_use": "{{ tools }}{{ messages }}"}
+
 
 def save_adapter(
     base: Path, folder: Path, *, size: float = 0.1, dtype: torch.dtype = torch.float32, **settings: Any
@@ -30,7 +32,9 @@ def save_adapter(
         if weight.requires_grad:
             weight.data = size * torch.randn_like(weight) + (0 if "lora_" in name else weight.data)
     adapted.save_pretrained(folder / "adapter")
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder / "adapter")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.chat_template = TEMPLATES
+    tokenizer.save_pretrained(folder / "adapter")
     return folder / "adapter"
 
 
@@ -46,9 +50,9 @@ def test_merge_when_done_then_transformers_computes_what_the_adapter_did_in_the_
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype == getattr(torch, dtype)
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == (
-        AutoTokenizer.from_pretrained(adapter).get_vocab()
-    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(adapter).get_vocab()
+    assert tokenizer.chat_template == TEMPLATES
     ids = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     with torch.no_grad():

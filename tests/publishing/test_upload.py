@@ -34,6 +34,7 @@ PRIVATE = (
 PUBLIC = {
     *("config.json", "generation_config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
     *("model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", CARD),
+    "additional_chat_templates/tool_use.jinja",
 }
 FACTS = Facts(
     name="base-dpo",

@@ -32,7 +32,8 @@ def push(
         for place, size in sizes.items():
             table.add_row(place, f"{size:,}")
         terminal().print(table)
-    stays = sorted(path.name for path in folder.iterdir() if path.name not in sizes)
+    goes = {Path(place).parts[0] for place in sizes}
+    stays = sorted(path.name for path in folder.iterdir() if path.name not in goes)
     if stays:
         console.print(f"stays here: {', '.join(stays)}", soft_wrap=True)
     if report is not None:

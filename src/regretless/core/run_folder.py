@@ -48,6 +48,8 @@ PATH_KEYS = {
 """Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
+MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+"""Where a tokenizer with several chat templates has all but the first."""
 NOT_THE_MODEL = {MANIFEST, PENDING, "trainer_state.json", "training_args.bin", "card.json"}
 """Files next to a model's that record when and how it was made: equal models may differ in them."""
 
@@ -96,7 +98,8 @@ def content(path: Path) -> str:
     """
     if path.is_dir() and any((path / name).is_file() for name in MODEL_MARKERS):
         files = sorted(file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES and file.is_file())
-        return fingerprint({file.name: _file_content(file) for file in files if file.name not in NOT_THE_MODEL})
+        kept = [*(file for file in files if file.name not in NOT_THE_MODEL), *path.glob(MORE_TEMPLATES)]
+        return fingerprint({str(file.relative_to(path)): _file_content(file) for file in kept})
     return _file_content(path) if path.is_file() else path_fingerprint(path)
 
 

@@ -18,7 +18,16 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
 from regretless.data.records import Message, Text
-from regretless.modeling.chat_templates import ANSWER, QUESTION, answer_end, template_arguments, written_around_answer
+from regretless.modeling.chat_templates import (
+    ANSWER,
+    QUESTION,
+    answer_end,
+    mentions,
+    template_arguments,
+    templates,
+    without_tools,
+    written_around_answer,
+)
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import eos_token_ids, probe_ids, tokenizer_fingerprint
 
@@ -53,6 +62,7 @@ class Codec:
 
     tokenizer: Tokenizer
     _around: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
+    _ends: dict[bool, Ids] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
@@ -114,10 +124,11 @@ class Codec:
         except (jinja2.TemplateError, ValueError, TypeError):
             return True  # it wants more than a question: each row will tell
 
-    @cached_property
-    def answer_end(self) -> Ids:
-        """The tokens that end an answer in the chat template, else the end-of-sequence token."""
-        return answer_end(self.tokenizer) or (self.eos,)
+    def answer_end(self, *, tools: bool) -> Ids:
+        """The tokens that end an answer in the chat template (that for `tools`), else the end-of-sequence token."""
+        if tools not in self._ends:
+            self._ends[tools] = answer_end(self.tokenizer, tools=tools) or (self.eos,)
+        return self._ends[tools]
 
     def opening(self, arguments: Mapping[str, Any]) -> str:
         """The beginning of a block of reasoning, or an empty block, that the template ends prompts with, or nothing.
@@ -135,7 +146,7 @@ class Codec:
 
     def _around_prompt(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
         # Tools differ from row to row, and say nothing about the answer's beginning.
-        given = {name: value for name, value in arguments.items() if name != "tools"}
+        given = without_tools(self.tokenizer, arguments)
         key = json.dumps(given, sort_keys=True)
         if key not in self._around:
             text = ""
@@ -240,11 +251,17 @@ class Codec:
                 "tokenizer: the prompts are conversations and it has no chat template; set model.chat_template "
                 "(chatml, llama3, gemma or a Jinja file), or use text prompts"
             )
-        return str(self.tokenizer.get_chat_template(tools=arguments.get("tools")))
+        try:
+            return str(self.tokenizer.get_chat_template(tools=arguments.get("tools")))
+        except ValueError as error:
+            names = ", ".join(templates(self.tokenizer))
+            raise ConfigError(
+                f"tokenizer: of its chat templates ({names}) none is called default; set model.chat_template"
+            ) from error
 
     def messages(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> list[Message]:
         """Messages as they are written: without reasoning where the arguments, or the template's own, turn it off."""
-        template = str(self.tokenizer.chat_template or "")
+        template = self.template(arguments) if self.tokenizer.chat_template else ""
         return without_thoughts(messages, template_arguments(template) | dict(arguments))
 
     def _inputs(
@@ -255,11 +272,11 @@ class Codec:
         template = self.template(given)
         given = template_arguments(template) | given
         for name in given:
-            if name in RESERVED or not _mentions(template, name):
+            if name in RESERVED or not mentions(template, name):
                 raise DataError(f"{name}: the chat template does not use it; remove it from the row")
         messages = without_thoughts(messages, given)
         for name, readers in (("tool_calls", ("tool_calls",)), (REASONING[0], REASONING)):
-            if any(name in message for message in messages) and not any(_mentions(template, one) for one in readers):
+            if any(name in message for message in messages) and not any(mentions(template, one) for one in readers):
                 raise DataError(
                     f"{name}: the chat template does not write it; set model.chat_template to one that does, or write "
                     "it into the content as the model generates it"
@@ -287,14 +304,19 @@ class Codec:
             raise DataError("prompt: empty, and the tokenizer sets no beginning-of-sequence token to start from")
         return (self.bos, *ids) if starts and self.bos is not None else tuple(ids)
 
-    def finish_response(self, ids: Sequence[int], complete: bool | None, *, behind_text: bool) -> Ids:
-        """Ids of a response with exactly one end token, or with none if it was truncated (`complete` is False)."""
+    def finish_response(
+        self, ids: Sequence[int], complete: bool | None, *, behind_text: bool, tools: bool = False
+    ) -> Ids:
+        """Ids of a response with exactly one end token, or with none if it was truncated (`complete` is False).
+
+        `behind_text`: the prompt is a text, which no template closes. `tools`: the template has received some.
+        """
         body = self.without_end(tuple(ids))
         if complete is False:
             return body
         if len(body) < len(ids):
             return (*body, ids[len(body)])
-        end = (self.eos,) if behind_text else self.answer_end
+        end = (self.eos,) if behind_text else self.answer_end(tools=tools)
         spelled = len(end) - 1  # a text may have all of them but the last, which it cannot end with here
         return (*body, *end[spelled:]) if spelled and body[-spelled:] == end[:spelled] else (*body, *end)
 
@@ -376,10 +398,6 @@ def _template_errors() -> Iterator[None]:
         yield
     except (jinja2.TemplateError, ValueError, TypeError) as error:
         raise DataError(f"prompt: the chat template rejects it: {error}") from error
-
-
-def _mentions(template: str, name: str) -> bool:
-    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def parsed(arguments: str | None) -> dict[str, Any]:

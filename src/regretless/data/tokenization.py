@@ -163,6 +163,8 @@ class _Stored:
     """One stored response: equal ones are processed once."""
 
     behind_text: bool
+    tools: bool
+    """Whether the chat template has received tools."""
     parts: tuple[Part, ...]
     ids: Ids | None
     """Of the tokens that the model wrote, those of several messages one after another."""
@@ -279,6 +281,7 @@ class _PairEncoder:
                 name,
                 _Stored(
                     behind_text=isinstance(pair.prompt, str),
+                    tools="tools" in parsed(pair.chat_template_kwargs),
                     parts=self._parts(pair, name, side),
                     ids=None if side.token_ids is None else tuple(side.token_ids),
                     tokens=None if side.tokens is None else tuple(side.tokens),
@@ -415,7 +418,9 @@ class _PairEncoder:
 
     def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
         encoded = [self._of_part(stored, part) for part in stored.parts]
-        encoded[-1] = self.codec.finish_response(encoded[-1], stored.complete, behind_text=stored.behind_text)
+        encoded[-1] = self.codec.finish_response(
+            encoded[-1], stored.complete, behind_text=stored.behind_text, tools=stored.tools
+        )
         found = _joined(stored.parts, encoded)
         if not own_ids(found):
             raise DataError("no tokens")

@@ -78,21 +78,39 @@ ARGUMENT = re.compile(r"\{%- set (\w+) = \1 \| default\((.*?)\) %\}")
 """What `set_template_arguments` writes."""
 
 
+def templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """A tokenizer's chat templates by name; a single one is called `default`.
+
+    transformers takes `tool_use`, if it is there, for messages with tools, and `default` for all others.
+    """
+    found = tokenizer.chat_template
+    return dict(found) if isinstance(found, Mapping) else {"default": found} if found else {}
+
+
 def set_template_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, bool | int | str]) -> None:
-    """Give the chat template values for arguments that a call leaves out.
+    """Give the chat template values for arguments that a call leaves out; of several, those that use an argument.
 
     They become a part of the template, and so of the tokenizer that is saved with a model: whoever serves the model
     prompts it as it was trained. Raises ConfigError for an argument that the template does not use.
     """
-    template = str(tokenizer.chat_template or "")
-    unused = [name for name in arguments if not re.search(rf"\b{re.escape(name)}\b", template)]
+    given = templates(tokenizer)
+    unused = [name for name in arguments if not any(mentions(template, name) for template in given.values())]
     if unused:
         raise ConfigError(
             f"model.chat_template_kwargs: the chat template does not use {', '.join(unused)}; leave it out, or set "
             "model.chat_template to a template that does"
         )
-    lines = [f"{{%- set {name} = {name} | default({json.dumps(value)}) %}}" for name, value in arguments.items()]
-    tokenizer.chat_template = "".join(lines) + template
+    changed = {}
+    for key, template in given.items():
+        used = {name: json.dumps(value) for name, value in arguments.items() if mentions(template, name)}
+        lines = [f"{{%- set {name} = {name} | default({value}) %}}" for name, value in used.items()]
+        changed[key] = "".join(lines) + template
+    tokenizer.chat_template = changed if isinstance(tokenizer.chat_template, Mapping) else changed["default"]
+
+
+def mentions(template: str, name: str) -> bool:
+    """Whether a chat template uses an input."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def template_arguments(template: str) -> dict[str, Any]:
@@ -111,15 +129,22 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
 
 
 def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids of the tokens that end a turn in the tokenizer's chat template: what it writes, and what the presets know."""
-    template = str(tokenizer.chat_template or "")
-    ends = [preset.tokens[-1] for preset in CHAT_TEMPLATES.values() if preset.tokens[-1] in template]
-    return {number for end in ends if (number := token_id(tokenizer, end)) is not None} | {*answer_end(tokenizer)[-1:]}
+    """Ids of the tokens that end a turn in the tokenizer's chat templates: what is written, and what presets know."""
+    written = "".join(templates(tokenizer).values())
+    ends = [preset.tokens[-1] for preset in CHAT_TEMPLATES.values() if preset.tokens[-1] in written]
+    known = {number for end in ends if (number := token_id(tokenizer, end)) is not None}
+    return known.union(*(answer_end(tokenizer, tools=tools)[-1:] for tools in (False, True)))
 
 
 QUESTION = {"role": "user", "content": "?"}
 ANSWER = "regretless"
 """What a chat template is given, to see what it writes around an answer; no template contains this word."""
+
+
+def without_tools(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs of the chat template without the tools; an empty list of them still has their own template chosen."""
+    kept = {name: value for name, value in arguments.items() if name != "tools"}
+    return {**kept, "tools": []} if "tools" in arguments and "tool_use" in templates(tokenizer) else kept
 
 
 def written_around_answer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[str, str]:
@@ -142,12 +167,14 @@ def written_around_answer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping
     return before[len(prompt) :] if before.startswith(prompt) else "", behind
 
 
-def answer_end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def answer_end(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> tuple[int, ...]:
     """Ids that end an answer in the chat template, or nothing: its first special token, and those right behind it.
 
-    The last of them ends the turn. Other text before them comes along, white space does not.
+    The last of them ends the turn. Other text before them comes along, white space does not. `tools`: in the template
+    for conversations with tools, if there is one.
     """
-    written = tokenizer(written_around_answer(tokenizer, {})[1], add_special_tokens=False)["input_ids"]
+    given = without_tools(tokenizer, {"tools": []} if tools else {})
+    written = tokenizer(written_around_answer(tokenizer, given)[1], add_special_tokens=False)["input_ids"]
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= {*tokenizer.all_special_ids}
     first = next((place for place, number in enumerate(written) if number in special), None)

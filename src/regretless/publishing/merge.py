@@ -18,7 +18,7 @@ from regretless.core.errors import ConfigError, RegretlessError
 from regretless.modeling.load import ModelConfig, best_device, load_model, load_tokenizer, put_adapter, stored_dtype
 from regretless.modeling.quantization import quantization_of
 from regretless.publishing.model_card import CARD, read_facts, write_card
-from regretless.publishing.upload import TOKENIZER_FILES
+from regretless.publishing.upload import tokenizer_files
 
 ADAPTER = "adapter_config.json"
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -204,9 +204,9 @@ def _copy_tokenizer(source: Path | None, tokenizer: PreTrainedTokenizerBase, tar
     if source is None:
         tokenizer.save_pretrained(target)
         return
-    for path in source.iterdir():
-        if path.name in TOKENIZER_FILES:
-            shutil.copyfile(path, target / path.name)
+    for name in tokenizer_files(source):
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target / name)
 
 
 def _copy_card(adapter: Path, target: Path, result: Merged) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -21,6 +21,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.files import read_json
 from regretless.core.hub import out_of_reach
+from regretless.core.run_folder import MORE_TEMPLATES
 from regretless.modeling.quantization import FILE as QUANTIZATION
 from regretless.publishing.model_card import CARD, Facts, check_card, named, read_facts, render
 
@@ -52,12 +53,22 @@ class Upload:
 
 def is_public(name: str) -> bool:
     """True for the name of a file that belongs to a model, its tokenizer or its card."""
-    return name in MODEL_FILES | TOKENIZER_FILES | {CARD} or WEIGHTS.fullmatch(name) is not None
+    return name in MODEL_FILES | {CARD} or _is_of_tokenizer(name) or WEIGHTS.fullmatch(name) is not None
+
+
+def _is_of_tokenizer(name: str) -> bool:
+    return name in TOKENIZER_FILES or PurePath(name).match(MORE_TEMPLATES)
 
 
 def public_files(folder: Path) -> list[str]:
-    """Names of the files directly in a model's folder that may be published, in order."""
-    return sorted(path.name for path in folder.iterdir() if path.is_file() and is_public(path.name))
+    """Paths, within a model's folder, of the files that may be published, in order."""
+    files = [path for path in (*folder.iterdir(), *folder.glob(MORE_TEMPLATES)) if path.is_file()]
+    return sorted(name for path in files if is_public(name := path.relative_to(folder).as_posix()))
+
+
+def tokenizer_files(folder: Path) -> list[str]:
+    """Those of them that are the tokenizer's."""
+    return [name for name in public_files(folder) if _is_of_tokenizer(name)]
 
 
 def uploads(

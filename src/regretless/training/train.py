@@ -251,6 +251,8 @@ def _publish(trainer: PreferenceTrainer, output: Path) -> None:
         return
     trainer.state.save_to_json(str(staging / "trainer_state.json"))
     for file in staging.iterdir():
+        if (output / file.name).is_dir():  # of an earlier training: a folder replaces only an empty one
+            shutil.rmtree(output / file.name)
         file.replace(output / file.name)
     staging.rmdir()
 
