@@ -128,6 +128,18 @@ def test_gradient_of_repo_when_weights_count_steps_then_it_is_even_inside_a_step
     assert values(only["chosen"]["shares"]) == pytest.approx(tenths(np.array([1.0, 1, 1, 1, 2])).tolist())
 
 
+def test_gradient_when_a_response_is_in_several_pairs_then_it_counts_once_with_their_sum() -> None:
+    first = TOKENS[0]
+    longer = dataclasses.replace(first, rejected=TokenizedSide(tuple(range(100, 107)), (-0.6,) * 7))
+    reference = {**REFERENCE, (first.prompt_ids, longer.rejected.ids): np.full(7, -0.5, dtype=np.float32)}
+    pairs = [first, longer, TOKENS[2]]
+    # Behind the length that both sides of a pair have, a token counts half.
+    found = gradient_places(build("dpo", ld_alpha=0.5), pairs, reference, lambda _: False)
+    assert (found["chosen"]["responses"], found["rejected"]["responses"]) == (2, 3)
+    summed = tenths(np.array([2.0] * 4 + [1.5] * 3))
+    assert values(found["chosen"]["shares"]) == pytest.approx(((summed + 0.1) / 2).tolist())
+
+
 def test_gradient_when_pairs_lack_what_the_method_needs_then_they_are_counted() -> None:
     bare = [dataclasses.replace(pair, chosen=TokenizedSide(pair.chosen.ids)) for pair in TOKENS[:2]]
     found = gradient_places(build("repo"), [*bare, TOKENS[2]], REFERENCE, lambda _: False)

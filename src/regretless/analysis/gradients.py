@@ -26,6 +26,8 @@ def gradient_places(
 ) -> dict[str, Any]:
     """Shares of |∂loss/∂log π(o_t)| along the response, at the first step of training (policy = reference), by side.
 
+    A response that is in several pairs counts once, with the sum of |∂loss/∂log π(o_t)| over them.
+
     `shares`: part of a response's sum over tokens in each tenth of the response, mean over responses; a token that
     crosses the border of two tenths counts in both by its overlap, so that an even distribution has 0.1 in every tenth.
     `near_end`: for the last token, the one before it and so on, the ratio of its size to the size in an even
@@ -35,14 +37,18 @@ def gradient_places(
     are left out, and `without_behavior_logps` counts the pairs that the objective cannot use.
     """
     able = usable(objective, pairs)
-    by_side: dict[str, list[tuple[Ids, Vector]]] = {side: [] for side in SIDES}
+    by_side: dict[str, dict[tuple[Ids, Ids], Vector]] = {side: {} for side in SIDES}
     for start in range(0, len(able), PAIRS_AT_ONCE):
         chunk = able[start : start + PAIRS_AT_ONCE]
         for row, weights in enumerate(_sizes(objective, chunk, reference, ends_step)):
-            by_side[SIDES[row % 2]].append((chunk[row // 2].prompt_ids, weights))
+            pair, found = chunk[row // 2], by_side[SIDES[row % 2]]
+            item = pair.prompt_ids, pair.sides[row % 2].ids
+            found[item] = found[item] + weights if item in found else weights
     return {
         "without_behavior_logps": len(pairs) - len(able),
-        **{side: _summary(responses) for side, responses in by_side.items()},
+        **{
+            side: _summary([(prompt, sizes) for (prompt, _), sizes in found.items()]) for side, found in by_side.items()
+        },
     }
 
 
