@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from regretless.core.errors import DataError
 from regretless.evaluation.chat.alpaca_eval import Comparison, read_annotations, win_rates
 from regretless.evaluation.chat.length_control import Coefficients, GamedBaselines, predict, read_gamed_baselines
 
@@ -119,7 +120,7 @@ def table(board: Board, gamed: GamedBaselines, judged: dict[str, list[Comparison
 
 
 def main() -> None:
-    """Print a Markdown table."""
+    """Print a Markdown table; exits with one line about a file that cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="where the defaults below are")
     parser.add_argument("--leaderboard", type=Path, help="leaderboard_subset.csv")
@@ -129,6 +130,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="folder of AlpacaEval's results, in place of --judgments")
     parser.add_argument("--questions", type=Path, help="alpaca_eval_gpt4_baseline.json; for --results and df_gamed.csv")
     given = parser.parse_args()
+    try:
+        _print(given)
+    except (DataError, OSError) as error:
+        parser.error(f"{error}; name the folder that holds the tables, or each of them")
+
+
+def _print(given: argparse.Namespace) -> None:
     folder: Path = given.folder
     questions = given.questions or folder / "alpaca_eval_gpt4_baseline.json"
     gamed = read_gamed_baselines(given.gamed or folder / "gamed_baselines_reconstructed.csv", str(questions))

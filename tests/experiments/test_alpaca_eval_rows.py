@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from alpaca_eval_rows import incomplete, published_by, read_board, read_compact, table
+from alpaca_eval_rows import incomplete, main, published_by, read_board, read_compact, table
 
 from regretless.evaluation.chat.length_control import predict, read_gamed_baselines
 
@@ -39,3 +39,19 @@ def test_models_whose_published_number_is_right_or_cannot_be_told_are_not_called
     assert published_by(replace(board, win_rates={name: 5.0}), name, gamed) == "neither"
     assert published_by(replace(board, coefficients={}), name, gamed) == "no coefficients"
     assert incomplete(replace(board, rows={name: 805}), 805) == []
+
+
+@pytest.mark.parametrize("options", [[], ["--gamed", "gamed.csv"]])
+def test_script_when_a_file_is_missing_then_one_line_names_it(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gamed.csv").write_text(
+        "index,std_delta_len,instruction_difficulty,preference,len_1\n0,0.1,0.2,0.3,4\n", encoding="utf-8"
+    )
+    monkeypatch.setattr("sys.argv", ["alpaca_eval_rows.py", *options])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    missing = "leaderboard_subset.csv" if options else "gamed_baselines_reconstructed.csv"
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert missing in said and "name the folder that holds the tables" in said
