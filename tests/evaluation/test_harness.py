@@ -109,6 +109,18 @@ def test_scores_that_are_no_shares_when_compared_then_the_interval_is_over_probl
     assert dpo["gain_low"] == pytest.approx(-0.0101, abs=1e-3)  # mean ± 4.303 · 0.0577 / √3
 
 
+def test_scores_when_those_of_one_model_are_0_or_1_by_chance_then_all_have_intervals_of_one_kind(
+    tmp_path: Path,
+) -> None:
+    scores = {"base": [0, 0, 0, 1], "dpo": [0.2, 0.4, 0.5, 0.5], "repo": [1, 1, 0, 0], "sft": [0, 0, 0, 0]}
+    for label, values in scores.items():
+        write_samples(tmp_path / label, "t", "x", list(values))
+    rows = {row["label"]: row for row in rows_of({label: read_scores(tmp_path / label) for label in scores})}
+    assert rows["base"]["low"] == pytest.approx(0.25 - 3.182446 * 0.25)  # mean ± t · s / √n
+    assert (rows["sft"]["low"], rows["sft"]["high"]) == (None, None)
+    assert rows["repo"]["gain_high"] == pytest.approx(0.25 + 3.182446 * 0.957427 / 2)
+
+
 def test_command_when_a_path_has_a_comma_then_the_model_is_still_one_argument(tmp_path: Path) -> None:
     settings = HarnessSettings(python="python3", limit=5, apply_chat_template=True)
     folder = tmp_path / "a,b"

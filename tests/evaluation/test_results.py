@@ -107,6 +107,26 @@ def test_table_when_the_terminal_has_80_columns_then_it_fits_and_no_name_is_cut(
         assert names == "base" + rows[1]["label"]
 
 
+def test_table_when_a_metric_of_the_harness_is_no_share_then_it_is_on_its_own_scale() -> None:
+    row = {"benchmark": "t", "n": 12, "low": None, "high": None, "gain": None, "gain_low": None, "gain_high": None}
+    rows = [
+        row | {"label": "base", "metric": "f1", "value": 0.0},
+        row | {"label": "dpo", "metric": "f1", "value": 0.5, "low": 0.25, "high": 0.75, "gain": 0.5},
+        row | {"label": "base", "metric": "word_perplexity", "value": 0.9},
+        row | {"label": "dpo", "metric": "word_perplexity", "value": 23.4, "low": 20, "high": 26.8, "gain": 22.5},
+    ]
+    console = Console(file=io.StringIO(), width=120)
+    console.print(results_table({"rows": [], "seeds": [], "harness": rows}))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    cells = [[cell.strip() for cell in line.split("│")[3:-1]] for line in lines if line.startswith("│")]
+    assert cells == [
+        ["f1 (%)", "12", "0.0", ""],
+        ["f1 (%)", "12", "50.0 [25.0, 75.0]", "+50.0"],
+        ["word_perplexity", "12", "0.90", ""],
+        ["word_perplexity", "12", "23.40 [20.00, 26.80]", "+22.50"],
+    ]
+
+
 def test_collect_when_problems_differ_then_error_names_the_models(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no result\.json"):
         collect(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -300,5 +301,25 @@ def test_tasks_of_the_harness_when_compared_then_they_are_columns_paired_by_prob
     versus = strict.difference
     assert versus is not None and (versus.value, versus.n, versus.test) == (80.0, 10, "exact McNemar")
     assert versus.p == pytest.approx(stats.binomtest(8, 8).pvalue)
-    assert "ifeval: not in the tables: bleu|none, which is no share of problems." in found.notes
+    (note,) = [note for note in found.notes if "ifeval" in note]
+    assert note.startswith(
+        "ifeval: not in the tables: bleu; a column needs scores of 0 or 1 for all problems and models"
+    )
     assert len(only(found).columns) == 2
+
+
+def test_metric_of_the_harness_when_of_one_model_alone_it_is_a_share_or_less_is_better_then_it_has_no_column(
+    tmp_path: Path,
+) -> None:
+    run = made_run(tmp_path / "a", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}})
+    for label, f1 in {"base": 0.0, "dpo": 0.5}.items():
+        scores = {f"qa|{metric}|none": {"0-hash": 1.0, "1-hash": 0.0} for metric in ("hit", "miss")}
+        add_harness(run, label, {**scores, "qa|f1|none": {"0-hash": f1, "1-hash": 0.0}})
+        raw = run / "evaluate" / label / "harness" / "raw"
+        raw.mkdir()
+        directions = {"qa": {"hit": True, "miss": False, "f1": True}}
+        (raw / "results_1.json").write_text(json.dumps({"higher_is_better": directions}), encoding="utf-8")
+    found = compare([Run(run)])
+    assert [column.metric for column in only(found).columns if column.benchmark == "qa"] == ["hit"]
+    (note,) = [note for note in found.notes if note.startswith("qa")]
+    assert "not in the tables: f1, miss;" in note

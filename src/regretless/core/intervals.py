@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -53,6 +53,14 @@ class PairedDifference(NamedTuple):
     interval: Interval
     p_value: float
     """Probability, if the two do not differ, of a difference at least as large; NaN if it cannot be estimated."""
+
+
+def in_percent(results: Iterable[tuple[str, str, float]]) -> set[tuple[str, str]]:
+    """Tasks and metrics whose results (task, metric, value) are all between 0 and 1: these are written in percent."""
+    fits: dict[tuple[str, str], bool] = {}
+    for task, metric, value in results:
+        fits[task, metric] = fits.get((task, metric), True) and 0 <= value <= 1
+    return {key for key, share in fits.items() if share}
 
 
 def wilson(successes: int, n: int) -> Interval:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.files import write_json
+from regretless.core.files import read_json, write_json
 from regretless.core.intervals import Interval, difference_over_seeds, known, paired_difference, t_interval, wilson
 from regretless.core.run_folder import BASE
 from regretless.core.settings import Section
@@ -26,6 +26,8 @@ from regretless.modeling.load import ModelConfig, weights_of
 
 FOLDER = "harness"
 """Folder of the harness's results in that of a model's."""
+RAW = "raw"
+"""Folder with the harness's own files in that folder."""
 SCORES = "scores.json"
 LOG = "lm_eval.log"
 SHOWN_LINES = 15
@@ -73,7 +75,7 @@ def run(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig, out
     Raises ConfigError for a model without weights in files, RegretlessError if the harness fails, DataError if it
     scored nothing.
     """
-    raw = output / "raw"
+    raw = output / RAW
     log = output / LOG
     with log.open("ab") as handle:
         done = subprocess.run(
@@ -145,26 +147,44 @@ def read_scores(raw: Path) -> dict[str, dict[str, float]]:
     return found
 
 
+def lower_is_better(raw: Path) -> set[str]:
+    """`task|metric` of the metrics for which the harness's result files say that less is better."""
+    found: set[str] = set()
+    for path in raw.rglob("results_*.json"):
+        for task, metrics in (read_json(path).get("higher_is_better") or {}).items():
+            found |= {f"{task}|{metric}" for metric, higher in metrics.items() if higher is False}
+    return found
+
+
 def task_of(key: str) -> str:
     """The task of a key `task|metric|filter`."""
     return key.partition("|")[0]
 
 
+def metric_of(key: str) -> str:
+    """The name of the metric of a key `task|metric|filter`."""
+    _, metric, kind = key.split("|")
+    return metric if kind == "none" else f"{metric}, {kind}"
+
+
 def rows_of(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, Any]]:
     """A result for each task, metric and model, from the scores of each model by its label.
 
-    Means with 95 % intervals, and the paired difference to the base model: Newcombe's for scores of 0 and 1, a
-    t-interval over problems otherwise. Raises DataError if two models answered different problems.
+    Means with 95 % intervals, and the paired difference to the base model: Wilson's and Newcombe's for a metric that
+    is 0 or 1 for each problem of all models, t-intervals over problems otherwise. Raises DataError if two models
+    answered different problems.
     """
+    everything = [(key, values.values()) for mine in scores.values() for key, values in mine.items()]
+    fractions = {key for key, values in everything if not are_shares(values)}
     rows = []
     for label, mine in scores.items():
         for key, values in mine.items():
-            task, metric, kind = key.split("|")
-            interval = _interval(list(values.values()))
+            task, right_or_wrong = task_of(key), key not in fractions
+            interval = _interval(list(values.values()), right_or_wrong)
             row = {
                 "benchmark": task,
                 "label": label,
-                "metric": metric if kind == "none" else f"{metric}, {kind}",
+                "metric": metric_of(key),
                 "n": len(values),
                 "value": mean(values.values()),
                 "low": known(interval.low),
@@ -175,16 +195,18 @@ def rows_of(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dic
             }
             base = scores.get(BASE, {}).get(key)
             if base is not None and label != BASE:
-                row |= _gain(task, label, base, values)
+                row |= _gain(task, label, base, values, right_or_wrong)
             rows.append(row)
     return sorted(rows, key=lambda row: (row["benchmark"], row["metric"], row["label"] != BASE, row["label"]))
 
 
-def _gain(task: str, label: str, base: Mapping[str, float], values: Mapping[str, float]) -> dict[str, Any]:
+def _gain(
+    task: str, label: str, base: Mapping[str, float], values: Mapping[str, float], right_or_wrong: bool
+) -> dict[str, Any]:
     if base.keys() != values.keys():
         raise DataError(f"{task}: {label} and {BASE} answered different problems; evaluate both again")
     first, second = ([one[problem] for problem in sorted(base)] for one in (base, values))
-    if are_shares([*first, *second]):
+    if right_or_wrong:
         difference = paired_difference([bool(one) for one in first], [bool(one) for one in second])
     else:
         difference = difference_over_seeds(first, second)
@@ -192,10 +214,11 @@ def _gain(task: str, label: str, base: Mapping[str, float], values: Mapping[str,
     return {"gain": difference.mean, "gain_low": known(low), "gain_high": known(high)}
 
 
-def _interval(values: Sequence[float]) -> Interval:
-    if are_shares(values):
+def _interval(values: Sequence[float], right_or_wrong: bool) -> Interval:
+    if right_or_wrong:
         return wilson(int(sum(values)), len(values))
-    sd = stdev(values) if len(values) > 1 else float("nan")
+    # Equal scores say nothing of how scores vary.
+    sd = stdev(values) if len(set(values)) > 1 else float("nan")
     return t_interval(mean(values), sd, len(values))
 
 

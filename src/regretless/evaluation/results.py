@@ -16,7 +16,7 @@ from rich.table import Table
 
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
-from regretless.core.intervals import known, over_seeds, paired_difference, wilson, within
+from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section, Seed
 from regretless.core.terminal import FoldingTable
@@ -299,7 +299,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     """Table for the terminal: each number with its 95 % interval, and paired gains over the base model.
 
     A metric that all rows have stands in the title, and columns that would be empty or zero are left out, so that the
-    usual table fits into 80 characters.
+    usual table fits into 80 characters. A metric of lm-evaluation-harness is in percent if `in_percent`.
     """
     rows: list[dict[str, str]] = []
     for row in results["rows"]:
@@ -310,10 +310,15 @@ def results_table(results: Mapping[str, Any]) -> Table:
         text = _percent(row["mean"], row["low"], row["high"])
         seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
         rows.append(_cells(row["benchmark"], f"{row['label']}, {seeds}", PASS_AT_1, "", text))
-    for row in results.get("harness", ()):
-        value = _percent(row["value"], row["low"], row["high"])
-        gain = _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+")
-        rows.append(_cells(row["benchmark"], row["label"], row["metric"], str(row["n"]), value, gain))
+    of_tasks = results.get("harness", ())
+    percent = in_percent((row["benchmark"], row["metric"], row["value"]) for row in of_tasks)
+    for row in of_tasks:
+        is_share = (row["benchmark"], row["metric"]) in percent
+        write = _percent if is_share else _number
+        value = write(row["value"], row["low"], row["high"])
+        gain = write(row["gain"], row["gain_low"], row["gain_high"], sign="+")
+        metric = f"{row['metric']} (%)" if is_share else row["metric"]
+        rows.append(_cells(row["benchmark"], row["label"], metric, str(row["n"]), value, gain))
     rows += [_cells(*cells) for cells in chat_results.table_rows(results.get("chat", []))]
     metrics = {row["metric"] for row in rows}
     (metric,) = metrics if len(metrics) == 1 else ("Results",)
@@ -341,7 +346,12 @@ def _cells(*values: str) -> dict[str, str]:
 
 
 def _percent(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
+    value, low, high = (None if number is None else 100 * number for number in (value, low, high))
+    return _number(value, low, high, sign, digits=1)
+
+
+def _number(value: float | None, low: float | None, high: float | None, sign: str = "", digits: int = 2) -> str:
     if value is None:
         return ""
-    bounds = "" if low is None or high is None else f" [{100 * low:{sign}.1f}, {100 * high:{sign}.1f}]"
-    return f"{100 * value:{sign}.1f}{bounds}"
+    bounds = "" if low is None or high is None else f" [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+    return f"{value:{sign}.{digits}f}{bounds}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+from regretless.core.intervals import in_percent
 from regretless.core.run_folder import BASE
 from regretless.reporting.collect import SEPARATOR, FinishedStage, RunData, flatten
 from regretless.reporting.figures import IntervalRow, Series, histogram, interval_chart, line_chart
@@ -113,13 +114,14 @@ def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]
 def harness_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
     """For each task, the chart of its first metric, and all metrics with the models side by side.
 
-    A metric whose values are all between 0 and 1 is a share, in percent.
+    Shares are in percent (`in_percent`).
     """
     sections = []
+    percent = in_percent((row.benchmark, row.metric, row.value) for row in run.harness_results)
     for name in dict.fromkeys(row.benchmark for row in run.harness_results):
         rows = [row for row in run.harness_results if row.benchmark == name]
         metrics = list(dict.fromkeys(row.metric for row in rows))
-        shares = {metric for metric in metrics if all(0 <= row.value <= 1 for row in rows if row.metric == metric)}
+        shares = {metric for metric in metrics if (name, metric) in percent}
         first = metrics[0]
         unit, factor = (f"{first} (%)", 100) if first in shares else (first, 1)
         dots = [

@@ -166,13 +166,18 @@ class HarnessEvaluation(Evaluation):
         return of_harness(self.root, self.label, harness.FOLDER, self.where, problems)
 
     @cached_property
-    def left_out(self) -> list[str]:
-        """Metrics whose scores of single problems are not 0 or 1: whether more of them is better is not known."""
-        return [key for key, scores in self.scores.items() if not harness.are_shares(scores.values())]
+    def left_out(self) -> set[str]:
+        """Metrics of which more is not better, or not known to be: their scores of single problems are not 0 or 1."""
+        lower = harness.lower_is_better(self.path / harness.RAW)
+        return {
+            harness.metric_of(key)
+            for key, scores in self.scores.items()
+            if key.rpartition("|")[0] in lower or not harness.are_shares(scores.values())
+        }
 
     def observations(self) -> Iterator[Observation]:
         for key, scores in self.scores.items():
-            if key in self.left_out:
+            if harness.metric_of(key) in self.left_out:
                 continue
             (row,) = harness.rows_of({self.label: {key: scores}})
             low, high = (float("nan") if row[name] is None else PERCENT * row[name] for name in ("low", "high"))
@@ -203,6 +208,18 @@ def evaluations_of(run: RunToCompare) -> Iterator[Evaluation]:
                 yield HarnessEvaluation(run, label, task, scores)
 
 
+def observations_of(evaluated: Sequence[Evaluation]) -> Iterator[Observation]:
+    """What evaluations measured; a metric of the harness that one of them leaves out is left out of all."""
+    for one in evaluated:
+        skipped = _left_out(one.benchmark, evaluated) if isinstance(one, HarnessEvaluation) else ()
+        yield from (found for found in one.observations() if found.metric not in skipped)
+
+
+def _left_out(task: str, evaluated: Sequence[Evaluation]) -> set[str]:
+    parts = [one.left_out for one in evaluated if isinstance(one, HarnessEvaluation) and one.benchmark == task]
+    return set[str]().union(*parts)
+
+
 def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
     """Reasons why numbers cannot stand in one column, and notes about those that can."""
     problems, notes = [], []
@@ -229,12 +246,10 @@ def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
         chosen = {one.run.shown: tuple(one.run.decoding_seeds) for one in group if isinstance(one, GoldEvaluation)}
         if len(set(chosen.values())) > 1:
             notes.append(f"{benchmark}: the runs have different decoding seeds (evaluate.seeds): {_by_run(chosen)}.")
-        left_out = {
-            key.partition("|")[2] for one in group if isinstance(one, HarnessEvaluation) for key in one.left_out
-        }
-        if left_out:
+        if left_out := _left_out(benchmark, group):
             notes.append(
-                f"{benchmark}: not in the tables: {', '.join(sorted(left_out))}, which is no share of problems."
+                f"{benchmark}: not in the tables: {', '.join(sorted(left_out))}; a column needs scores of 0 or 1 for "
+                "all problems and models, of which 1 is the better."
             )
     return problems, list(dict.fromkeys(notes))
 

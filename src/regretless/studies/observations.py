@@ -9,7 +9,7 @@ from regretless.core.errors import ConfigError, DataError, reject
 from regretless.core.mirror import RECIPE
 from regretless.reporting.report import UNREADABLE
 from regretless.studies.compared_runs import Run, RunToCompare, differing, labeled, repeated, twice
-from regretless.studies.evaluations import Observation, conflicts, evaluations_of
+from regretless.studies.evaluations import Observation, conflicts, evaluations_of, observations_of
 
 COMPARE = "regretless compare"
 
@@ -61,7 +61,7 @@ def observe(runs: Sequence[Run]) -> Observed:
     try:
         evaluated = [evaluation for run in found for evaluation in evaluations_of(run)]
         problems, notes = conflicts(evaluated)
-        observations = tuple(observation for one in evaluated for observation in one.observations())
+        observations = tuple(observations_of(evaluated))
         settings = differing(found)
     except UNREADABLE as error:
         raise DataError(
