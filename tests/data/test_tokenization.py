@@ -91,7 +91,9 @@ def test_prompt_when_options_of_the_tokenizer_change_then_its_ids_do() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["2+2?", QUESTION])
-@pytest.mark.parametrize("text", ["4", "4<|im_end|>", "4<|im_end|><|im_end|>"])
+@pytest.mark.parametrize(
+    "text", ["4", "4<|im_end|>", "4<|im_end|><|im_end|>", "4<|im_end|>\n", "4<|im_end|> <|im_end|>\n"]
+)
 def test_response_when_complete_then_it_has_one_end_token_however_it_is_spelled(
     qwen: Any, prompt: Any, text: str
 ) -> None:
@@ -107,7 +109,10 @@ def test_response_when_it_spells_another_end_token_of_the_vocabulary_then_that_o
 def test_response_when_the_template_closes_turns_with_its_own_token_then_messages_end_with_it(qwen: Any) -> None:
     base = replace_eos(qwen, "<|endoftext|>")
     assert encode_response(base, QUESTION, "4") == [19, IM_END]
+    assert encode_response(base, QUESTION, "4<|endoftext|>\n") == [19, IM_END]
+    assert encode_response(base, QUESTION, "4\n<|im_end|>\n") == [19, 198, IM_END]
     assert encode_response(base, "2+2?", "4") == [19, 151643]
+    assert encode_response(base, "2+2?", "4<|im_end|>") == [19, IM_END]
 
 
 def replace_eos(tokenizer: Any, eos: str) -> Any:

@@ -191,6 +191,11 @@ class Codec:
         return cache(lambda token: "\n" in self.decode([(token,)])[0])
 
     @cached_property
+    def is_blank(self) -> Callable[[int], bool]:
+        """Whether a token by itself is white space."""
+        return cache(lambda token: not self.decode([(token,)])[0].strip())
+
+    @cached_property
     def ids_of_piece(self) -> dict[str, list[int]]:
         """Tokens by their text; the bytes of a truncated character share one text."""
         found: dict[str, list[int]] = {}
@@ -311,11 +316,16 @@ class Codec:
 
         `behind_text`: the prompt is a text, which no template closes. `tools`: the template has received some.
         """
-        body = self.without_end(tuple(ids))
+        place = first = len(ids)
+        while place and (ids[place - 1] in self.ends or self.is_blank(ids[place - 1])):
+            place -= 1
+            first = place if ids[place] in self.ends else first
+        body = tuple(ids[:first])
         if complete is False:
             return body
-        if len(body) < len(ids):
-            return (*body, ids[len(body)])
+        # A text prompt may be a conversation that was written out: what its answer spells is then right.
+        if first < len(ids) and (behind_text or ids[first] != self.eos):
+            return (*body, ids[first])
         end = (self.eos,) if behind_text else self.answer_end(tools=tools)
         spelled = len(end) - 1  # a text may have all of them but the last, which it cannot end with here
         return (*body, *end[spelled:]) if spelled and body[-spelled:] == end[:spelled] else (*body, *end)
