@@ -215,6 +215,8 @@ def test_limit_when_an_interruption_is_lost_then_the_next_one_ends_the_block() -
         r"\cdot",
         " ",
         "12 eggs ",
+        "1 234 ",
+        "2½²",
     ],
 )
 def test_quick_check_when_text_is_hostile_then_work_grows_with_its_length_and_not_faster(piece: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from regretless.data.messages import CLOSE, OPEN
 from regretless.labeling.forms import stated_values
-from regretless.labeling.numerals import SCALES, UNIT_LETTERS, VARIABLE, clean, plain_text, read_number
+from regretless.labeling.numerals import SCALES, UNIT_LETTERS, VARIABLE, clean, join_digits, plain_text, read_number
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
 MAX_BOXES = 20
@@ -83,7 +83,7 @@ OPERAND = (
     rf"|(?:sqrt|√|ln|log|sin|cos|tan)\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
     rf"|\([^()\n]{{1,80}}\){ATTACHED}|π|[a-zA-Z](?:_\w|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
 )
-OPERATOR = r"\s{0,2}(?:[-+*/=:×÷·−^]|≈|(?<=[\d\s])x(?=\s?10))\s{0,2}"
+OPERATOR = r"\s{0,2}(?:[-+*/=:×÷·±^]|≈|(?<=[\d\s])x(?=\s?10))\s{0,2}"
 PLAIN = re.compile(
     rf"(?<![A-Za-z0-9_.^\\'’])(?<![_^]\{{)(?:{OPERAND})(?:{OPERATOR}(?:{OPERAND})){{0,30}}(?:\s?[-/]\s?)?"
 )
@@ -105,7 +105,10 @@ LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as written there, or None if it has none."""
     text = plain_text(_behind_reasoning(text))
-    return boxed(text) or _marked(text) or _stated(text) or _last_expression(text)
+    if box := boxed(text):
+        return box
+    text = join_digits(text)
+    return _marked(text) or _stated(text) or _last_expression(text)
 
 
 def answers_in_response(text: str) -> list[str]:
@@ -113,7 +116,7 @@ def answers_in_response(text: str) -> list[str]:
     "the answer is", and the last marked line. A bare formula or number does not count. At most 20 of each, from the
     end.
     """
-    text = plain_text(_behind_reasoning(text))
+    text = join_digits(plain_text(_behind_reasoning(text)))
     answers = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
     answers += [_answer_at(text, match.end()) or "" for match in list(STATEMENT.finditer(text))[-MAX_BOXES:]]
     answers += [boxed(text) or "", _marked(text) or ""]
@@ -128,6 +131,7 @@ def answer_in_gold(text: str) -> str | None:
     text = plain_text(_behind_reasoning(text))
     if BOX.search(text):
         return boxed(text)
+    text = join_digits(text)
     return _marked(text) or (_stated(text) if is_prose(text) else None) or text.strip() or None
 
 

@@ -7,6 +7,7 @@ are compared in microseconds; anything else goes to `regretless.labeling.math_ve
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -54,14 +55,29 @@ FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
     0x3000: " ",
     0x00A0: " ",
     0x202F: " ",
+    **dict.fromkeys(range(0x2002, 0x200B), " "),  # thin and wide spaces
 }
+# Signs that look like others and mean the same.
+ALIKE = FULL_WIDTH | {ord(sign): other for sign, other in zip("−⋅∗∕⁄✕✖", "-·*//××", strict=True)}
+RAISED = {sign: unicodedata.normalize("NFKC", sign).replace("−", "-") for sign in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"}
+SUPERSCRIPT = re.compile(
+    rf"[{''.join(RAISED)}](?<=[\w)\]}}].)(?<![a-zA-Z]{{2}}.)(?<![\u4e00-\u9fff].)[{''.join(RAISED)}]*"
+)
+"""An exponent, but not that of a unit such as cm²."""
+VULGAR = {sign: unicodedata.normalize("NFKC", sign).split("⁄") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
+VULGAR_FRACTION = re.compile(rf"[{''.join(VULGAR)}](?P<factor>(?=[a-zA-Zπ(\\]))?")
+# This and the next patterns are searched in whole responses. They begin with a character, which is fast to find.
+PI = re.compile(r"p(?<![a-zA-Z\\.]p)i(?![a-zA-Z])")
+# One pattern for both would take twice the time.
+HAS_GROUPS = re.compile(r" (?<=[0-9] )[0-9]{3}"), re.compile(r"[_'](?<=[0-9].)[0-9]{3}")
+GROUPED_DIGITS = re.compile(r"(?<![\w.,^/'])\d{1,3}(?:[ _']\d{3})+(?![\w/']|,\d)")
+"""Thousands apart by spaces, as in 1 234 567, or by apostrophes or underscores."""
 UNIT_LETTERS = "g|m|s|h|L|l|J|N|W|V|A"
 SCALE = re.compile(
     rf"(?<=\d)\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?({'|'.join(SCALES)})\b\s*([^{{}}]*)\}}?", re.IGNORECASE
 )
 REPLACEMENTS = {
     "{,}": ",",
-    "−": "-",
     "–": "-",
     "×": r"\times ",
     "·": r"\cdot ",
@@ -123,8 +139,29 @@ class Numeral:
 
 
 def plain_text(text: str) -> str:
-    """Text with ASCII digits and punctuation in place of full-width ones, and one kind of minus."""
-    return text.translate(FULL_WIDTH).replace("−", "-")
+    """Text with ASCII digits and punctuation in place of other forms of them: full-width ones, superscripts, `½`."""
+    if not text.isascii():
+        text = SUPERSCRIPT.sub(
+            lambda match: f"^{{{''.join(RAISED[sign] for sign in match[0])}}}", text.translate(ALIKE)
+        )
+        text = VULGAR_FRACTION.sub(_vulgar_fraction, text)
+    text = PI.sub("π", text)
+    return re.sub(r"(?<=\d) π", "π", text) if "π" in text else text
+
+
+def join_digits(text: str) -> str:
+    """Text with numbers such as `12 500` in one piece."""
+    if any(pattern.search(text) for pattern in HAS_GROUPS):
+        return GROUPED_DIGITS.sub(lambda match: re.sub("[ _']", "", match[0]), text)
+    return text
+
+
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    above, below = VULGAR[match[0]]
+    if match["factor"] is not None:
+        return rf"\frac{{{above}}}{{{below}}}"
+    before = match.string[match.start() - 1 : match.start()]
+    return f"{{{above}/{below}}}" if before == "^" else f"{' ' if before.isdigit() else ''}{above}/{below}"
 
 
 def clean(text: str) -> str:
@@ -134,7 +171,7 @@ def clean(text: str) -> str:
     """
     if len(text) > MAX_CLEANED:
         return text.strip()
-    text = plain_text(text)
+    text = join_digits(plain_text(text))
     for old, new in REPLACEMENTS.items():
         text = text.replace(old, new)
     text = PERCENT.sub("%", text)
