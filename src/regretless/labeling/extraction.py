@@ -98,7 +98,10 @@ TEXT_ONLY = re.compile(
 )
 GROUP = re.compile(r"\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]")
 """A pair, an interval or a set in plain text."""
-SCALE_WORD = re.compile(rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|percent)\b|%|\\%|万亿?|亿)", re.IGNORECASE)
+SCALE_WORD = re.compile(
+    rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|dozens?|percent)\b(?:\s(?:{'|'.join(SCALES)})\b)?|%|\\%|万亿?|亿)",
+    re.IGNORECASE,
+)
 LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 

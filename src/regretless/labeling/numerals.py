@@ -36,10 +36,17 @@ CURRENCY = re.compile(
 WHOLLY_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|boldsymbol|mbox|rm|bf)\s?\{([^{}]*)\}"
 )
+PARTS = "half third quarter fifth sixth seventh eighth ninth tenth fourth twentieth hundredth thousandth millionth"
+PARTS_OF = dict(zip(PARTS.split(), (2, 3, 4, 5, 6, 7, 8, 9, 10, 4, 20, 100, 1000, 10**6), strict=True))
+PART = rf"(?:{'|'.join(PARTS_OF)}|halve)s?"
+"""Part of a whole: half, thirds, quarters."""
+# A quarter is also a coin, and square meters are also called squared.
+FACTOR = re.compile(rf"(?i:(?:squared|cubed|factorial)(?=\W*$)|(?:dozens?|(?!quarter){PART})\b)")
+"""Words behind a number that change it and are no units."""
 # A single letter in roman type can be a unit (m, s), but also the imaginary unit or a variable, which must stay.
 TEXT_UNIT = re.compile(
     r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*\\(?:text|textbf|textrm|textnormal|mathrm|mbox|operatorname)\s?\{"
-    r"(?!\s?[a-fiknx-z]\s?\})[^{}]*\}(?:\s?\^\s?(?:\{-?\d+\}|\d))?$"
+    rf"(?!\s?[a-fiknx-z]\s?\}})(?!\s?{FACTOR.pattern})[^{{}}]*\}}(?:\s?\^\s?(?:\{{-?\d+\}}|\d))?$"
 )
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 CHINESE_SCALE = re.compile(r"(?<=\d)\s?(万亿|[千万亿])")
@@ -74,7 +81,8 @@ GROUPED_DIGITS = re.compile(r"(?<![\w.,^/'])\d{1,3}(?:[ _']\d{3})+(?![\w/']|,\d)
 """Thousands apart by spaces, as in 1 234 567, or by apostrophes or underscores."""
 UNIT_LETTERS = "g|m|s|h|L|l|J|N|W|V|A"
 SCALE = re.compile(
-    rf"(?<=\d)\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?({'|'.join(SCALES)})\b\s*([^{{}}]*)\}}?", re.IGNORECASE
+    rf"(?<=\d)\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?((?:(?:{'|'.join(SCALES)})\b\s*)+|dozens?\b\s*)([^{{}},;]*)\}}?",
+    re.IGNORECASE,
 )
 REPLACEMENTS = {
     "{,}": ",",
@@ -97,10 +105,15 @@ ONES = "zero one two three four five six seven eight nine ten eleven twelve thir
 WORDS = {word: value for value, word in enumerate(f"{ONES} eighteen nineteen".split())}
 DECADES = "twenty thirty forty fifty sixty seventy eighty ninety"
 TENS = {word: 10 * value for value, word in enumerate(DECADES.split(), 2)}
+UNDER_100 = rf"(?:(?:{'|'.join(TENS)})(?:[-\s](?:{'|'.join(list(WORDS)[1:10])}))?|(?:{'|'.join(WORDS)}))"
+UNDER_1000 = rf"(?:{UNDER_100}(?:\shundred(?:\s(?:and\s)?{UNDER_100})?)?)"
+LARGE = "|".join(list(SCALES)[1:])
 NUMBER_WORDS = re.compile(
-    rf"(?:({'|'.join(TENS)})(?:[-\s]({'|'.join(list(WORDS)[1:10])}))?|({'|'.join(WORDS)}))(?:\s[a-z]{{3,20}})?",
+    rf"(?P<sign>(?:negative|minus)\s)?(?P<number>{UNDER_1000}(?:\s(?:{LARGE})(?:,?\s(?:and\s)?{UNDER_1000})?){{0,5}})"
+    rf"(?:[-\s](?P<part>{PART}))?(?P<dozen>\sdozen)?(?:\s(?P<unit>[a-z]{{3,20}}))?(?:\s?\((?P<digits>[^()]{{1,40}})\))?",
     re.IGNORECASE,
 )
+"""Also with digits behind, as in `five (5)`."""
 
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d*)?"
 EXPONENT = r"(?:[eE]([-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d)))?"
@@ -197,7 +210,11 @@ def without_unit(text: str) -> str:
 
 def _power(match: re.Match[str]) -> str:
     unit = match[2].strip()
-    return rf" \times 10^{{{SCALES[match[1].lower()]}}}" + (rf"\text{{{unit}}}" if unit else "")
+    if re.search(r"^[-+*/=^]|(?<!\^)\d", unit) or NUMBER_WORDS.match(unit):
+        return match[0]  # 2 thousand 500
+    scale = match[1].lower().split()
+    factor = "12" if scale[0].startswith("dozen") else f"10^{{{sum(SCALES[word] for word in scale)}}}"
+    return rf" \times {factor}" + (rf"\text{{{unit}}}" if unit else "")
 
 
 def read_number(text: str) -> Numeral | None:
@@ -205,10 +222,9 @@ def read_number(text: str) -> Numeral | None:
     if len(text) > MAX_LENGTH:
         return None
     if words := NUMBER_WORDS.fullmatch(text):
-        tens, ones, other = (word and word.lower() for word in words.groups())
-        return Numeral(Fraction(TENS[tens] + WORDS.get(ones, 0) if tens else WORDS[other]))
+        return _read_words(words)
     unit = UNIT_WORDS.search(text)
-    if unit and not NOT_UNITS & set(re.findall(r"[a-z]+", unit[0].lower())):
+    if unit and not NOT_UNITS & set(re.findall(r"[a-z]+", unit[0].lower())) and not FACTOR.match(unit[0].strip()):
         text = text[: unit.start()]
     if brackets := IN_BRACKETS.fullmatch(text):
         text = brackets[1] or brackets[2]
@@ -216,6 +232,31 @@ def read_number(text: str) -> Numeral | None:
     text = text.rstrip("% ")
     number = _read_simple(text) or _read_ratio(text)
     return Numeral(number.value, number.place, percent) if number else None
+
+
+def _read_words(words: re.Match[str]) -> Numeral | None:
+    total = group = 0
+    for word in re.findall("[a-z]+", words["number"].lower()):
+        if word == "hundred":
+            group *= 100
+        elif word in SCALES:
+            total, group = total + group * 10 ** SCALES[word], 0
+        else:
+            group += WORDS.get(word, TENS.get(word, 0))
+    value = Fraction(total + group)
+    unit = (words["unit"] or "").lower()
+    if unit in NOT_UNITS | SCALES.keys() or NUMBER_WORDS.fullmatch(unit) or FACTOR.fullmatch(unit):
+        return None
+    if words["part"]:
+        part = words["part"].lower().replace("halve", "half")
+        if (value == 1) == part.endswith("s"):  # twenty third is an ordinal number
+            return None
+        value /= PARTS_OF[part.removesuffix("s")]
+    value *= (-1 if words["sign"] else 1) * (12 if words["dozen"] else 1)
+    numeral = Numeral(value, percent=unit == "percent")
+    if words["digits"] and ((digits := read_number(words["digits"])) is None or digits.value != value):
+        return None
+    return numeral
 
 
 def _read_simple(text: str) -> Numeral | None:
