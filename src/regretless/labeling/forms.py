@@ -14,6 +14,9 @@ CHOICE = re.compile(
     r"(?:(?i:option|choice|answer)\s|选项)?\s?(?:\(\s?([A-Ja-j])\s?\)|([A-J])(?:[).:](?!\w*=)|$))\s*(.*)", re.DOTALL
 )
 SEPARATOR = re.compile(r",|;|、|\band\b|\bor\b|和|或|\\(?:lor|land|vee|wedge)(?![a-zA-Z])")
+AND_OR = re.compile(r"\band\b|\bor\b|和|或|\\(?:lor|land|vee|wedge|cup|cap)(?![a-zA-Z])")
+OR = re.compile(r"or|或|\\(?:lor|vee|cup)")
+INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|l?t|gt|equiv|in)(?![a-zA-Z])")
 THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
 NAME = re.compile(r"(?:\\?[a-zA-Z](?:_\{?\w{1,9}\}?|'|\s?\(\s?[a-z]\s?\))?|[A-Za-z]{3,20}|\\[a-z]{2,7})\s*")
 """Left side of an equation that states a value: x, f(x), a_1, Area, \theta."""
@@ -29,10 +32,12 @@ class LetteredChoice(NamedTuple):
 
 
 class Brackets(NamedTuple):
-    """Items and their brackets; "" for a bare list, which is a set like one in braces."""
+    """Items and their brackets; "" for a bare list and a set in braces, which have no order."""
 
     brackets: str
     items: list[str]
+    is_set: bool = False
+    """True if the brackets were braces: repeated items count once."""
 
 
 def read_choice(text: str) -> LetteredChoice | None:
@@ -52,12 +57,13 @@ def read_group(text: str) -> Brackets | None:
     items = _split(text)
     if items is None or (brackets and len(items) < 2 and brackets != "{}") or len(items) > MAX_ITEMS:
         return None
+    is_set = brackets == "{}"
     if brackets in ("", "{}"):
         items = [one for item in items for one in _both_signs(item)]
         brackets = ""
         if len(items) < 2:
             return None
-    return Brackets(brackets, items)
+    return Brackets(brackets, items, is_set)
 
 
 def _closes_at_end(text: str) -> bool:
@@ -99,9 +105,15 @@ def _both_signs(item: str) -> list[str]:
     return [upper.removeprefix("+").strip(), lower]
 
 
+def connective(text: str) -> str | None:
+    """ "and" or "or" if the inequalities of an answer are joined by one of them alone; else None."""
+    found = {"or" if OR.fullmatch(word) else "and" for word in AND_OR.findall(text)}
+    return found.pop() if len(found) == 1 and INEQUALITY.search(text) else None
+
+
 def sides(text: str) -> list[str]:
     """Sides of a chain of equations and approximations; the text itself if it is no chain, or has an inequality."""
-    if re.search(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|l?t|gt|equiv|in)(?![a-zA-Z])", text):
+    if INEQUALITY.search(text):
         return [text]
     return [side.strip() for side in re.split(r"=|≈|\\approx(?![a-zA-Z])", text)]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from regretless.data.records import Verdict
 from regretless.labeling.base import Check, processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response, answers_in_response, is_prose
-from regretless.labeling.forms import TEXT_COMMAND, Brackets, read_choice, read_group, sides, stated_values
+from regretless.labeling.forms import TEXT_COMMAND, Brackets, connective, read_choice, read_group, sides, stated_values
 from regretless.labeling.numerals import (
     APPROXIMATION,
     DEGREE_SIGN,
@@ -179,16 +180,28 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     groups = read_group(gold), read_group(extracted)
     if groups[0] is None or groups[1] is None:
         return _decide_single(gold, extracted, groups, decide)
-    (brackets, items), (other, others) = groups[0], groups[1]
-    if brackets != other:
+    one, other = groups[0], groups[1]
+    if one.brackets != other.brackets:
         return None
-    if brackets:
-        if len(items) != len(others):
+    if one.brackets:
+        if len(one.items) != len(other.items):
             return _verdict(False, "lists")
-        return _all([decide(one, another) for one, another in zip(items, others, strict=True)])
-    table = [[decide(one, another) for another in others] for one in items]
+        return _all([decide(*pair) for pair in zip(one.items, other.items, strict=True)])
+    joined = connective(gold), connective(extracted)
+    if all(joined) and joined[0] != joined[1]:  # x > 1 and x < 3 is not x > 1 or x < 3
+        return _verdict(False, "lists")
+    return _decide_unordered(one, other, decide)
+
+
+def _decide_unordered(gold: Brackets, extracted: Brackets, decide: Part) -> Decision | None:
+    table = [[decide(one, another) for another in extracted.items] for one in gold.items]
     columns = [list(column) for column in zip(*table, strict=True)]
-    return _all([_any(line) for line in [*table, *columns]])
+    outcome = _all([_any(line) for line in [*table, *columns]])
+    if outcome and outcome.verdict == Verdict.CORRECT and not (gold.is_set or extracted.is_set):
+        # Each of the gold's repeated items, as the ones in 1, 1, 2, needs an item of its own.
+        equals = Counter(tuple(cell is not None and cell.verdict == Verdict.CORRECT for cell in line) for line in table)
+        return _verdict(all(sum(line) >= count for line, count in equals.items()), "lists")
+    return outcome
 
 
 def _decide_single(
