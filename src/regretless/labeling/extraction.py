@@ -12,7 +12,20 @@ from collections.abc import Sequence
 
 from regretless.data.messages import CLOSE, OPEN
 from regretless.labeling.forms import stated_values
-from regretless.labeling.numerals import SCALES, UNIT_LETTERS, VARIABLE, clean, join_digits, plain_text, read_number
+from regretless.labeling.numerals import (
+    FACTOR,
+    SCALE_LETTERS,
+    SCALES,
+    TENS,
+    UNIT_LETTERS,
+    UNIT_NAME,
+    VARIABLE,
+    WORDS,
+    clean,
+    join_digits,
+    plain_text,
+    read_number,
+)
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
 MAX_BOXES = 20
@@ -66,6 +79,8 @@ WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm
 SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
 ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+MAX_WORDS = 40
+"""Characters before a number in which words change it."""
 MAX_CHOICE = 60
 """Longest line (characters) that can be a bare choice."""
 CHOICE = re.compile(r"\(([A-J])\)|([A-J])(?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s)(?!\s?[:.]?=)")
@@ -79,7 +94,7 @@ ATTACHED = r"(?:\((?![^()\n]{0,80}[A-Za-z]{2})[^()\n]{1,80}\)|_\{?\d{1,3}\}?"
 ATTACHED += r"|\s?\\?%|\^\{?[-+]?\d{1,6}\}?|[²³!π°]|√\d{1,6}|[eE][-+]?\d{1,4}(?!\w)"
 ATTACHED += r"|\s?[ap]\.?m\b|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
 OPERAND = (
-    rf"[-+]?\s?(?:US|HK)?\\?[$€£¥]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
+    rf"[-+]?\s?(?:US|HK|Rs\.?\s?)?\\?[$€£¥₹]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
     rf"|(?:sqrt|√|ln|log|sin|cos|tan)\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
     rf"|\([^()\n]{{1,80}}\){ATTACHED}|π|[a-zA-Z](?:_\w|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
 )
@@ -102,7 +117,28 @@ SCALE_WORD = re.compile(
     rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|dozens?|percent)\b(?:\s(?:{'|'.join(SCALES)})\b)?|%|\\%|万亿?|亿)",
     re.IGNORECASE,
 )
+SCALE_LETTER = re.compile(rf"\s(?:{'|'.join(SCALE_LETTERS)})(?!\w)")
 LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
+
+
+VALUE = rf"(?:[-(\\$]{{0,3}}\d|(?:{'|'.join([*WORDS, *TENS])})\b)"
+AMOUNT_UNIT = rf"(?:{UNIT_NAME}|ounces?|oz|lbs?|gallons?|quarts?|pints?|cups?|hrs?|mins?|secs?|yds?)"
+BEHIND = re.compile(
+    r"(?i:(?:[.'’]|x(?=[\da-f]))\w{1,20}"
+    rf"|\s?(?:plus|minus|times|over|mod|modulo|choose|(?:divided|multiplied|increased|decreased)\sby)\s{VALUE}"
+    rf"|\sto\s{VALUE}(?!\S{{0,9}}\s(?:decimal|significant|digit|place|d\.?p\.?|s\.?f\.?)\w{{0,6}})"
+    rf"|\s(?:more|less|fewer|greater|higher|lower)\sthan\s{VALUE}"
+    rf"|\s{FACTOR.pattern}"
+    rf"|\s?(?!in\b){AMOUNT_UNIT}[\s,]\s?(?:and\s)?\$?\d[\d.,/]{{0,20}}\$?\s?{AMOUNT_UNIT}\b"
+    r"|\s?(?:√|∛|sqrt|ln|log)(?![a-z]))"
+)
+"""What makes a number the first part of something else: `10 to 15`, `2 squared`, `5 feet 10 inches`, `0x1F`."""
+BEFORE = re.compile(
+    r"(?i:(?:\b(?:more|less|fewer|greater|smaller|larger|higher|lower)\sthan|\broots?\sof|\bhalf\sof|\btwice"
+    rf"|\b(?:plus|times|over|(?:divided|multiplied)\sby)|\d\s?(?!in\b){AMOUNT_UNIT},?(?:\sand)?)\s?$)"
+)
+"""The same before a number: `less than 10`, `the square root of 2`."""
+NEGATED = re.compile(r"(?i:n['’]t|\bnot|\bnever)(?:\sbe)?[\s$*]{1,4}$")
 
 
 def answer_in_response(text: str) -> str | None:
@@ -239,7 +275,8 @@ def _answer_at(text: str, start: int) -> str | None:
         return f"({letter}) {value}" if value else letter
     pieces = _pieces(rest)
     if pieces and pieces[0][0] == 0:
-        return _join(rest, _run_from_start(rest, pieces))
+        run = _run_from_start(rest, pieces)
+        return _more_than_number(rest, run) or _join(rest, run)
     sentence = SENTENCE_END.split(rest, maxsplit=1)[0].strip(" *_")
     return _in_sentence(sentence)
 
@@ -255,7 +292,8 @@ def _in_sentence(sentence: str) -> str | None:
         pieces = [piece for piece in _pieces(part) if _has_value(part[piece[0] : piece[1]])]
         if pieces and (is_prose(part) or part is not sentence or pieces[0][2]):
             formulas = [piece for piece in pieces if piece[2]]
-            return _join(part, [formulas[0]] if formulas else _run_to_end(part, pieces))
+            run = [formulas[0]] if formulas else _run_to_end(part, pieces)
+            return _more_than_number(part, run) or _join(part, run)
     if any(character in sentence for character in "\\$^_=<>") or not is_prose(sentence):
         return sentence
     return BREAK.split(sentence, maxsplit=1)[0].strip(" *\"'") or None
@@ -320,6 +358,20 @@ def _run_from_start(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     return run
 
 
+def _more_than_number(text: str, run: Sequence[Piece]) -> str | None:
+    """Text around a number that the words next to it make something else, as in "10 more than 5"; else None."""
+    start, end = run[0][0], run[-1][1]
+    if len(run) > 1:
+        return None
+    if scale := SCALE_WORD.match(text, end):
+        end = scale.end()
+    behind = BEHIND.match(text, end)
+    before = None if "=" in text[start:end] else BEFORE.search(text[max(0, start - MAX_WORDS) : start])
+    if not (behind or before) or read_number(clean(text[start:end])) is None:
+        return None
+    return text[start - (len(before[0]) if before else 0) : behind.end() if behind else end]
+
+
 def _run_to_end(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     """The last piece, and earlier ones separated only by "and", "or" or a comma; calculations do not form a list."""
     run = [pieces[-1]]
@@ -342,7 +394,7 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
         part = _formula(text[start:end]) if is_formula else text[start:end].strip().rstrip(".,;:!")
         if not is_formula and (unit := LETTER_UNIT.fullmatch(part)):
             part = f"{unit[1]} {unit[2]}"  # 350g
-        if scale := SCALE_WORD.match(text, end):
+        if scale := SCALE_WORD.match(text, end) or (SCALE_LETTER.match(text, end) if part[:1] in "$€£¥₹" else None):
             part += " " + scale[0].strip()
         if len(run) == 1 and "," not in part:
             # `14/2=7` states 7; in a list of equations (`x=1, y=2`) every side counts.
@@ -363,7 +415,11 @@ def _last_expression(text: str) -> str | None:
     if len(last_line) < MAX_CHOICE and CHOICE.match(last_line.strip(" *")):
         return _answer_at(last_line, 0)
     pieces = [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
-    return _join(text, _run_to_end(text, pieces)) if pieces else None
+    pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_WORDS) : piece[0]])]
+    if not pieces:
+        return None
+    run = _run_to_end(text, pieces)
+    return _more_than_number(text, run) or _join(text, run)
 
 
 def _formula(text: str) -> str:

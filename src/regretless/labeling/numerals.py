@@ -31,7 +31,7 @@ ANGLE = re.compile(
 """The argument of a trigonometric function, in which degrees count, or degrees elsewhere, which do not."""
 LEADING = re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*")
 CURRENCY = re.compile(
-    r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
+    r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|₹|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
 )
 WHOLLY_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|boldsymbol|mbox|rm|bf)\s?\{([^{}]*)\}"
@@ -41,13 +41,17 @@ PARTS_OF = dict(zip(PARTS.split(), (2, 3, 4, 5, 6, 7, 8, 9, 10, 4, 20, 100, 1000
 PART = rf"(?:{'|'.join(PARTS_OF)}|halve)s?"
 """Part of a whole: half, thirds, quarters."""
 # A quarter is also a coin, and square meters are also called squared.
-FACTOR = re.compile(rf"(?i:(?:squared|cubed|factorial)(?=\W*$)|(?:dozens?|(?!quarter){PART})\b)")
+FACTOR = re.compile(rf"(?i:(?:squared|cubed|factorial)\b(?!\s[a-z])|(?:dozens?|(?!quarter){PART})\b)")
 """Words behind a number that change it and are no units."""
 # A single letter in roman type can be a unit (m, s), but also the imaginary unit or a variable, which must stay.
 TEXT_UNIT = re.compile(
     r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*\\(?:text|textbf|textrm|textnormal|mathrm|mbox|operatorname)\s?\{"
     rf"(?!\s?[a-fiknx-z]\s?\}})(?!\s?{FACTOR.pattern})[^{{}}]*\}}(?:\s?\^\s?(?:\{{-?\d+\}}|\d))?$"
 )
+SCALE_LETTERS = {"M": "million", "MM": "million", "mn": "million", "B": "billion", "bn": "billion"}
+SCALE_LETTERS |= {"K": "thousand", "k": "thousand"}
+AMOUNT = re.compile(rf"[$€£¥₹]\s?(\d[\d.,]*)\s?({'|'.join(SCALE_LETTERS)})(?![\w$^])")
+"""Money in thousands, millions or billions, as in `$7M`."""
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 CHINESE_SCALE = re.compile(r"(?<=\d)\s?(万亿|[千万亿])")
 CHINESE_SCALES = {"千": 3, "万": 4, "亿": 8, "万亿": 12}
@@ -118,6 +122,7 @@ NUMBER_WORDS = re.compile(
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d*)?"
 EXPONENT = r"(?:[eE]([-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d)))?"
 SIMPLE = re.compile(rf"([-+]?)\s*({DECIMAL}){EXPONENT}")
+HEXADECIMAL = re.compile(r"0x[\da-fA-F]+")
 POWER_OF_TEN = re.compile(r"([-+]?)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d))")
 RATIO = re.compile(
     rf"([-+]?)\s*(?:(\d+)\s*)?\\frac\s*(?:\{{\s*([-+]?{DECIMAL})\s*\}}|(\d))\s*(?:\{{\s*({DECIMAL})\s*\}}|(\d))"
@@ -130,11 +135,12 @@ UNIT_WORDS = re.compile(
     rf"|(?<=[\d.}})])\s+(?:{UNIT_LETTERS})(?:\s?\^\s?\{{?[23]\}}?|[²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
 )
 IN_BRACKETS = re.compile(r"\(([^(),]*)\)|\{([^{},]*)\}")
-UNIT_NAMES = re.compile(
-    r"(?<=[\w})])\s+(?:(?:square|cubic|sq\.?)\s)?(?:units?|[mcdk]m|m|ft|feet|foot|in|inch(?:es)?|yards?|miles?|meters?|metres?"
+UNIT_NAME = (
+    r"(?:units?|[mcdk]m|m|ft|feet|foot|in|inch(?:es)?|yards?|miles?|meters?|metres?"
     r"|(?:centi|milli|kilo)met(?:er|re)s?|k?g|(?:kilo)?grams?|pounds?|lit(?:er|re)s?|m?L|h|hours?|s|seconds?|min|minutes?|days?|weeks?"
-    r"|months?|years?|degrees?|radians?|dollars?|cents?|euros?|ways?)(?:\s?\^\s?\{?[23]\}?|[²³])?$"
+    r"|months?|years?|degrees?|radians?|dollars?|cents?|euros?|ways?)"
 )
+UNIT_NAMES = re.compile(rf"(?<=[\w}})])\s+(?:(?:square|cubic|sq\.?)\s)?{UNIT_NAME}(?:\s?\^\s?\{{?[23]\}}?|[²³])?$")
 """Units after an expression that is not a plain number: only known words."""
 VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 NOT_UNITS = {"and", "or", "pi", "mod", "times", "over", "sqrt", "sin", "cos", "tan", "log", "exp", "plus", "minus"}
@@ -188,6 +194,7 @@ def clean(text: str) -> str:
     for old, new in REPLACEMENTS.items():
         text = text.replace(old, new)
     text = PERCENT.sub("%", text)
+    text = AMOUNT.sub(lambda match: f"{match[1]} {SCALE_LETTERS[match[2]]}", text)
     text = CURRENCY.sub("", SPACING.sub(" ", NO_SPACE.sub("", text)))
     text = ANGLE.sub(lambda match: DEGREE.sub(DEGREE_SIGN, match[0]) if match["sine"] else "", text)
     text = CHINESE_SCALE.sub(lambda match: rf" \times 10^{{{CHINESE_SCALES[match[1]]}}}", text)
@@ -221,7 +228,7 @@ def read_number(text: str) -> Numeral | None:
     """The plain number that a cleaned text states, without units; None if it is anything else."""
     if len(text) > MAX_LENGTH:
         return None
-    if words := NUMBER_WORDS.fullmatch(text):
+    if text[:1].isalpha() and (words := NUMBER_WORDS.fullmatch(text)):
         return _read_words(words)
     unit = UNIT_WORDS.search(text)
     if unit and not NOT_UNITS & set(re.findall(r"[a-z]+", unit[0].lower())) and not FACTOR.match(unit[0].strip()):
@@ -230,6 +237,8 @@ def read_number(text: str) -> Numeral | None:
         text = brackets[1] or brackets[2]
     percent = text.endswith("%")
     text = text.rstrip("% ")
+    if HEXADECIMAL.fullmatch(text):  # for algebra it would be a product with 0
+        return Numeral(Fraction(int(text, 16)))
     number = _read_simple(text) or _read_ratio(text)
     return Numeral(number.value, number.place, percent) if number else None
 
