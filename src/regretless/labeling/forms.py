@@ -126,6 +126,8 @@ def stated_values(text: str) -> list[str]:
     parts = sides(text)
     if len(parts) == 1 or not all(parts):
         return [text]
+    if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
+        return parts[:1]
     approximate = [side.strip() for side in re.split(r"≈|\\approx(?![a-zA-Z])", text)]
     last_of_each = [sides(part)[-1] for part in approximate]
     if NAME.fullmatch(parts[0]) or not VARIABLE.search(TEXT_COMMAND.sub("", parts[0])):

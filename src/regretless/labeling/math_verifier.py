@@ -38,6 +38,8 @@ IMAGINARY_UNIT = re.compile(r"(?<=\d)i(?![a-zA-Z])")
 # math-verify reads them as Euler's number and the imaginary unit, whatever their subscript.
 WITH_SUBSCRIPT = {"e": r"\varepsilon ", "E": r"\varepsilon ", "I": r"\iota "}
 SUBSCRIPT = re.compile(r"(?<![a-zA-Z\\])([eEI])\s?(?=_)")
+# math-verify takes a complex root of a negative number.
+ODD_ROOT = re.compile(r"\\sqrt\s?\[\s?([3579])\s?\]\s?\{\s?-\s?(\d{1,40}(?:\.\d{1,40})?)\s?\}")
 NATURAL_LOGARITHM = re.compile(r"\\log\s?_\s?(?:e(?![a-zA-Z])|\{\s?e\s?\})")
 DECIMAL_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
@@ -293,6 +295,7 @@ def parse_answer(text: str) -> Any | None:
     normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
     text = NATURAL_LOGARITHM.sub(r"\\ln ", _in_radians(text))
+    text = ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)
     text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], text)
     text = IMAGINARY_UNIT.sub(" i", EXPONENT_NOTATION.sub(r"\1 \\cdot 10^{\2}", text))
     logging.getLogger("math_verify").setLevel(

@@ -29,6 +29,9 @@ ANGLE = re.compile(
     rf"(?P<sine>{SINE.pattern}\s?(?:\([^()]{{0,60}}\)|[({{]?\s?[-+]?{PLAIN_ANGLE}\s?{DEGREE.pattern}))|{DEGREES.pattern}"
 )
 """The argument of a trigonometric function, in which degrees count, or degrees elsewhere, which do not."""
+APPEARANCE = re.compile(
+    r"\\(?:(?:textcolor|color)\s?\{[a-zA-Z]{1,20}\}|(?:underline|bm|mathit|large|Large|huge|Huge|small)(?![a-zA-Z]))\s?"
+)
 LEADING = re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*")
 CURRENCY = re.compile(
     r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|₹|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
@@ -45,8 +48,8 @@ FACTOR = re.compile(rf"(?i:(?:squared|cubed|factorial)\b(?!\s[a-z])|(?:dozens?|(
 """Words behind a number that change it and are no units."""
 # A single letter in roman type can be a unit (m, s), but also the imaginary unit or a variable, which must stay.
 TEXT_UNIT = re.compile(
-    r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*\\(?:text|textbf|textrm|textnormal|mathrm|mbox|operatorname)\s?\{"
-    rf"(?!\s?[a-fiknx-z]\s?\}})(?!\s?{FACTOR.pattern})[^{{}}]*\}}(?:\s?\^\s?(?:\{{-?\d+\}}|\d))?$"
+    r"(?<=[\w})\]%])(?:[\s/]|\\cdot)*(?:\\mu\s?)?\\(?:text|textbf|textrm|textnormal|mathrm|mbox|operatorname)\s?\{"
+    rf"(?!\s?[a-fiknx-z]\s?\}})(?!\s?{FACTOR.pattern})[^{{}}]*(?:\{{-?\d+\}}[^{{}}]*){{0,3}}\}}(?:\s?\^\s?(?:\{{-?\d+\}}|\d))?$"
 )
 SCALE_LETTERS = {"M": "million", "MM": "million", "mn": "million", "B": "billion", "bn": "billion"}
 SCALE_LETTERS |= {"K": "thousand", "k": "thousand"}
@@ -89,6 +92,8 @@ SCALE = re.compile(
     re.IGNORECASE,
 )
 REPLACEMENTS = {
+    r"\varnothing": r"\emptyset",
+    "∅": r"\emptyset",
     "{,}": ",",
     "–": "-",
     "×": r"\times ",
@@ -122,6 +127,7 @@ NUMBER_WORDS = re.compile(
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d*)?"
 EXPONENT = r"(?:[eE]([-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d)))?"
 SIMPLE = re.compile(rf"([-+]?)\s*({DECIMAL}){EXPONENT}")
+REPEATING = re.compile(r"([-+]?\d{0,40})\.(\d{0,40})\\overline\s?\{(\d{1,40})\}")
 HEXADECIMAL = re.compile(r"0x[\da-fA-F]+")
 POWER_OF_TEN = re.compile(r"([-+]?)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d))")
 RATIO = re.compile(
@@ -193,12 +199,12 @@ def clean(text: str) -> str:
     text = join_digits(plain_text(text))
     for old, new in REPLACEMENTS.items():
         text = text.replace(old, new)
-    text = PERCENT.sub("%", text)
+    text = PERCENT.sub("%", APPEARANCE.sub("", text))
     text = AMOUNT.sub(lambda match: f"{match[1]} {SCALE_LETTERS[match[2]]}", text)
     text = CURRENCY.sub("", SPACING.sub(" ", NO_SPACE.sub("", text)))
     text = ANGLE.sub(lambda match: DEGREE.sub(DEGREE_SIGN, match[0]) if match["sine"] else "", text)
     text = CHINESE_SCALE.sub(lambda match: rf" \times 10^{{{CHINESE_SCALES[match[1]]}}}", text)
-    text = LEADING.sub("", SCALE.sub(_power, text)).strip().strip("\"'").rstrip(" .,;:。、")
+    text = LEADING.sub("", SCALE.sub(_power, text)).strip().strip("\"'").rstrip(" .,;:。、\\")
     text = ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)
     if whole := WHOLLY_TEXT.fullmatch(text):
         return whole[1].strip(" .")
@@ -237,6 +243,11 @@ def read_number(text: str) -> Numeral | None:
         text = brackets[1] or brackets[2]
     percent = text.endswith("%")
     text = text.rstrip("% ")
+    if repeating := REPEATING.fullmatch(text):
+        whole, fixed, period = repeating.groups()
+        value = Fraction(int(fixed + period) - int(fixed or 0), (10 ** len(period) - 1) * 10 ** len(fixed))
+        value += abs(int(whole)) if whole.strip("+-") else 0
+        return Numeral(-value if whole.startswith("-") else value, percent=percent)
     if HEXADECIMAL.fullmatch(text):  # for algebra it would be a product with 0
         return Numeral(Fraction(int(text, 16)))
     number = _read_simple(text) or _read_ratio(text)
