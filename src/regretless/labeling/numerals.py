@@ -82,6 +82,7 @@ VULGAR = {sign: unicodedata.normalize("NFKC", sign).split("⁄") for sign in "¼
 VULGAR_FRACTION = re.compile(rf"[{''.join(VULGAR)}](?P<factor>(?=[a-zA-Zπ(\\]))?")
 # This and the next patterns are searched in whole responses. They begin with a character, which is fast to find.
 PI = re.compile(r"p(?<![a-zA-Z\\.]p)i(?![a-zA-Z])")
+NEGATIVE = re.compile(r"\b(?:negative|(?<![\d)}$] )minus)\s(?=\$?\d)")
 # One pattern for both would take twice the time.
 HAS_GROUPS = re.compile(r" (?<=[0-9] )[0-9]{3}"), re.compile(r"[_'](?<=[0-9].)[0-9]{3}")
 GROUPED_DIGITS = re.compile(r"(?<![\w.,^/'])\d{1,3}(?:[ _']\d{3})+(?![\w/']|,\d)")
@@ -170,6 +171,8 @@ def plain_text(text: str) -> str:
             lambda match: f"^{{{''.join(RAISED[sign] for sign in match[0])}}}", text.translate(ALIKE)
         )
         text = VULGAR_FRACTION.sub(_vulgar_fraction, text)
+    if "negative " in text or "minus " in text:
+        text = NEGATIVE.sub("-", text)
     text = PI.sub("π", text)
     return re.sub(r"(?<=\d) π", "π", text) if "π" in text else text
 
