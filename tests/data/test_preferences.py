@@ -18,6 +18,7 @@ from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
+SURE, BRIEF = {"role": "user", "content": "sure?"}, {"role": "system", "content": "Be brief."}
 GOOD = {"prompt": "2+2?", "chosen": " 4", "rejected": " 5"}
 
 
@@ -63,6 +64,38 @@ def only(row: dict[str, Any], **options: Any) -> Pair:
         ),
         ({"instruction": "Add.", "input": "2+2", "chosen": "4", "rejected": "5"}, ("Add.\n2+2", "4", "5")),
         ({"instruction": "Say 4.", "input": "", "chosen": "4", "rejected": "5"}, ("Say 4.", "4", "5")),
+        # What follows a prompt of messages is the response, also where both sides go on alike.
+        (
+            {
+                "prompt": QUESTION,
+                "chosen": [*QUESTION, *assistant("Hm."), SURE, *assistant("4")],
+                "rejected": [*QUESTION, *assistant("Hm."), SURE, *assistant("5")],
+            },
+            (QUESTION, [*assistant("Hm."), SURE, *assistant("4")], [*assistant("Hm."), SURE, *assistant("5")]),
+        ),
+        (
+            {"system": "Be brief.", "prompt": QUESTION, "chosen": assistant("4"), "rejected": assistant("5")},
+            ([BRIEF, *QUESTION], assistant("4"), assistant("5")),
+        ),
+        (
+            {
+                "system": "Be brief.",
+                "conversations": [{"from": "human", "value": "2+2?"}],
+                "chosen": {"from": "gpt", "value": "4"},
+                "rejected": {"from": "gpt", "value": "5"},
+            },
+            ([BRIEF, *QUESTION], assistant("4"), assistant("5")),
+        ),
+        ({**GOOD, "system": " "}, ("2+2?", " 4", " 5")),
+        # A transcript in the prompt has the question in it.
+        (
+            {
+                "prompt": "Human: 2+2? Assistant:",
+                "chosen": [*QUESTION, *assistant("4")],
+                "rejected": [*QUESTION, *assistant("5")],
+            },
+            (QUESTION, assistant("4"), assistant("5")),
+        ),
     ],
 )
 def test_columns_when_given_in_any_public_form_then_prompt_and_sides_come_apart(
@@ -117,6 +150,7 @@ def test_released_mask_lengths_when_given_then_the_pair_is_masked_and_its_reject
 
 
 IDS = {"chosen_token_ids": [220, 19], "rejected_token_ids": [220, 20]}
+SIDES = {"chosen": assistant("4"), "rejected": assistant("5")}
 BAD_ROWS = [
     ({"prompt": "q", "rejected": "b"}, "missing column(s) chosen; found prompt, rejected"),
     ({"prompt": "q", "chosen": "a"}, "missing column(s) rejected; found chosen, prompt"),
@@ -186,6 +220,27 @@ BAD_ROWS = [
         "chosen: expected messages with the texts role",
     ),
     (["a"], "expected an object with columns, got list"),
+    (
+        {"system": "Be brief.", "question": "2+2?", "chosen": "4", "rejected": "5"},
+        "system: not read beside a prompt that is a text; write messages, or join the columns (prompt_key=system,",
+    ),
+    (
+        {"system": "Be brief.", "prompt": [SURE | {"role": "system"}, *QUESTION], **SIDES},
+        "system: another text than that of the prompt's system message",
+    ),
+    ({"instruction": "2+2?", "history": [["1+1?", "2"]], **SIDES}, "history: earlier turns beside the prompt"),
+    (
+        {"question": "How many?", "context": "There are 4.", "chosen": "4", "rejected": "5"},
+        "context: not read beside question; name both (prompt_key=context,question), or question alone if it is no",
+    ),
+    (
+        {"prompt": "Answer in JSON.", "chosen": [*QUESTION, *assistant("4")], "rejected": [*QUESTION, *assistant("5")]},
+        "prompt: a text that is in no message of the conversation that chosen and rejected begin with",
+    ),
+    (
+        {"prompt": QUESTION, "chosen": [*QUESTION, *assistant("4")], "rejected": assistant("5")},
+        "rejected: expected it to begin with the messages of the prompt, as chosen does",
+    ),
 ]
 
 
@@ -363,6 +418,8 @@ def test_messages_when_their_content_is_in_parts_then_the_texts_are_joined() -> 
             "chosen: tool_calls: arguments of add: expected dict or JSON of one, got '2'",
         ),
         ({"content": "4", "function_call": {"name": "add"}}, "chosen: function_call: not read as a part of a message"),
+        ({"content": "4", "images": ["x"]}, "chosen: images: not read as a part of a message; only text is read"),
+        ({"content": "4", "channel": "final"}, "chosen: channel: not read as a part of a message"),
         ({"content": "4", "reasoning_content": 4}, "chosen: reasoning_content: expected text, got 4"),
         ({"content": "4", "weight": 0}, "chosen: weight: 0 leaves a message out of training"),
     ],

@@ -239,7 +239,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{data['different_models']} of {data['pairs']} pairs compare responses of different models: in such data, "
             "losses that weigh both responses alike (λ = 1) can lower both; where this was measured, λ = 0.5 without "
-            "RePO's weights was best (objective=repo discount=0 rejected_weight=0.5; docs/experiments.md)"
+            "RePO's weights was best (objective=repo_det discount=0 rejected_weight=0.5; docs/experiments.md)"
         )
     notes += [
         f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: "

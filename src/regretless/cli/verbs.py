@@ -112,7 +112,7 @@ def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
         "files",
         [
             f"{name}: expected a path on this machine, got {url}; a URL can be the run folder (`output_dir` of a "
-            "recipe, `run --output-dir`), and `report` and `watch` read it"
+            "recipe, `run --output-dir`), and `report`, `compare` and `watch` read it"
             for name, url in found.items()
         ],
     )

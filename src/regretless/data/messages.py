@@ -22,7 +22,11 @@ SHAREGPT = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "a
 UNREADABLE = {
     "function_call": "write it as tool_calls, its present form",
     "audio": "only text is read",
+    "images": "only text is read",
+    "videos": "only text is read",
     "refusal": "write it into the content",
+    "channel": "write what is not the answer as reasoning_content or tool_calls",
+    "recipient": "write the call as tool_calls",
 }
 """Parts of a message that are never dropped silently, and what to do about each."""
 

@@ -26,6 +26,8 @@ from regretless.data.schema import (
 
 PROMPT_COLUMNS = ("prompt", "instruction", "question", "conversations")
 """Default columns of the prompt; `instruction` is joined with a non-empty `input`."""
+OF_PROMPT = {"instruction": ("context",), "question": ("input", "context")}
+"""Columns that belong to the prompt beside one that was not named, in some data sets. They are not read."""
 LIKELY_PROMPTS = ("query", "problem", "input", "inputs", "user", "context")
 """Columns that hold the prompt in some data sets. They are not read unless `prompt_key` names them."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
@@ -107,6 +109,7 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, keys)
     if implicit and isinstance(prompt, str):
         _check_implicit(prompt, row, keys)
+    prompt = _with_system(prompt, row, keys)
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if text is None or (name == "rejected" and not keys.need_rejected):
             continue
@@ -133,6 +136,29 @@ def _check_implicit(prompt: str, row: Mapping[str, Any], keys: Keys) -> None:
             )
 
 
+def _with_system(prompt: Text, row: Mapping[str, Any], keys: Keys) -> Text:
+    """The prompt with the text of the column `system` as its first message. Raises Unusable if it would be lost."""
+    system = row.get("system")
+    if not isinstance(system, str) or not system.strip() or "system" in _names(keys.prompt):
+        return prompt
+    if isinstance(prompt, str):
+        if system.strip() in prompt:
+            return prompt
+        raise Unusable(
+            "system: not read beside a prompt that is a text; write messages, or join the columns "
+            f"(prompt_key=system,{keys.prompt or 'prompt'}), or remove it"
+        )
+    if prompt[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *prompt]
+    if prompt[0]["content"].strip() != system.strip():
+        raise Unusable("system: another text than that of the prompt's system message; remove one of them")
+    return prompt
+
+
+def _names(key: str | None) -> list[str]:
+    return [] if key is None else [name.strip() for name in key.split(",")]
+
+
 def _check_worth_imitating(row: Mapping[str, Any]) -> None:
     """Raise Unusable for a single response that its row marks as bad, or that is not known to be right."""
     for name in MARKS:
@@ -157,12 +183,20 @@ def _prompt(row: Mapping[str, Any], key: str | None) -> Text | None:
         if prompt is None:
             raise Unusable(f"missing column(s) {key}; found {_present(row)}")
         return prompt
+    if row.get("history") is not None and len(row["history"]) and "history" not in _names(key):
+        raise Unusable("history: earlier turns beside the prompt are not read; write the prompt as messages")
     if key is None:
         key = next((name for name in PROMPT_COLUMNS if row.get(name) is not None), "prompt")
+        for name in OF_PROMPT.get(key, ()):
+            if isinstance(text := row.get(name), str) and text.strip() and text.strip() not in str(row[key]):
+                raise Unusable(
+                    f"{name}: not read beside {key}; name both (prompt_key={name},{key}), or {key} alone if it is no "
+                    "part of the prompt"
+                )
         if key != "instruction":
             return _text(row, key)
         key = "instruction,input"
-    parts = [row.get(name.strip()) for name in key.split(",")]
+    parts = [row.get(name) for name in _names(key)]
     return "\n".join(part for part in parts if isinstance(part, str) and part) or None
 
 
@@ -205,15 +239,13 @@ def _split_prompt(
         if isinstance(prompt, str) and isinstance(chosen, list):
             prompt = [{"role": "user", "content": prompt}]
         return prompt, chosen, rejected
+    if isinstance(prompt, list):
+        length = len(prompt)
+        if rejected is not None and rejected[:length] != prompt:
+            raise Unusable("rejected: expected it to begin with the messages of the prompt, as chosen does")
+        return prompt, chosen[length:], None if rejected is None else rejected[length:]
     if rejected is None:
-        if isinstance(chosen, str):
-            raise Unusable(f"missing column(s) {keys.prompt or 'prompt'}; it is required without a rejected side")
-        if len(chosen) == 1:
-            raise Unusable("no prompt column, and only one message, so the prompt is missing")
-        # With tool calls and their outputs between, an answer is all that follows its question.
-        asked = max((place for place, message in enumerate(chosen[:-1]) if message["role"] == "user"), default=None)
-        start = len(chosen) - 1 if asked is None else asked + 1
-        return chosen[:start], chosen[start:], None
+        return *_last_answer(chosen, keys), None
     if chosen == rejected:
         raise Unusable(EQUAL)
     length = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False)))
@@ -227,7 +259,31 @@ def _split_prompt(
     for name, text in (("chosen", chosen), ("rejected", rejected)):
         if length >= len(text):
             raise Unusable(f"{name}: empty completion: it is the beginning of the other side")
+    if prompt is not None and not _is_repeated(prompt, chosen[:length]):
+        raise Unusable(
+            "prompt: a text that is in no message of the conversation that chosen and rejected begin with, which would "
+            "replace it; write it as a message of that conversation, or remove it"
+        )
     return chosen[:length], chosen[length:], rejected[length:]
+
+
+def _last_answer(chosen: Text, keys: Keys) -> tuple[Text, Text]:
+    """A conversation divided before its last answer. Raises Unusable."""
+    if isinstance(chosen, str):
+        raise Unusable(f"missing column(s) {keys.prompt or 'prompt'}; it is required without a rejected side")
+    if len(chosen) == 1:
+        raise Unusable("no prompt column, and only one message, so the prompt is missing")
+    # With tool calls and their outputs between, an answer is all that follows its question.
+    asked = max((place for place, message in enumerate(chosen[:-1]) if message["role"] == "user"), default=None)
+    start = len(chosen) - 1 if asked is None else asked + 1
+    return chosen[:start], chosen[start:]
+
+
+def _is_repeated(prompt: str, messages: Text) -> bool:
+    """Whether a text is in one of the messages, or has one of them in it, as a transcript does; spaces do not count."""
+    text = " ".join(prompt.split())
+    contents = [" ".join(message["content"].split()) for message in messages if not isinstance(message, str)]
+    return any(content and (text in content or content in text) for content in contents)
 
 
 def _between_words(chosen: str, rejected: str, length: int) -> int:
