@@ -13,14 +13,10 @@ from collections.abc import Sequence
 from regretless.data.messages import CLOSE, OPEN
 from regretless.labeling.forms import stated_values
 from regretless.labeling.numerals import (
-    FACTOR,
     SCALE_LETTERS,
     SCALES,
-    TENS,
     UNIT_LETTERS,
-    UNIT_NAME,
     VARIABLE,
-    WORDS,
     clean,
     join_digits,
     plain_text,
@@ -80,7 +76,7 @@ SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
 ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 MAX_WORDS = 40
-"""Characters before a number in which words change it."""
+"""Characters before a number in which a word negates it."""
 MAX_CHOICE = 60
 """Longest line (characters) that can be a bare choice."""
 CHOICE = re.compile(r"\(([A-J])\)|([A-J])(?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s)(?!\s?[:.]?=)")
@@ -114,30 +110,13 @@ TEXT_ONLY = re.compile(
 GROUP = re.compile(r"\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]")
 """A pair, an interval or a set in plain text."""
 SCALE_WORD = re.compile(
-    rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|dozens?|percent)\b(?:\s(?:{'|'.join(SCALES)})\b)?|%|\\%|万亿?|亿)",
+    rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|percent)\b(?:\s(?:{'|'.join(SCALES)})\b)?|%|\\%|万亿?|亿)",
     re.IGNORECASE,
 )
 SCALE_LETTER = re.compile(rf"\s(?:{'|'.join(SCALE_LETTERS)})(?!\w)")
 LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 
-VALUE = rf"(?:[-(\\$]{{0,3}}\d|(?:{'|'.join([*WORDS, *TENS])})\b)"
-AMOUNT_UNIT = rf"(?:{UNIT_NAME}|ounces?|oz|lbs?|gallons?|quarts?|pints?|cups?|hrs?|mins?|secs?|yds?)"
-BEHIND = re.compile(
-    r"(?i:(?:[.'’]|x(?=[\da-f]))\w{1,20}"
-    rf"|\s?(?:plus|minus|times|over|mod|modulo|choose|(?:divided|multiplied|increased|decreased)\sby)\s{VALUE}"
-    rf"|\sto\s{VALUE}(?!\S{{0,9}}\s(?:decimal|significant|digit|place|d\.?p\.?|s\.?f\.?)\w{{0,6}})"
-    rf"|\s(?:more|less|fewer|greater|higher|lower)\sthan\s{VALUE}"
-    rf"|\s{FACTOR.pattern}"
-    rf"|\s?(?!in\b){AMOUNT_UNIT}[\s,]\s?(?:and\s)?\$?\d[\d.,/]{{0,20}}\$?\s?{AMOUNT_UNIT}\b"
-    r"|\s?(?:√|∛|sqrt|ln|log)(?![a-z]))"
-)
-"""What makes a number the first part of something else: `10 to 15`, `2 squared`, `5 feet 10 inches`, `0x1F`."""
-BEFORE = re.compile(
-    r"(?i:(?:\b(?:more|less|fewer|greater|smaller|larger|higher|lower)\sthan|\broots?\sof|\bhalf\sof|\btwice"
-    rf"|\b(?:plus|times|over|(?:divided|multiplied)\sby)|\d\s?(?!in\b){AMOUNT_UNIT},?(?:\sand)?)\s?$)"
-)
-"""The same before a number: `less than 10`, `the square root of 2`."""
 NEGATED = re.compile(r"(?i:n['’]t|\bnot|\bnever)(?:\sbe)?[\s$*]{1,4}$")
 
 
@@ -275,8 +254,7 @@ def _answer_at(text: str, start: int) -> str | None:
         return f"({letter}) {value}" if value else letter
     pieces = _pieces(rest)
     if pieces and pieces[0][0] == 0:
-        run = _run_from_start(rest, pieces)
-        return _more_than_number(rest, run) or _join(rest, run)
+        return _join(rest, _run_from_start(rest, pieces))
     sentence = SENTENCE_END.split(rest, maxsplit=1)[0].strip(" *_")
     return _in_sentence(sentence)
 
@@ -292,8 +270,7 @@ def _in_sentence(sentence: str) -> str | None:
         pieces = [piece for piece in _pieces(part) if _has_value(part[piece[0] : piece[1]])]
         if pieces and (is_prose(part) or part is not sentence or pieces[0][2]):
             formulas = [piece for piece in pieces if piece[2]]
-            run = [formulas[0]] if formulas else _run_to_end(part, pieces)
-            return _more_than_number(part, run) or _join(part, run)
+            return _join(part, [formulas[0]] if formulas else _run_to_end(part, pieces))
     if any(character in sentence for character in "\\$^_=<>") or not is_prose(sentence):
         return sentence
     return BREAK.split(sentence, maxsplit=1)[0].strip(" *\"'") or None
@@ -358,20 +335,6 @@ def _run_from_start(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     return run
 
 
-def _more_than_number(text: str, run: Sequence[Piece]) -> str | None:
-    """Text around a number that the words next to it make something else, as in "10 more than 5"; else None."""
-    start, end = run[0][0], run[-1][1]
-    if len(run) > 1:
-        return None
-    if scale := SCALE_WORD.match(text, end):
-        end = scale.end()
-    behind = BEHIND.match(text, end)
-    before = None if "=" in text[start:end] else BEFORE.search(text[max(0, start - MAX_WORDS) : start])
-    if not (behind or before) or read_number(clean(text[start:end])) is None:
-        return None
-    return text[start - (len(before[0]) if before else 0) : behind.end() if behind else end]
-
-
 def _run_to_end(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     """The last piece, and earlier ones separated only by "and", "or" or a comma; calculations do not form a list."""
     run = [pieces[-1]]
@@ -416,10 +379,7 @@ def _last_expression(text: str) -> str | None:
         return _answer_at(last_line, 0)
     pieces = [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_WORDS) : piece[0]])]
-    if not pieces:
-        return None
-    run = _run_to_end(text, pieces)
-    return _more_than_number(text, run) or _join(text, run)
+    return _join(text, _run_to_end(text, pieces)) if pieces else None
 
 
 def _formula(text: str) -> str:

@@ -43,8 +43,8 @@ PARTS = "half third quarter fifth sixth seventh eighth ninth tenth fourth twenti
 PARTS_OF = dict(zip(PARTS.split(), (2, 3, 4, 5, 6, 7, 8, 9, 10, 4, 20, 100, 1000, 10**6), strict=True))
 PART = rf"(?:{'|'.join(PARTS_OF)}|halve)s?"
 """Part of a whole: half, thirds, quarters."""
-# A quarter is also a coin, and square meters are also called squared.
-FACTOR = re.compile(rf"(?i:(?:squared|cubed|factorial)\b(?!\s[a-z])|(?:dozens?|(?!quarter){PART})\b)")
+# Square meters are also called squared.
+FACTOR = re.compile(r"(?i:(?:squared|cubed|factorial)\b(?!\s[a-z]))")
 """Words behind a number that change it and are no units."""
 # A single letter in roman type can be a unit (m, s), but also the imaginary unit or a variable, which must stay.
 TEXT_UNIT = re.compile(
@@ -53,7 +53,7 @@ TEXT_UNIT = re.compile(
 )
 SCALE_LETTERS = {"M": "million", "MM": "million", "mn": "million", "B": "billion", "bn": "billion"}
 SCALE_LETTERS |= {"K": "thousand", "k": "thousand"}
-AMOUNT = re.compile(rf"[$€£¥₹]\s?(\d[\d.,]*)\s?({'|'.join(SCALE_LETTERS)})(?![\w$^])")
+AMOUNT = re.compile(rf"^\s*\\?[$€£¥₹]\s?(\d[\d.,]*)\s?({'|'.join(SCALE_LETTERS)})[\s.]*$")
 """Money in thousands, millions or billions, as in `$7M`."""
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 CHINESE_SCALE = re.compile(r"(?<=\d)\s?(万亿|[千万亿])")
@@ -74,22 +74,20 @@ FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
 # Signs that look like others and mean the same.
 ALIKE = FULL_WIDTH | {ord(sign): other for sign, other in zip("−⋅∗∕⁄✕✖", "-·*//××", strict=True)}
 RAISED = {sign: unicodedata.normalize("NFKC", sign).replace("−", "-") for sign in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"}
-SUPERSCRIPT = re.compile(
-    rf"[{''.join(RAISED)}](?<=[\w)\]}}].)(?<![a-zA-Z]{{2}}.)(?<![\u4e00-\u9fff].)[{''.join(RAISED)}]*"
-)
-"""An exponent, but not that of a unit such as cm²."""
+SUPERSCRIPT = re.compile(rf"(?<=[\d)\]}}])[{''.join(RAISED)}]+")
+"""An exponent of a number or a bracket; that of a letter may be a unit's, as in m s⁻¹."""
 VULGAR = {sign: unicodedata.normalize("NFKC", sign).split("⁄") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 VULGAR_FRACTION = re.compile(rf"[{''.join(VULGAR)}](?P<factor>(?=[a-zA-Zπ(\\]))?")
-# This and the next patterns are searched in whole responses. They begin with a character, which is fast to find.
-PI = re.compile(r"p(?<![a-zA-Z\\.]p)i(?![a-zA-Z])")
-NEGATIVE = re.compile(r"\b(?:negative|(?<![\d)}$] )minus)\s(?=\$?\d)")
-# One pattern for both would take twice the time.
+PI = re.compile(r"(?:(?<=[\d)*/^{])|(?<=\d ))pi(?![a-zA-Z])")
+"""The number, but not the word, as in digits of pi."""
+NEGATIVE = re.compile(r"\b(?:[Nn]egative|(?<![\d)}$] )[Mm]inus)\s(?=\$?\d)")
+# Both are searched in whole responses. One pattern for both would take twice the time.
 HAS_GROUPS = re.compile(r" (?<=[0-9] )[0-9]{3}"), re.compile(r"[_'](?<=[0-9].)[0-9]{3}")
-GROUPED_DIGITS = re.compile(r"(?<![\w.,^/'])\d{1,3}(?:[ _']\d{3})+(?![\w/']|,\d)")
+GROUPED_DIGITS = re.compile(r"(?<![\w.,^/'])\d{1,3}(?:(?:[ _]\d{3}){2,}|(?:'\d{3})+)(?![\w/'-]|[ _]\d|,\d)")
 """Thousands apart by spaces, as in 1 234 567, or by apostrophes or underscores."""
 UNIT_LETTERS = "g|m|s|h|L|l|J|N|W|V|A"
 SCALE = re.compile(
-    rf"(?<=\d)\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?((?:(?:{'|'.join(SCALES)})\b\s*)+|dozens?\b\s*)([^{{}},;]*)\}}?",
+    rf"(?<=\d)\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?((?:(?:{'|'.join(SCALES)})\b\s*)+)([^{{}},;]*)\}}?",
     re.IGNORECASE,
 )
 REPLACEMENTS = {
@@ -120,7 +118,7 @@ UNDER_1000 = rf"(?:{UNDER_100}(?:\shundred(?:\s(?:and\s)?{UNDER_100})?)?)"
 LARGE = "|".join(list(SCALES)[1:])
 NUMBER_WORDS = re.compile(
     rf"(?P<sign>(?:negative|minus)\s)?(?P<number>{UNDER_1000}(?:\s(?:{LARGE})(?:,?\s(?:and\s)?{UNDER_1000})?){{0,5}})"
-    rf"(?:[-\s](?P<part>{PART}))?(?P<dozen>\sdozen)?(?:\s(?P<unit>[a-z]{{3,20}}))?(?:\s?\((?P<digits>[^()]{{1,40}})\))?",
+    rf"(?:[-\s](?P<part>{PART}))?(?:\s(?P<unit>[a-z]{{3,20}}))?(?:\s?\((?P<digits>[^()]{{1,40}})\))?",
     re.IGNORECASE,
 )
 """Also with digits behind, as in `five (5)`."""
@@ -171,9 +169,10 @@ def plain_text(text: str) -> str:
             lambda match: f"^{{{''.join(RAISED[sign] for sign in match[0])}}}", text.translate(ALIKE)
         )
         text = VULGAR_FRACTION.sub(_vulgar_fraction, text)
-    if "negative " in text or "minus " in text:
+    if "egative " in text or "inus " in text:
         text = NEGATIVE.sub("-", text)
-    text = PI.sub("π", text)
+    if "pi" in text:
+        text = PI.sub("π", text)
     return re.sub(r"(?<=\d) π", "π", text) if "π" in text else text
 
 
@@ -228,9 +227,8 @@ def _power(match: re.Match[str]) -> str:
     unit = match[2].strip()
     if re.search(r"^[-+*/=^]|(?<!\^)\d", unit) or NUMBER_WORDS.match(unit):
         return match[0]  # 2 thousand 500
-    scale = match[1].lower().split()
-    factor = "12" if scale[0].startswith("dozen") else f"10^{{{sum(SCALES[word] for word in scale)}}}"
-    return rf" \times {factor}" + (rf"\text{{{unit}}}" if unit else "")
+    exponent = sum(SCALES[word] for word in match[1].lower().split())
+    return rf" \times 10^{{{exponent}}}" + (rf"\text{{{unit}}}" if unit else "")
 
 
 def read_number(text: str) -> Numeral | None:
@@ -274,8 +272,9 @@ def _read_words(words: re.Match[str]) -> Numeral | None:
         part = words["part"].lower().replace("halve", "half")
         if (value == 1) == part.endswith("s"):  # twenty third is an ordinal number
             return None
-        value /= PARTS_OF[part.removesuffix("s")]
-    value *= (-1 if words["sign"] else 1) * (12 if words["dozen"] else 1)
+        size = PARTS_OF[part.removesuffix("s")]
+        value /= 1 if size == 4 and value >= size else size  # ten quarters are coins
+    value *= -1 if words["sign"] else 1
     numeral = Numeral(value, percent=unit == "percent")
     if words["digits"] and ((digits := read_number(words["digits"])) is None or digits.value != value):
         return None
