@@ -84,6 +84,47 @@ def test_bad_pair_among_good_ones_when_inspected_then_it_is_named_and_kept_and_t
     assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 1
 
 
+LONG = {**GOOD, "rejected": "7+2=9\n" * 500}
+
+
+def test_pair_when_too_long_for_training_then_inspect_rejects_it_too(model: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD, LONG])
+    command = ("inspect", "--pairs", tmp_path / "pairs.jsonl", "--model", model, "--output", tmp_path / "out")
+    assert regretless(*command, "sample=0") == 0
+    assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 1
+    (refused,) = rows_of(tmp_path / "out" / "refused.jsonl")
+    assert f"above max_length {PreferenceConfig.max_length}; " in refused["reason"]
+    assert regretless(*command, "sample=0", "max_length=null") == 0
+    assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 2
+
+
+def test_inspect_in_a_recipe_when_training_limits_lengths_then_these_hold_for_what_it_does_not_set(
+    model: Path, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [GOOD, LONG])
+    recipe = {
+        "name": "lengths",
+        "output_dir": str(tmp_path / "run"),
+        "pairs": {"dataset": str(tmp_path / "pairs.jsonl")},
+        "model": {"name_or_path": str(model)},
+        "inspect": {"sample": 0},
+        "train": {"objective": ["dpo", "ipo"]},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+
+    def used(*overrides: str) -> int:
+        assert regretless("run", tmp_path / "recipe.yaml", "--until", "inspect", *overrides) == 0
+        return int(read_json(tmp_path / "run" / "inspect" / "inspect.json")["data"]["pairs"])
+
+    assert used() == 1
+    assert used("train.max_length=4000") == 2
+    assert used("train.methods.dpo.max_length=4000") == 2
+    assert used("train.methods.ipo.max_length=4000") == 1
+    assert used("train.truncation=keep_start", "train.methods.dpo.max_prompt_length=60") == 2
+    assert used("train.max_length=4000", "inspect.max_length=100") == 1
+    assert used("train.max_length=100", "inspect.max_length=null") == 2
+
+
 @pytest.mark.parametrize(
     ("verb", "kept_in"), [("inspect", "refused.jsonl"), ("train", "../out.cache/refused-pairs.jsonl")]
 )

@@ -22,7 +22,7 @@ from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
-from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
+from regretless.data.tokenization import MAX_LENGTH, TokenizedPair, missing_values, tokenize_pairs
 from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -49,12 +49,13 @@ class InspectConfig(Section):
     log-probabilities."""
     behavior: ModelConfig | None = None
     """Model that wrote all responses, for `rescore`; by default the models named in the data."""
-    max_length: int | None = Field(default=None, ge=1)
-    """Most tokens in prompt and response together, as in training."""
+    max_length: int | None = Field(default=MAX_LENGTH, ge=1)
+    """Most tokens in prompt and response together; in a recipe, by default as for the first method of `train`."""
     max_prompt_length: int | None = Field(default=None, ge=1)
-    """Most tokens in a prompt, as in training."""
+    """Most tokens in a prompt; in a recipe, by default as for the first method of `train`."""
     truncation: Literal["refuse", "keep_start"] = "refuse"
-    """What happens to longer responses, as in training: `refuse` rejects the pair, `keep_start` cuts the response."""
+    """What happens to longer responses: `refuse` rejects the pair, `keep_start` cuts the response. In a recipe, by
+    default as for the first method of `train`."""
     seed: Seed = 0
     """Random seed for the prompts of the sample."""
     show: int = Field(default=0, ge=0)

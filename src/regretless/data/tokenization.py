@@ -20,6 +20,8 @@ from regretless.data.schema import check_lengths, check_numbers
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids
 
 Truncation = Literal["refuse", "keep_start"]
+MAX_LENGTH = 2048
+"""Most tokens in prompt and response together where settings give no other number."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ from regretless.planning.trainings import Data, Trainings
 from regretless.reporting import report
 from regretless.runs.evaluate import grading
 from regretless.runs.side_by_side import DIVIDED
+from regretless.runs.work import as_trained
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import sample_prompts
@@ -437,8 +438,8 @@ class Calibration:
         source, count = self.counting.job.pairs(), estimate.counts.get("pairs")
         if section is None or model is None or count is None or not isinstance(source, Path):
             return None
-        config, start = resolve(section, self._run), self.counting.trainings.shape(model)
-        objectives = estimate.unit.settings["objectives"]
+        config = resolve(as_trained(section, self.counting.recipe.train), self._run)
+        start, objectives = self.counting.trainings.shape(model), estimate.unit.settings["objectives"]
 
         def trial(sample: int) -> tuple[float, float, float]:
             began = time.monotonic()

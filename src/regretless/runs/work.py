@@ -39,6 +39,10 @@ DEFAULT_OBJECTIVES = ("repo_det", "dpo")
 """Objectives that `inspect` uses if no training is configured: they accept any pairs."""
 
 
+LENGTHS = ("max_length", "max_prompt_length", "truncation")
+"""Settings that decide which pairs are too long. `inspect` and `train` have the same defaults."""
+
+
 @dataclass(frozen=True)
 class Job:
     """The work of one stage: its recipe, its run folder, and the location of its result."""
@@ -214,9 +218,19 @@ def do_mask(section: mask.MaskConfig, job: Job) -> None:
     job.do("mask", dump(section), lambda output: mask.run(here, Path(source), output), _input("pairs", source))
 
 
+def as_trained(section: inspect.InspectConfig, train: TrainConfig | None) -> inspect.InspectConfig:
+    """The settings of `inspect`, with the lengths of the first method to train where `inspect` sets none itself."""
+    if train is None:
+        return section
+    values = train.values_for(train.objectives[0])
+    missing = [name for name in LENGTHS if name in values and name not in section.model_fields_set]
+    return section.model_copy(update={name: values[name] for name in missing})
+
+
 def do_inspect(section: inspect.InspectConfig, job: Job) -> None:
     """Numbers about the pairs as the objectives will see them."""
     source, train = job.pairs(), job.recipe.train
+    section = as_trained(section, train)
     objectives: dict[str, Mapping[str, Any]] = {name: {} for name in section.objectives or DEFAULT_OBJECTIVES}
     if train is not None and not section.objectives:
         objectives = {name: train.split_for(name)[0] for name in train.objectives}

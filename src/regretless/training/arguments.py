@@ -18,6 +18,7 @@ from transformers.trainer_utils import HubStrategy
 from regretless.core.errors import problems_of, reject
 from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
+from regretless.data.tokenization import MAX_LENGTH
 from regretless.objectives import build
 from regretless.training.argument_checks import argument_problems, given_arguments
 from regretless.training.methods import DEFAULT_METHOD
@@ -129,7 +130,7 @@ class PreferenceConfig(TrainingArguments):
         metadata={"help": "Number of optimizer steps between two log entries; below 1, a share of all steps."},
     )
     max_length: int | None = field(
-        default=2048,
+        default=MAX_LENGTH,
         metadata={
             "help": "Most tokens in prompt and response together; `truncation` says what happens to longer pairs."
         },
