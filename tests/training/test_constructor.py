@@ -343,10 +343,15 @@ def test_training_arguments_when_they_would_be_ignored_then_all_are_refused_at_o
         "torch_compile_backend": "inductor",
         "torch_compile_mode": "max-autotune",
     }
-    with pytest.raises(ConfigError, match=r"10 problem\(s\)") as caught:
+    ignored |= {"torch_empty_cache_steps": 1, "eval_accumulation_steps": 4, "prediction_loss_only": True}
+    switched_off = {"eval_do_concat_batches": False, "average_tokens_across_devices": False}
+    ignored |= switched_off
+    with pytest.raises(ConfigError, match=r"15 problem\(s\)") as caught:
         PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, **ignored)
     assert all(f"\n  - {name}: not used here: " in str(caught.value) for name in ignored)
-    assert PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, dataloader_drop_last=False).max_steps == -1
+    defaults = {name: getattr(TrainingArguments, name) for name in ignored}
+    assert all(defaults[name] is True for name in switched_off)
+    assert PreferenceConfig(output_dir=str(tmp_path), use_cpu=True, **defaults).max_steps == -1
 
 
 def test_arguments_when_set_after_construction_then_they_count_or_are_refused(build: Any, tmp_path: Path) -> None:

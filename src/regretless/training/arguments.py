@@ -43,6 +43,13 @@ UNUSED = {
     "neftune_noise_alpha": "its noise depends on the length of a sequence, and several sequences share a row here",
     "label_names": "rows have no labels",
     "include_num_input_tokens_seen": "every log line has the number of tokens, as num_tokens",
+    **dict.fromkeys(
+        ("torch_empty_cache_steps", "eval_accumulation_steps"),
+        "memory is bounded in another way; set max_tokens_per_microbatch",
+    ),
+    "prediction_loss_only": "evaluation keeps no logits in any case, and its metrics cost nothing more",
+    "eval_do_concat_batches": "predictions are one array, with the rewards of each pair",
+    "average_tokens_across_devices": "the loss is a mean over the pairs of all processes in any case",
     "batch_eval_metrics": "metrics are those of the objective",
     "include_for_metrics": "metrics are those of the objective",
     **dict.fromkeys(
@@ -267,7 +274,9 @@ class PreferenceConfig(TrainingArguments):
         given = given_arguments(self)
         found = argument_problems(type(self), given)
         problems = [f"{name}: {problem}" for name, problem in found.items()]
-        problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if given.get(name)]
+        # A switch that is on by default asks for something when it is off.
+        asked = [name for name, value in given.items() if value or getattr(TrainingArguments, name, None) is True]
+        problems += [f"{name}: not used here: {UNUSED[name]}" for name in UNUSED if name in asked]
         problems += deepspeed_problems()
         if self.hub_strategy == HubStrategy.CHECKPOINT:
             problems.append("hub_strategy: optimizer states are not uploaded, so nothing could resume; use every_save")
