@@ -14,6 +14,9 @@ from peft import LoraConfig
 from torch import Tensor
 
 from regretless import PreferenceConfig, PreferenceTrainer
+from regretless.cli.app import main
+from regretless.cli.request import Request
+from regretless.modeling.load import ModelConfig
 from regretless.objectives import OBJECTIVES, Logps, Output
 from regretless.objectives.dpo import DPO
 from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER, render
@@ -99,7 +102,8 @@ def test_card_of_a_method_derived_from_another_when_written_then_it_does_not_pas
 def test_command_of_a_card_when_its_settings_are_read_back_then_they_are_those_of_the_training() -> None:
     values = {"learning_rate": 1e-05, "beta": 0.3, "save_strategy": "no", "hub_token": "hf_secret", "pairs_per_step": 4}
     lora = {"r": 8, "alpha": 16, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
-    command = stage_command("dpo", values, lora, 10, "/home/me/models/base", "/home/me/pairs.jsonl")
+    base = ModelConfig(name_or_path="/home/me/models/base")
+    command = stage_command("dpo", values, lora, 10, base, "/home/me/pairs.jsonl")
     assert "hf_secret" not in command
     assert "/home" not in command
     words = shlex.split(command)
@@ -110,5 +114,59 @@ def test_command_of_a_card_when_its_settings_are_read_back_then_they_are_those_o
     assert config.lora is not None
     assert config.lora.model_dump(exclude_none=True) == lora
     assert config.eval_pairs == 10
-    whole = shlex.split(stage_command("sft", {}, None, 0, "a/b", "c/d"))[8:]
+    whole = shlex.split(stage_command("sft", {}, None, 0, ModelConfig(name_or_path="a/b"), "c/d"))[8:]
     assert TrainConfig.parse(apply_overrides({}, whole), "train").lora is None
+
+
+QLORA = {
+    "quantization": {"load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
+    "chat_template": "chatml",
+    "chat_template_kwargs": {"enable_thinking": False, "style": "it's 1"},
+    "revision": "1234567",
+    "dtype": "bfloat16",
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name_or_path": "base", **QLORA},
+        {"name_or_path": "base", "adapter": "adapter", "tokenizer": "tokenizer", "chat_template": "own.jinja"},
+        {"architecture": {"model_type": "qwen3", "hidden_size": 32}, "init_seed": 3, "tokenizer": "tokenizer"},
+    ],
+)
+def test_command_of_a_card_when_the_model_has_settings_then_the_command_line_reads_the_same_ones(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = {name: str(tmp_path / str(model[name])) for name in ("adapter", "tokenizer") if name in model}
+    if model.get("chat_template") == "own.jinja":
+        paths["chat_template"] = str(tmp_path / "own.jinja")
+    values = {
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr": 1e-07},
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "optim_args": "1",
+    }
+    settings = ModelConfig.parse({**model, **paths}, "model")
+    command = stage_command("dpo", values, {"r": 8}, 0, settings, str(tmp_path / "pairs.jsonl"))
+    assert str(tmp_path) not in command
+    read: list[Request] = []
+    monkeypatch.setattr("regretless.cli.verbs.stage", read.append)
+    with pytest.raises(SystemExit):
+        main(shlex.split(command)[1:])
+    (request,) = read
+    monkeypatch.setattr("regretless.cli.request.recipe_problems", lambda *_: [])  # it looks for the files
+    recipe = request.recipe()
+    assert recipe.model == ModelConfig.parse(model, "model")
+    assert recipe.train is not None
+    assert {name: recipe.train.values_for("dpo")[name] for name in values} == values
+
+
+def test_card_when_processes_compute_rows_together_then_their_pairs_count_once(
+    make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(objective="dpo", per_device_train_batch_size=4)
+    assert trainer.facts().arguments["pairs per optimizer step"] == 4
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 6)
+    trainer.args.sequence_parallel_size = 2
+    assert trainer.facts().arguments["pairs per optimizer step"] == 12

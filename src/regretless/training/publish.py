@@ -7,10 +7,12 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
 from huggingface_hub import HfApi
 from peft import LoraConfig, PeftModel
 from torch import nn
@@ -18,7 +20,9 @@ from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
 from regretless.core.versions import versions
+from regretless.core.yaml_settings import load_text
 from regretless.modeling.forward import causal_model
+from regretless.modeling.load import ModelConfig
 from regretless.modeling.quantization import write_quantization
 from regretless.objectives import Objective
 from regretless.publishing.model_card import Facts, base_license, named, write_card
@@ -41,8 +45,12 @@ ELSEWHERE = (
     "output_dir",
     "disable_tqdm",
     "trackio",
+    "model_init_kwargs",
+    "ref_model_init_kwargs",
 )
 """Beginnings of the names of arguments that change no result, or may hold an access token or a path."""
+NAMED = ("name_or_path", "adapter", "tokenizer", "chat_template")
+"""Settings of a model that may be paths of this machine."""
 TIMED = ("_runtime", "_per_second", "epoch", "step", "total_flos")
 
 
@@ -114,7 +122,7 @@ class PublishingTrainer(Trainer):
 
     def _shown_arguments(self) -> dict[str, Any]:
         args: Any = self.args
-        pairs = args.per_device_train_batch_size * self.accelerator.num_processes
+        pairs = args.per_device_train_batch_size * self._parts
         values = {name: getattr(args, name) for name in SHOWN}
         unused = "num_train_epochs" if args.max_steps > 0 else "max_steps"
         return {"pairs per optimizer step": pairs, "optimizer steps": self.state.global_step} | {
@@ -309,10 +317,14 @@ def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in values.items()
-        if not name.startswith(ELSEWHERE)
-        and not name.endswith(("_dir", "_kwargs", "_config"))
-        and isinstance(value, bool | int | float | str | None | list | tuple)
+        if not name.startswith(ELSEWHERE) and not name.endswith(("_dir", "_config")) and _is_plain(value)
     }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(map(_is_plain, value.values()))
+    return isinstance(value, bool | int | float | str | None | list | tuple)
 
 
 def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model: nn.Module) -> str:
@@ -333,15 +345,30 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model:
 
 
 def stage_command(
-    objective: str, values: Mapping[str, Any], lora: Mapping[str, Any] | None, eval_pairs: int, model: str, data: str
+    objective: str,
+    values: Mapping[str, Any],
+    lora: Mapping[str, Any] | None,
+    eval_pairs: int,
+    model: ModelConfig,
+    data: str,
 ) -> str:
     """The command of the train stage with these settings; model and data without the folders that they are in."""
     settings = {"objective": objective, **_kept(values), "eval_pairs": eval_pairs}
     settings |= {"lora": None} if lora is None else {f"lora.{name}": value for name, value in lora.items()}
+    given = model.model_dump(mode="json", exclude_unset=True)
+    loading = {name: value for name, value in given.items() if value is not None}
+    loading |= {name: named(loading[name])[0] for name in NAMED if name in loading}
+    flags = ["--model", loading.pop("name_or_path")] if "name_or_path" in loading else []
+    flags += ["--pairs", named(data)[0], "--output", "trained"]
+    settings |= {f"model.{name}": value for name, value in loading.items()}
     words = [f"{name}={_yaml(value)}" for name, value in settings.items()]
-    flags = ["--model", named(model)[0], "--pairs", named(data)[0], "--output", "trained"]
     return " ".join(["regretless train", *(shlex.quote(word) for word in [*flags, *words])])
 
 
 def _yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """A value as an override says it; a text that YAML reads as something else, such as a number, in quotes."""
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError, ValueError):
+            if load_text(value) == value:
+                return value
+    return json.dumps(value, ensure_ascii=False)

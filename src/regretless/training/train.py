@@ -117,7 +117,7 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         config.result_settings(objective, count),
         None if config.lora is None else config.lora.model_dump(exclude_none=True),
         config.eval_pairs,
-        model.name_or_path or "MODEL",
+        model,
         str(pairs),
     )
     checkpoint = _checkpoint(output, trainer)
