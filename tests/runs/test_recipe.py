@@ -89,6 +89,8 @@ SAMPLING = {"prompts": {"dataset": "p.jsonl"}, "models": [{"name_or_path": "m"}]
             1e-300,
             "sample.repetition_penalty: input should be greater than or equal to 0.001",
         ),
+        ("evaluate.repetition_penalty", 1e-5, "evaluate.repetition_penalty: input should be greater than or equal to"),
+        ("evaluate.temperature", 1e-9, "evaluate.temperature: input should be greater than or equal to 0.000001"),
         ("verify.time_limit", math.inf, "verify.time_limit: input should be a finite number"),
         ("verify.time_limit", 1e30, "verify.time_limit: input should be less than or equal to 86400"),
         ("inspect.betas", [0.5, True], "inspect.betas.1: input should be a valid number"),
@@ -97,6 +99,7 @@ SAMPLING = {"prompts": {"dataset": "p.jsonl"}, "models": [{"name_or_path": "m"}]
 def test_number_when_no_library_can_use_it_then_its_key_is_refused_alone(place: str, value: Any, problem: str) -> None:
     values: Any = {"name": "x", "model": {"name_or_path": "m"}, "sample": SAMPLING, "verify": {}, "pair": {}}
     values |= {"mask": {}, "inspect": {}, "train": {"objective": "dpo", "lora": {}}}
+    values["evaluate"] = {"benchmarks": {"mine": {"dataset": "problems.jsonl"}}, "seeds": [1]}
     assert parse_recipe(values, "x").seed == 0
     *above, last = place.split(".")
     part = values = copy.deepcopy(values)

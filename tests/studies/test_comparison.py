@@ -242,7 +242,10 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     assert "over 1 training seed," in table.caption and cell(table, "dpo", "train.learning_rate=0.0001").n == 1
     other = made_run(tmp_path / "ipo", {**base, "ipo": {BENCHMARK: right(25)}}, train={"learning_rate": 1.0})
     assert [row.label for row in only(compare([Run(two[0]), Run(other)])).rows] == ["base", "dpo", "ipo"]
-    shown = [made_run(tmp_path / f"shown-{n}", better, train={"seed": n}, analyze={"pairs": 10 + n}) for n in (0, 1)]
+    shown = [
+        made_run(tmp_path / f"{n}", better, train={"seed": n, "run_name": f"seed-{n}"}, analyze={"pairs": 10 + n})
+        for n in (0, 1)
+    ]
     assert [run.variant for run in compare([Run(run) for run in shown]).runs] == ["", ""]
     table = only(compare([Run(plain, variant="none"), Run(masked, variant="masked")], "none"))
     versus = cell(table, "dpo", "masked").difference

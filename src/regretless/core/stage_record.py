@@ -21,6 +21,10 @@ FILE = "stages.json"
 """A hash of the recipe's settings, and the stages that are not done with them. A run of an earlier version has none."""
 NO_MATTER = {"name", "output_dir", "cluster", "parallel", "threads", "report"}
 """Sections of a recipe that no result depends on."""
+RECORDING = (
+    *("hub_", "push_to_hub", "logging_", "save_", "report_to", "run_name", "output_dir", "disable_tqdm", "trackio"),
+)
+"""Beginnings of the names of training arguments that no result depends on: where and how a training is recorded."""
 DESCRIBING = {"inspect", "analyze", "report"}
 """Stages that no other stage depends on."""
 

@@ -36,7 +36,7 @@ from regretless.evaluation.conditions import (
 )
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
-from regretless.sampling.base import SamplingServer, VllmOptions
+from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
@@ -120,7 +120,7 @@ class EvaluateConfig(Section):
     max_new_tokens: int = Field(default=2048, ge=1)
     """Most tokens in an answer to a benchmark with gold answers. Answers that are cut are counted, and not correct
     unless `grade_cut` is true."""
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    repetition_penalty: Penalty = 1.0
     """Repetition penalty for answers to benchmarks with gold answers; 1 turns it off. The RePO authors' scripts use
     1.05."""
     batch_size: int = Field(default=64, ge=1)
@@ -128,7 +128,7 @@ class EvaluateConfig(Section):
     seeds: list[Seed] = Field(default_factory=list)
     """Random seeds of sampled passes over the benchmarks with gold answers, in addition to the greedy pass. The paper
     uses 41 to 45."""
-    temperature: float = Field(default=0.7, gt=0)
+    temperature: float = Field(default=0.7, ge=LOWEST_TEMPERATURE)
     """Sampling temperature of the passes in `seeds`; the greedy pass does not use it."""
     top_p: float = Field(default=0.95, gt=0, le=1)
     """Share of probability that the passes in `seeds` draw tokens from, as in `sample`; the greedy pass does not use

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,8 @@ from regretless.servers.server_settings import ServerConfig
 
 LOWEST_TEMPERATURE = 1e-6
 """Above greedy decoding: logits divided by less may leave the range of float32."""
+Penalty = Annotated[float, Field(ge=1e-3, le=1e3)]
+"""A repetition penalty; others can take logits out of the range of float32."""
 MOST_NAMED = 10
 """Prompts without a response that a message names."""
 P = TypeVar("P", bound=Sized)
@@ -76,7 +78,7 @@ class SamplingParams(Section):
     """Tokens are drawn from the most likely ones that together have this probability; 1 turns this off."""
     top_k: int = Field(default=40, ge=0)
     """Tokens are drawn from this many most likely ones; 0 turns this off."""
-    repetition_penalty: float = Field(default=1.05, ge=1e-3, le=1e3)
+    repetition_penalty: Penalty = 1.05
     """Divisor of positive logits, and factor of negative ones, for tokens that the prompt or response already contains;
     1 turns this off. It also applies to greedy decoding."""
     max_new_tokens: int = Field(default=2048, ge=1)

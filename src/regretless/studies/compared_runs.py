@@ -12,7 +12,7 @@ from regretless.core.files import fingerprint, read_json
 from regretless.core.mirror import RECIPE
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.stage_folder import MANIFEST
-from regretless.core.stage_record import DESCRIBING, NO_MATTER, of_other_settings
+from regretless.core.stage_record import DESCRIBING, NO_MATTER, RECORDING, of_other_settings
 from regretless.core.yaml_settings import read_yaml
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import RESULT
@@ -126,6 +126,7 @@ class RunToCompare:
             for key, value in self.settings.items()
             if key.partition(".")[0] not in {"evaluate", *DESCRIBING} and key != "train.objective"
             if not key.startswith("train.methods.") or key.startswith(trained)
+            if not (key.startswith("train.") and key.rpartition(".")[2].startswith(RECORDING))
         }
 
     def evaluated(self) -> Iterator[tuple[str, str]]:

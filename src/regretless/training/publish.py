@@ -19,6 +19,7 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
+from regretless.core.stage_record import RECORDING
 from regretless.core.versions import versions
 from regretless.core.yaml_settings import load_text
 from regretless.modeling.forward import causal_model
@@ -35,19 +36,7 @@ SHOWN = (
     *("max_grad_norm", "seed", "max_length", "truncation", "bf16", "trained_dtype", "group_pairs"),
 )
 """Training arguments that a card lists: those that most change the result."""
-ELSEWHERE = (
-    "hub_",
-    "push_to_hub",
-    "logging_",
-    "save_",
-    "report_to",
-    "run_name",
-    "output_dir",
-    "disable_tqdm",
-    "trackio",
-    "model_init_kwargs",
-    "ref_model_init_kwargs",
-)
+ELSEWHERE = (*RECORDING, "model_init_kwargs", "ref_model_init_kwargs")
 """Beginnings of the names of arguments that change no result, or may hold an access token or a path."""
 NAMED = ("name_or_path", "adapter", "tokenizer", "chat_template")
 """Settings of a model that may be paths of this machine."""
