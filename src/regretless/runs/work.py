@@ -37,8 +37,6 @@ MODEL = "model"
 """Label of the model when it is evaluated on its own."""
 DEFAULT_OBJECTIVES = ("repo_det", "dpo")
 """Objectives that `inspect` uses if no training is configured: they accept any pairs."""
-
-
 LENGTHS = ("max_length", "max_prompt_length", "truncation")
 """Settings that decide which pairs are too long. `inspect` and `train` have the same defaults."""
 
