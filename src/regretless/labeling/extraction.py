@@ -75,8 +75,8 @@ WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm
 SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
 ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
-MAX_WORDS = 40
-"""Characters before a number in which a word negates it."""
+MAX_NEGATION = 40
+"""Characters before a number in which a word may negate it."""
 MAX_CHOICE = 60
 """Longest line (characters) that can be a bare choice."""
 CHOICE = re.compile(r"\(([A-J])\)|([A-J])(?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s)(?!\s?[:.]?=)")
@@ -378,7 +378,7 @@ def _last_expression(text: str) -> str | None:
     if len(last_line) < MAX_CHOICE and CHOICE.match(last_line.strip(" *")):
         return _answer_at(last_line, 0)
     pieces = [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
-    pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_WORDS) : piece[0]])]
+    pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
     return _join(text, _run_to_end(text, pieces)) if pieces else None
 
 

@@ -41,8 +41,6 @@ WHOLLY_TEXT = re.compile(
 )
 PARTS = "half third quarter fifth sixth seventh eighth ninth tenth fourth twentieth hundredth thousandth millionth"
 PARTS_OF = dict(zip(PARTS.split(), (2, 3, 4, 5, 6, 7, 8, 9, 10, 4, 20, 100, 1000, 10**6), strict=True))
-PART = rf"(?:{'|'.join(PARTS_OF)}|halve)s?"
-"""Part of a whole: half, thirds, quarters."""
 # Square meters are also called squared.
 FACTOR = re.compile(r"(?i:(?:squared|cubed|factorial)\b(?!\s[a-z]))")
 """Words behind a number that change it and are no units."""
@@ -116,6 +114,8 @@ TENS = {word: 10 * value for value, word in enumerate(DECADES.split(), 2)}
 UNDER_100 = rf"(?:(?:{'|'.join(TENS)})(?:[-\s](?:{'|'.join(list(WORDS)[1:10])}))?|(?:{'|'.join(WORDS)}))"
 UNDER_1000 = rf"(?:{UNDER_100}(?:\shundred(?:\s(?:and\s)?{UNDER_100})?)?)"
 LARGE = "|".join(list(SCALES)[1:])
+PART = rf"(?:{'|'.join(PARTS_OF)}|halve)s?"
+"""Part of a whole: half, thirds, quarters."""
 NUMBER_WORDS = re.compile(
     rf"(?P<sign>(?:negative|minus)\s)?(?P<number>{UNDER_1000}(?:\s(?:{LARGE})(?:,?\s(?:and\s)?{UNDER_1000})?){{0,5}})"
     rf"(?:[-\s](?P<part>{PART}))?(?:\s(?P<unit>[a-z]{{3,20}}))?(?:\s?\((?P<digits>[^()]{{1,40}})\))?",
@@ -140,12 +140,11 @@ UNIT_WORDS = re.compile(
     rf"|(?<=[\d.}})])\s+(?:{UNIT_LETTERS})(?:\s?\^\s?\{{?[23]\}}?|[²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
 )
 IN_BRACKETS = re.compile(r"\(([^(),]*)\)|\{([^{},]*)\}")
-UNIT_NAME = (
-    r"(?:units?|[mcdk]m|m|ft|feet|foot|in|inch(?:es)?|yards?|miles?|meters?|metres?"
+UNIT_NAMES = re.compile(
+    r"(?<=[\w})])\s+(?:(?:square|cubic|sq\.?)\s)?(?:units?|[mcdk]m|m|ft|feet|foot|in|inch(?:es)?|yards?|miles?|meters?|metres?"
     r"|(?:centi|milli|kilo)met(?:er|re)s?|k?g|(?:kilo)?grams?|pounds?|lit(?:er|re)s?|m?L|h|hours?|s|seconds?|min|minutes?|days?|weeks?"
-    r"|months?|years?|degrees?|radians?|dollars?|cents?|euros?|ways?)"
+    r"|months?|years?|degrees?|radians?|dollars?|cents?|euros?|ways?)(?:\s?\^\s?\{?[23]\}?|[²³])?$"
 )
-UNIT_NAMES = re.compile(rf"(?<=[\w}})])\s+(?:(?:square|cubic|sq\.?)\s)?{UNIT_NAME}(?:\s?\^\s?\{{?[23]\}}?|[²³])?$")
 """Units after an expression that is not a plain number: only known words."""
 VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 NOT_UNITS = {"and", "or", "pi", "mod", "times", "over", "sqrt", "sin", "cos", "tan", "log", "exp", "plus", "minus"}
