@@ -65,7 +65,7 @@ class Model:
             return failure(400, f"Unknown parameters: {unknown}")
         told, drawn = self.distributions(body)
         most = body.get("max_completion_tokens") or body["max_tokens"]
-        draw = random.Random(body.get("seed", 0))
+        draw = random.Random(body.get("seed", request.number))
         tokens: list[int] = []
         while len(tokens) < most and (not tokens or tokens[-1] != 0):
             tokens += draw.choices(list(drawn), [math.exp(value) for value in drawn.values()])
@@ -331,14 +331,27 @@ def test_server_when_it_fails_or_refuses_or_the_budget_ends_says_so() -> None:
         with pytest.raises(BudgetError, match="model colors: max_requests=12: all are used"):
             asked(engine)
     problem = r'colors: 1 of 1 prompts got no response:\n  - prompt \d: "Which\?": refused with HTTP 400: .*too long'
-    advice = "If it does not know top_k, min_p, repetition_penalty, return_token_ids, set server.extensions: false"
-    for extensions in (True, False):
+    unknown = "If it does not know top_k, min_p, repetition_penalty, return_token_ids, set server.extensions: false"
+    for known in (True, False):
         with (
             serving(lambda request: failure(400, "too long")) as server,
             pytest.raises(ServerError, match=problem) as error,
         ):
-            asked(engine_for(server.url, PLAIN, {"extensions": extensions}))
-        assert (advice in str(error.value)) == extensions
+            asked(engine_for(server.url, PLAIN, {"extensions": known, "send_seed": known}))
+        assert (unknown in str(error.value)) == known
+        assert ("If it does not know seed, set server.send_seed: false" in str(error.value)) == known
+
+
+def test_seed_when_the_server_refuses_it_is_not_sent_and_replies_stay_apart(tmp_path: Path) -> None:
+    plain = Model()
+    with serving(lambda request: failure(422, "seed") if "seed" in request.body else plain(request)) as server:
+        with pytest.raises(ServerError, match="refused with HTTP 422"):
+            asked(engine_for(server.url, PLAIN))
+        engine = engine_for(server.url, PLAIN, {"send_seed": False}).with_replies(tmp_path / "replies.db")
+        first, requests = asked(engine), len(server.requests)
+        # Each of the six equal requests has a reply of its own, and none is asked for again.
+        assert asked(engine) == first and len(server.requests) == requests
+        assert asked(engine, seed=2) != first and len(server.requests) == requests + 6
 
 
 def test_settings_when_engine_and_server_do_not_fit_are_refused() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from peft import LoraConfig
 from torch import Tensor
+from transformers import BitsAndBytesConfig
 
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.cli.app import main
@@ -45,6 +47,9 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
     ]
     secret = {"hub_token": "hf_secret", "hub_model_id": "someone/model"}
     trainer = make_trainer(data=rows, objective="dpo", beta=0.3, max_steps=2, **secret)
+    quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    loading = {"dtype": torch.bfloat16, "quantization_config": quantized, "token": "hf_secret", "cache_dir": tmp_path}
+    trainer.args.model_init_kwargs = loading
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     trainer.model.save_pretrained(str(tmp_path / "by_peft"))
@@ -64,6 +69,10 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
         (arguments,) = _Trained.seen
         _Trained.seen.clear()
         assert (arguments["args"].objective, arguments["args"].beta, arguments["args"].max_steps) == ("dpo", 0.3, 2)
+        assert arguments["args"].model_init_kwargs == {
+            "dtype": "bfloat16",
+            "quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        }
         assert isinstance(arguments["peft_config"], LoraConfig)
         layers = arguments["peft_config"].target_modules
         assert {"q_proj", "down_proj"} <= layers and not any("." in name for name in layers)

@@ -42,6 +42,9 @@ class SamplingServer(ServerConfig):
     extensions: bool | None = None
     """Whether the server knows the parameters top_k, min_p, repetition_penalty and return_token_ids, as vLLM and SGLang
     do. By default this is assumed of every server but OpenAI's own."""
+    send_seed: bool = True
+    """Whether to send a seed with each request. Some servers refuse it; without it, a response that has to be requested
+    again is another one."""
 
 
 class VllmOptions(Section):

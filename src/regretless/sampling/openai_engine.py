@@ -279,7 +279,8 @@ class OpenAIEngine:
             # Written by another version of this package, perhaps.
             with contextlib.suppress(BadReplyError, ServerError):
                 return self._completion(prompt, Reply(kept, self.server.endpoint, body))
-        reply = await client.ask(self.server.endpoint, body, self.params.max_new_tokens, self._check_ids)
+        sent = body if self.server.send_seed else {name: value for name, value in body.items() if name != "seed"}
+        reply = await client.ask(self.server.endpoint, sent, self.params.max_new_tokens, self._check_ids)
         completion = self._completion(prompt, reply)
         if store is not None:
             store.put(key, f"{prompt.beginning} seed {body['seed']}", reply.text, self.server.named_address)
@@ -299,15 +300,16 @@ class OpenAIEngine:
         early = "; there were so many in a row that no more were sent" if failures.are_too_many else ""
         kept = "" if self.replies is None else "All other replies are kept. "
         # A server that does not know a parameter refuses every request.
-        extended = (
-            f"If it does not know {', '.join(self._shape(0, 1.0))}, set server.extensions: false. "
-            if self.extensions and failures.refused and (early or count == total)
-            else ""
-        )
+        unknown = ""
+        if failures.refused and (early or count == total):
+            if self.extensions:
+                unknown += f"If it does not know {', '.join(self._shape(0, 1.0))}, set server.extensions: false. "
+            if self.server.send_seed:
+                unknown += "If it does not know seed, set server.send_seed: false. "
         return PromptsUnansweredError(
             f"model {self.model}: {count} of {total} prompts got no response{early}:",
             failures.problems,
-            f"{kept}{extended}Check the server, shorten these prompts or remove them, and run again.",
+            f"{kept}{unknown}Check the server, shorten these prompts or remove them, and run again.",
         )
 
     def _note_oddities(self) -> None:
@@ -326,7 +328,7 @@ class OpenAIEngine:
             self._unfamiliar.clear()
 
     def _request(self, prompt: ServerPrompt, seed: int) -> dict[str, Any]:
-        """The request for a response."""
+        """The request for a response; its seed tells it apart from others, also where it is not sent."""
         params = self.params
         drawn = {"temperature": params.temperature, "top_p": params.top_p}
         shape = self._shape(params.top_k, params.repetition_penalty)

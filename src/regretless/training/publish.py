@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 import yaml
 from huggingface_hub import HfApi
 from peft import LoraConfig, PeftModel
@@ -38,6 +39,8 @@ SHOWN = (
 """Training arguments that a card lists: those that most change the result."""
 ELSEWHERE = (*RECORDING, "model_init_kwargs", "ref_model_init_kwargs")
 """Beginnings of the names of arguments that change no result, or may hold an access token or a path."""
+LOADED = ("dtype", "torch_dtype", "attn_implementation", "revision", "quantization_config")
+"""Arguments of from_pretrained that a card shows; others may hold an access token or a path."""
 NAMED = ("name_or_path", "adapter", "tokenizer", "chat_template")
 """Settings of a model that may be paths of this machine."""
 TIMED = ("_runtime", "_per_second", "epoch", "step", "total_flos")
@@ -320,9 +323,11 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model:
     """Python code with the arguments that were set."""
     values = {name: getattr(value, "value", value) for name, value in given.items()}
     hyperparameters = dict(values.get("objective_kwargs") or {})
-    kept = {"output_dir": "trained", **_kept(values)} | (
-        {"objective_kwargs": hyperparameters} if hyperparameters else {}
-    )
+    loading = {
+        name: _as_written(value) for name, value in values.get("model_init_kwargs", {}).items() if name in LOADED
+    }
+    more_settings = {"objective_kwargs": hyperparameters, "model_init_kwargs": loading}
+    kept = {"output_dir": "trained", **_kept(values)} | {name: value for name, value in more_settings.items() if value}
     lines = [f"config = PreferenceConfig({', '.join(f'{name}={value!r}' for name, value in kept.items())})"]
     more = ""
     if isinstance(adapter, LoraConfig):
@@ -331,6 +336,15 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model:
         more = ", peft_config=adapter"
     lines.append(f"PreferenceTrainer({base!r}, args=config, train_dataset={data!r}{more}).train()")
     return "\n".join(lines)
+
+
+def _as_written(value: Any) -> Any:
+    """A data type by its name, a quantization as a mapping: from_pretrained takes both."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if not hasattr(value, "to_diff_dict"):
+        return value
+    return {name: setting for name, setting in value.to_diff_dict().items() if not name.startswith("_")}
 
 
 def stage_command(
