@@ -36,6 +36,11 @@ ITEMS: list[Item] = [
     (numbers(1, 4), numbers(6, 5)),  # a prompt shorter than a convolution's kernel
     (numbers(1, 4), (*SHARED, *numbers(5, 6))),  # two that share a beginning
     (numbers(1, 4), (*SHARED, *numbers(9, 7))),
+    # Single tokens that others continue: 12 behind a beginning, and 5 behind that.
+    (numbers(1, 4), (*SHARED, 39, 9, 12, 5, 6, 7)),
+    (numbers(1, 4), (*SHARED, 39, 9, 12, 5, 8, 7)),
+    (numbers(1, 4), (*SHARED, 39, 9, 12, 8)),
+    (numbers(1, 4), (*SHARED, 39, 9, 5, 11)),
 ]
 
 
@@ -62,8 +67,10 @@ def test_recurrent_layers_when_responses_share_a_row_then_values_and_gradients_a
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
     found, got = values_and_gradients(model, "grouped")
-    # The long prompt's two responses, the short one's, and the two that continue a beginning.
-    assert [segment.parent for segment in lay_out(ITEMS)[0].segments] == [None, 0, 0, None, 3, 3, 5, 5]
+    # The long prompt's two responses, the short one's, and those that continue a beginning.
+    segments = lay_out(ITEMS)[0].segments
+    assert [segment.parent for segment in segments] == [None, 0, 0, None, 3, 3, 5, 5, 5, 8, 9, 10, 10, 8]
+    assert segments[9:11] == (Segment(1, 8), Segment(1, 9))
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for name in got.keys() | expected.keys():
@@ -101,6 +108,12 @@ def test_row_when_padding_follows_then_it_changes_nothing_and_gets_zeros() -> No
     segments = (Segment(2), Segment(1, 0), Segment(2, 0), Segment(2, 0))
     run_segments(running_sum, torch.ones(1, 7, 1), segments)
     assert calls == [(1, 2), (1, 2), (2, 2)]
+    # A single token that others continue, and one behind it, are computed with what follows: never one by itself.
+    calls.clear()
+    segments = (Segment(2), Segment(1, 0), Segment(1, 1), Segment(1, 2), Segment(3, 2), Segment(2, 1))
+    found = run_segments(running_sum, torch.ones(1, 10, 1), segments)
+    assert found.flatten().tolist() == [1, 2, 3, 4, 5, 5, 6, 7, 4, 5]
+    assert calls == [(1, 2), (1, 2), (1, 2), (2, 3)]
 
 
 def constant_states(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -164,26 +164,42 @@ def run_segments(run: Run, hidden: Tensor, segments: Sequence[Segment]) -> Tenso
     move their states on.
     """
     lengths = [segment.length for segment in segments]
-    parts = torch.split(hidden[:, : sum(lengths)], lengths, dim=1)
-    inner = {segment.parent for segment in segments}
+    parts = [*torch.split(hidden[:, : sum(lengths)], lengths, dim=1)]
+    parents = [segment.parent for segment in segments]
+    # For one more token, layers have code of their own, which changes states in place or has no backward pass: no call
+    # continues with one token. One that others continue is computed with each of them, at its start.
+    with_single: dict[int, int] = {}
+    for number, parent in enumerate(parents):
+        if parent is not None and parents[parent] is not None and parts[parent].shape[1] == 1:
+            with_single[number] = parent
+            parts[number] = torch.cat((parts[parent], parts[number]), dim=1)
+            parents[number] = parents[parent]
+    singles = set(with_single.values())
+    called = {
+        number: Segment(part.shape[1], parent)
+        for number, (part, parent) in enumerate(zip(parts, parents, strict=True))
+        if number not in singles
+    }
+    inner = {segment.parent for segment in called.values()}
     states: dict[int | None, BranchStates] = {}
     outputs: dict[int, Tensor] = {}
-    for number, segment in enumerate(segments):
+    for number, segment in called.items():
         if number in inner:
             states[number] = BranchStates([states[segment.parent]] if segment.parent is not None else [])
             outputs[number] = run(parts[number], states[number])
-    for batch in _batches([number for number in range(len(segments)) if number not in inner], segments):
-        # Layers have code of their own for one more token, which may change states in place: they get two.
-        longest = max(2, *(lengths[number] for number in batch))
-        padded = [functional.pad(parts[number], (0, 0, 0, longest - lengths[number])) for number in batch]
-        before = [states[segments[number].parent] for number in batch if segments[number].parent is not None]
+    for batch in _batches([number for number in called if number not in inner], called):
+        longest = max(2, *(called[number].length for number in batch))
+        padded = [functional.pad(parts[number], (0, 0, 0, longest - called[number].length)) for number in batch]
+        before = [states[called[number].parent] for number in batch if called[number].parent is not None]
         found = run(torch.cat(padded), BranchStates(before))
-        outputs |= {number: found[place : place + 1, : lengths[number]] for place, number in enumerate(batch)}
+        outputs |= {number: found[place : place + 1, : called[number].length] for place, number in enumerate(batch)}
+    for number, single in with_single.items():
+        outputs[single], outputs[number] = outputs[number][:, :1], outputs[number][:, 1:]
     row = torch.cat([outputs[number] for number in range(len(segments))], dim=1)
     return functional.pad(row, (0, 0, 0, hidden.shape[1] - row.shape[1]))
 
 
-def _batches(numbers: Iterable[int], segments: Sequence[Segment]) -> Iterator[list[int]]:
+def _batches(numbers: Iterable[int], segments: Mapping[int, Segment]) -> Iterator[list[int]]:
     """The segments of these numbers, together where lengths are similar; those that continue none by themselves."""
 
     def order(number: int) -> tuple[bool, int]:
