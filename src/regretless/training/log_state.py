@@ -78,9 +78,16 @@ class LogState(TrainerCallback):
         write_text(folder / FILE, json.dumps(sums))  # NaN stays NaN, as in the log
 
     def mean_loss(self) -> float:
-        """Mean loss of all steps up to now, those before the checkpoint included."""
-        steps = self._trainer.state.global_step - self._first_step
-        return float(self._trainer._total_loss_scalar) / max(steps, 0.001)
+        """Mean loss of all steps up to now, those before the checkpoint included; every process has to call it.
+
+        For when training has ended: the Trainer has then added this process's losses since the last log line to the
+        sum, in place of their mean over the processes.
+        """
+        trainer = self._trainer
+        total, mine = float(trainer._total_loss_scalar), trainer._tr_loss
+        if trainer.args.world_size > 1:
+            total += float(trainer.accelerator.reduce(mine, "mean") - mine)
+        return total / max(trainer.state.global_step - self._first_step, 0.001)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Postpone a checkpoint until the epoch's end has been logged, if that comes next."""
