@@ -119,7 +119,7 @@ $(LOWEST)/.installed: pyproject.toml constraints/lowest.txt | python
 	$(PYTHON) -m venv $(LOWEST)
 	@$(MAKE) --no-print-directory torch VENV=$(LOWEST) CONSTRAINTS=constraints/lowest.txt
 	$(LOWEST)/bin/python -m pip install --quiet -c constraints/lowest.txt -e . \
-		bitsandbytes hypothesis psutil pytest pytest-timeout pytest-xdist tensorboardX
+		bitsandbytes hypothesis psutil pytest pytest-timeout pytest-xdist tensorboardX torch-optimi
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps trl
 	@touch $@
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention, model_check
@@ -119,9 +119,13 @@ def test_check_when_only_eager_attention_is_causal_then_the_models_own_is_what_c
 
 
 def test_check_when_a_models_own_attention_cannot_compute_it_then_rows_still_can() -> None:
+    def no_soft_caps(*args: Any, softcap: float | None = None, **kwargs: Any) -> None:
+        raise ValueError(f"softcap {softcap}")  # as transformers' function `sdpa` does in newer versions
+
+    AttentionInterface.register("no_soft_caps", no_soft_caps)
     model = tiny("gemma2", attn_logit_softcapping=20.0)
-    model.config._attn_implementation = "sdpa"  # it has no soft caps
-    with pytest.raises(ValueError, match="softcap"):
+    model.config._attn_implementation = "no_soft_caps"
+    with pytest.raises(ValueError, match="softcap 20"):
         model(torch.tensor([[5, 6]]))
     check_grouped(model)
 
