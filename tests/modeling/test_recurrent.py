@@ -204,6 +204,16 @@ def test_states_when_they_are_gone_after_a_token_then_the_model_shares_rows_and_
         check_grouped(again, 150)
 
 
+def test_layers_when_their_states_are_an_argument_of_another_name_then_rows_are_plain_and_the_reason_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # transformers 5.24 renamed the argument.
+    monkeypatch.setattr(recurrent, "STATES", ("states",))
+    model = tiny_of_kind("qwen3_5_text").float()
+    assert choose_rows(model, 40, "auto") == "plain"
+    assert "Qwen3_5GatedDeltaNet takes states in none of the arguments states" in str(why_not_grouped(model))
+
+
 def test_layers_when_transformers_is_too_old_for_their_states_then_rows_are_plain_and_the_reason_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

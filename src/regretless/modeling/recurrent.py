@@ -17,8 +17,8 @@ from regretless.modeling.layout import Segment
 
 LONGER = 1.4
 """How much longer than the shortest one a segment of a batch may be."""
-STATES = ("cache_params", "past_key_values")
-"""Names of the argument in which transformers gives a layer the states behind earlier tokens."""
+STATES = ("cache", "cache_params", "past_key_values")
+"""Names of the argument in which transformers gives a layer the states behind earlier tokens (5.24: the first)."""
 KERNEL = 4
 """Tokens that the convolution of a recurrent layer reads."""
 ROW = {"segments", "row_mask", "calls", "forks"}
@@ -136,7 +136,9 @@ def _forward(layer: nn.Module, rows: dict[str, Any], *args: Any, **kwargs: Any) 
     """
     own = type(layer).forward
     given = inspect.signature(own).bind(layer, *args, **{key: kwargs[key] for key in kwargs.keys() - ROW})
-    name = next(name for name in STATES if name in given.signature.parameters)
+    name = next((name for name in STATES if name in given.signature.parameters), None)
+    if name is None:
+        raise ValueError(f"{type(layer).__name__} takes states in none of the arguments {', '.join(STATES)}")
     if given.arguments.get("attention_mask") is not None:
         raise ValueError(f"{type(layer).__name__} was given a mask")
 
