@@ -227,7 +227,10 @@ def test_budget_of_tokens_when_requests_run_side_by_side_is_never_exceeded(tmp_p
         assert server.most_at_once > 1
 
 
-def test_server_when_it_refuses_or_is_down_ends_the_run_and_when_one_prompt_is_refused_does_not(tmp_path: Path) -> None:
+def test_server_when_it_refuses_or_is_down_ends_the_run_and_when_one_prompt_is_refused_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("regretless.servers.ask.MOST_REFUSALS", 1)
     responses = write_responses(tmp_path / "in.parquet", 30, four)
 
     def too_long(request: Request) -> Act:
@@ -240,6 +243,8 @@ def test_server_when_it_refuses_or_is_down_ends_the_run_and_when_one_prompt_is_r
         summary, scores = judged(config, responses, tmp_path / "judge")
         assert summary["unknown"] == {"refused with HTTP 400": 4}
         assert scores["p7-0"] is None
+        said = " ".join(capsys.readouterr().err.split())
+        assert "for example p7 honesty: refused with HTTP 400: Error code: 400 - maximum context length" in said
         server.script = lambda request: failure(404, "no model judge-2")
         with pytest.raises(ServerError, match="no model judge-2"):
             judged(config.model_copy(update={"model": "judge-2"}), responses, tmp_path / "judge")
@@ -249,6 +254,25 @@ def test_server_when_it_refuses_or_is_down_ends_the_run_and_when_one_prompt_is_r
         server.script = lambda request: answer("no idea")
         with pytest.raises(DataError, match="none of 120 responses have a score: no output blocks 120"):
             judged(config.model_copy(update={"model": "judge-4"}), responses, tmp_path / "judge")
+
+
+@pytest.mark.parametrize(("most", "asked", "outcome"), [(9, 9, "refused the first 9 questions"), (99, 30, "400 120")])
+def test_server_when_it_refuses_a_parameter_then_its_reason_is_shown_and_not_everything_is_asked(
+    most: int, asked: int, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regretless.servers.ask.MOST_REFUSALS", most)
+    responses = write_responses(tmp_path / "in.parquet", 30, four)
+    with serving(lambda request: failure(400, "Unsupported: 'max_completion_tokens'")) as server:
+        config = settings(server.url, {"concurrency": 1}, aspects=["honesty"], temperature=0, parameters={"top_k": 1})
+        with pytest.raises(DataError) as error:
+            judged(config, responses, tmp_path / "judge")
+        assert len(server.requests) == asked
+    assert outcome in str(error.value)
+    assert str(error.value).endswith(
+        "\n  for example p0 honesty: refused with HTTP 400: Error code: 400 - Unsupported: 'max_completion_tokens'"
+        "\n  for a parameter that the server does not accept, set another server.limit_parameter "
+        "(max_completion_tokens) or temperature: null or parameters without it (top_k)"
+    )
 
 
 def test_layout_with_the_papers_blocks_when_given_as_a_file_works(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from regretless.sampling.openai_logprobs import (
     kind_of,
     meaning_of,
 )
-from regretless.servers.ask import MOST_FAILURES
+from regretless.servers.ask import MOST_FAILURES, MOST_REFUSALS
 from regretless.servers.limits import Budget, Spending
 from regretless.servers.reply import CUTS, NO_LOGPS, UNREPORTED, BadReplyError, Reply
 from regretless.servers.reply_store import ReplyStore
@@ -41,9 +41,6 @@ PROBE_TOP = 5
 """Most likely tokens to request when two are needed: vLLM replaces the last one by the sampled token."""
 MOST_SEED = 2**31
 """Servers accept seeds of 32 bits with sign."""
-MOST_REFUSALS = 100
-"""Prompts refused in a row after which no more are sent: refusals are quick and free, and the longest prompts, which
-are refused together, come first."""
 LONGEST_NAME = 60
 LACKS_LOGPS = (
     "the server returns no log-probabilities; start it so that it does, or set server.logprobs: false for data without "

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from regretless.core.errors import RegretlessError, ServerError
+from regretless.core.errors import DataError, RegretlessError, ServerError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import bar
 from regretless.servers.limits import Budget, Spending
@@ -21,6 +21,9 @@ from regretless.servers.transport import Client, Unanswered
 T = TypeVar("T")
 MOST_FAILURES = 10
 """Consecutive questions without a usable reply after which the server counts as down."""
+MOST_REFUSALS = 100
+"""Refusals in a row after which no more is sent: they are quick and free, and the longest prompts, which are refused
+together, may come first."""
 
 
 class UnreadableError(Exception):
@@ -59,7 +62,7 @@ class Answers(Generic[T]):
 
     answers: list[Answer[T]]
     stopped: RegretlessError | None = None
-    """Why not everything was asked: the budget is spent, or the server is down."""
+    """Why not everything was asked: the budget is spent, or the server is down or refuses everything."""
     reused: int = 0
     """Number of replies from the cache."""
     elsewhere: Counter[str] = field(default_factory=Counter)
@@ -68,6 +71,8 @@ class Answers(Generic[T]):
     """Number of unreadable replies, by problem; each led to another attempt or to an unknown result."""
     trouble: Counter[str] = field(default_factory=Counter)
     """Number of repeated requests, by reason."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """The first refused question and what the server said, by reason."""
     spent: Spending = field(default_factory=Spending)
     """Total spending on this model in the reply cache."""
 
@@ -99,8 +104,8 @@ def ask_all(
     model: name under which spending is counted. most_tokens: upper bound on the tokens of a reply. attempts: how often
     a question with unreadable replies is asked in total. replies: the reply cache; cached questions are not asked
     again, and an interruption loses only the requests in flight.
-    A server that is down, a rejected key or a spent budget stops the asking; answers so far remain
-    (`Answers.stopped`).
+    A server that is down or refuses everything, a rejected key or a spent budget stops the asking; answers so far
+    remain (`Answers.stopped`).
     Raises ConfigError if the API key is missing, DataError if the cache is some other file.
     """
     with ReplyStore(replies) as store:
@@ -138,6 +143,8 @@ class _Asker(Generic[T]):
     advance: Callable[[int], None]
     failures: int = 0
     """Consecutive questions whose tries all failed."""
+    refusals: int = 0
+    """Questions that the server refused."""
     has_answered: bool = False
     """True once a reply could be used."""
 
@@ -173,7 +180,7 @@ class _Asker(Generic[T]):
                 problem = str(error)
                 self.result.unreadable[problem] += 1
             except Unanswered as error:
-                self._count_failure(client, error)
+                self._count_failure(client, question.label, error)
                 return Answer(None, error.reason, None, attempt - 1)
         return Answer(None, problem, key, self.attempts)
 
@@ -202,15 +209,22 @@ class _Asker(Generic[T]):
         except BadReplyError:
             return None
 
-    def _count_failure(self, client: Client, error: Unanswered) -> None:
+    def _count_failure(self, client: Client, label: str, error: Unanswered) -> None:
         """Raise ServerError if so many consecutive questions failed that the server is down, or if it seems to lack
-        log-probabilities."""
+        log-probabilities; DataError if it has refused so many, and answered none, that it refuses all."""
         if error.reason == NO_LOGPS and not self.has_answered:
             raise ServerError(
                 f"{client.label} returns no log-probabilities, which the answers are read from; choose a model that "
                 "supports them (OpenAI's reasoning models do not)"
             ) from None
-        self.failures = 0 if error.is_refusal else self.failures + 1
+        if error.is_refusal:
+            self.result.refusals.setdefault(error.reason, f"{label}: {error}")
+            self.failures = 0
+            self.refusals += 1
+            if self.refusals >= MOST_REFUSALS and not self.has_answered:
+                raise DataError(f"{client.label} refused the first {self.refusals} questions") from None
+            return
+        self.failures += 1
         if self.failures >= MOST_FAILURES:
             raise ServerError(
                 f"{client.label} does not answer: {self.failures} questions in a row failed; {error}; "

@@ -19,6 +19,8 @@ from regretless.servers.server_settings import ServerConfig
 
 T = TypeVar("T")
 THOUGHTS_END = "</think>"
+OPTIONAL = ("temperature", "reasoning_effort")
+"""Settings that are request parameters, unless they are null."""
 
 
 class JudgeAccess(Section):
@@ -50,8 +52,7 @@ class JudgeAccess(Section):
 
     def request(self, messages: Sequence[Message], **more: Any) -> dict[str, Any]:
         """A request with the settings' parameters; unset ones are left to the server."""
-        optional = {"temperature": self.temperature, "reasoning_effort": self.reasoning_effort}
-        parameters = {key: value for key, value in optional.items() if value is not None}
+        parameters = {name: value for name in OPTIONAL if (value := getattr(self, name)) is not None}
         limit = {self.server.limit_parameter: self.max_reply_tokens}
         return {"model": self.judge_name, "messages": list(messages), **parameters, **limit, **more, **self.parameters}
 
@@ -104,8 +105,14 @@ def check_judged(
     """Raise what stopped the asking, except for a spent budget if the settings accept that.
 
     done, total, what: progress and its unit, for the message. failed: number of failures by reason.
-    Raises BudgetError or ServerError, after which the next run resumes; DataError if nothing is done.
+    Refused questions are shown by an example of each reason.
+    Raises BudgetError or ServerError, after which the next run resumes; DataError if nothing is done, or the server
+    refuses everything.
     """
+    examples = "".join(f"\n  for example {first}" for first in answers.refusals.values())
+    refused = examples + _advice(config) if examples and not done else ""
+    if examples and done:
+        console.print(f"judge {config.judge_name}: the server refused some questions{examples}")
     stopped, so_far = answers.stopped, f"{done} of {total} {what}"
     if isinstance(stopped, BudgetError) and config.when_spent == "go_on" and done:
         console.print(f"budget spent ({stopped}): {so_far}")
@@ -114,10 +121,19 @@ def check_judged(
             f"judge {config.judge_name}: {stopped}\n  {so_far} so far ({describe(config.server, answers.spent)}); the "
             f"replies are cached in {config.replies_file(output)}, and the same command resumes from there"
             + ("; raise the budget first" if isinstance(stopped, BudgetError) else "")
+            + refused
         )
     elif not done:
         reasons = ", ".join(f"{reason} {count}" for reason, count in failed.items())
-        raise DataError(f"judge {config.judge_name}: none of {total} {what}: {reasons}")
+        raise DataError(f"judge {config.judge_name}: none of {total} {what}: {reasons}{refused}")
+
+
+def _advice(config: JudgeAccess) -> str:
+    """What to set if the server refuses a parameter."""
+    settings = [f"another server.limit_parameter ({config.server.limit_parameter})"]
+    settings += [f"{name}: null" for name in OPTIONAL if getattr(config, name) is not None]
+    settings += [f"parameters without it ({', '.join(config.parameters)})"] * bool(config.parameters)
+    return f"\n  for a parameter that the server does not accept, set {' or '.join(settings)}"
 
 
 def bill(config: JudgeAccess, answers: Answers[Any]) -> dict[str, Any]:
