@@ -331,15 +331,20 @@ def test_server_when_it_fails_or_refuses_or_the_budget_ends_says_so() -> None:
         with pytest.raises(BudgetError, match="model colors: max_requests=12: all are used"):
             asked(engine)
     problem = r'colors: 1 of 1 prompts got no response:\n  - prompt \d: "Which\?": refused with HTTP 400: .*too long'
-    unknown = "If it does not know top_k, min_p, repetition_penalty, return_token_ids, set server.extensions: false"
-    for known in (True, False):
+    off = dict.fromkeys(("extensions", "send_seed", "logprobs"), False)
+    settings = {
+        "server.extensions: false (top_k, min_p, repetition_penalty, return_token_ids) or "
+        "server.send_seed: false (seed) or server.logprobs: false (logprobs) or ": {},
+        "": off,
+    }
+    for advice, given in settings.items():
         with (
             serving(lambda request: failure(400, "too long")) as server,
             pytest.raises(ServerError, match=problem) as error,
         ):
-            asked(engine_for(server.url, PLAIN, {"extensions": known, "send_seed": known}))
-        assert (unknown in str(error.value)) == known
-        assert ("If it does not know seed, set server.send_seed: false" in str(error.value)) == known
+            asked(engine_for(server.url, PLAIN, given))
+        limit = "another server.limit_parameter (max_completion_tokens)."
+        assert f"\nFor a parameter that it does not accept, set {advice}{limit} Check the" in str(error.value)
 
 
 def test_seed_when_the_server_refuses_it_is_not_sent_and_replies_stay_apart(tmp_path: Path) -> None:

@@ -296,18 +296,25 @@ class OpenAIEngine:
         count, total = len(failures.problems), len({text_key(prompt.text) for prompt in prompts})
         early = "; there were so many in a row that no more were sent" if failures.are_too_many else ""
         kept = "" if self.replies is None else "All other replies are kept. "
-        # A server that does not know a parameter refuses every request.
-        unknown = ""
-        if failures.refused and (early or count == total):
-            if self.extensions:
-                unknown += f"If it does not know {', '.join(self._shape(0, 1.0))}, set server.extensions: false. "
-            if self.server.send_seed:
-                unknown += "If it does not know seed, set server.send_seed: false. "
+        # A server that does not accept a parameter refuses every request.
+        advice = self._advice() if failures.refused and (early or count == total) else ""
         return PromptsUnansweredError(
             f"model {self.model}: {count} of {total} prompts got no response{early}:",
             failures.problems,
-            f"{kept}{unknown}Check the server, shorten these prompts or remove them, and run again.",
+            f"{kept}{advice}Check the server, shorten these prompts or remove them, and run again.",
         )
+
+    def _advice(self) -> str:
+        """What to set if the server refuses a parameter; empty if there is nothing to set."""
+        server = self.server
+        parameters = {
+            "server.extensions: false": ", ".join(self._shape(0, 1.0)),
+            "server.send_seed: false": "seed" if server.send_seed else "",
+            "server.logprobs: false": "logprobs" if server.logprobs else "",
+            "another server.limit_parameter": server.limit_parameter if server.endpoint == "chat" else "",
+        }
+        settings = [f"{setting} ({names})" for setting, names in parameters.items() if names]
+        return f"For a parameter that it does not accept, set {' or '.join(settings)}. " if settings else ""
 
     def _note_oddities(self) -> None:
         if self._unreported:
