@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from judge_helpers import settings
+from regretless.core.errors import ConfigError
+from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.servers.ask import Answers, Question, UnreadableError, describe
 from regretless.servers.judge_client import answer_of, ask_judge, bill
 from regretless.servers.limits import Spending
@@ -65,6 +67,34 @@ def test_bill_when_the_server_does_not_report_its_tokens_has_an_upper_bound(
     without = settings("http://127.0.0.1:1/v1")
     assert bill(without, Answers([], spent=spent))["dollars"] is None
     assert "$" not in describe(without.server, spent)
+
+
+def test_parameters_when_another_setting_determines_them_then_they_are_refused_with_all_other_problems() -> None:
+    names = (
+        "model",
+        "messages",
+        "stream",
+        "n",
+        "max_tokens",
+        "max_completion_tokens",
+        "tokens",
+        "temperature",
+        "top_k",
+    )
+    server = {"limit_parameter": "tokens"}
+    with pytest.raises(ConfigError) as error:
+        settings("http://127.0.0.1:1/v1", server, parameters=dict.fromkeys(names, 3), attempts=0)
+    problem = (
+        "parameters: expected parameters without a setting of their own; remove model (the judge's name has its own "
+        "setting), messages (they are the question), stream (a reply is read as a whole), n (a request has one reply), "
+        "max_tokens (set max_reply_tokens), max_completion_tokens (set max_reply_tokens), tokens (set "
+        "max_reply_tokens), temperature (set temperature itself)"
+    )
+    assert error.value.problems == [problem, "attempts: input should be greater than or equal to 1 (got 0)"]
+    assert settings("http://127.0.0.1:1/v1", parameters={"top_logprobs": 2}).parameters == {"top_logprobs": 2}
+    given = {"questions": "q.json", "judge": "j", "parameters": {"top_logprobs": 2, "reasoning_effort": "low"}}
+    with pytest.raises(ConfigError, match=r"remove top_logprobs \(set top_logprobs itself\), reasoning_effort \(set"):
+        AlpacaEvalConfig.parse({"benchmark": "alpaca_eval", **given}, "alpaca_eval")
 
 
 def test_judge_when_stored_replies_are_of_another_address_then_a_note_says_which_and_what_to_do(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from regretless.core.errors import BudgetError, DataError
 from regretless.core.settings import Section
@@ -21,6 +21,14 @@ T = TypeVar("T")
 THOUGHTS_END = "</think>"
 OPTIONAL = ("temperature", "reasoning_effort")
 """Settings that are request parameters, unless they are null."""
+RESERVED = {
+    "model": "the judge's name has its own setting",
+    "messages": "they are the question",
+    "stream": "a reply is read as a whole",
+    "n": "a request has one reply",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "set max_reply_tokens"),
+}
+"""Request parameters that nobody else may set, with the reason: the budget and the summary count on them."""
 
 
 class JudgeAccess(Section):
@@ -35,7 +43,7 @@ class JudgeAccess(Section):
     max_reply_tokens: int = Field(default=8192, ge=1)
     """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
     parameters: dict[str, Any] = Field(default={})
-    """Further request parameters, by the names that the server has for them."""
+    """Further request parameters, by the names that the server has for them; none that another setting determines."""
     attempts: int = Field(default=3, ge=1)
     """How often the judge is asked in all if its replies cannot be read; then the question counts as failed."""
     when_spent: Literal["stop", "go_on"] = "stop"
@@ -44,6 +52,18 @@ class JudgeAccess(Section):
     replies: str | None = None
     """File in which the judge's replies are cached; several runs may share it. By default it lies next to the output
     folder."""
+
+    @field_validator("parameters")
+    @classmethod
+    def _have_no_own_setting(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        own = [name for name in (*OPTIONAL, "top_logprobs") if name in cls.model_fields]
+        server = info.data.get("server")
+        limit = {server.limit_parameter: "set max_reply_tokens"} if server is not None else {}
+        reasons = RESERVED | {name: f"set {name} itself" for name in own} | limit
+        refused = [f"{name} ({reasons[name]})" for name in values if name in reasons]
+        if refused:
+            raise ValueError(f"expected parameters without a setting of their own; remove {', '.join(refused)}")
+        return values
 
     @property
     @abstractmethod
