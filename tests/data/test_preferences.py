@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from flat_pairs import pair_of
 from regretless.core.errors import DataError
 from regretless.data.preferences import parse_pairs, read_pairs
-from regretless.data.records import Pair
+from regretless.data.records import Pair, Response
 from regretless.data.rejected_rows import check_some_left
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
@@ -452,6 +453,29 @@ def test_template_arguments_when_given_in_columns_then_they_are_kept_through_a_f
     for column, value in (("tools", "add"), ("tools", {"a": 1}), ("chat_template_kwargs", [1])):
         (refusal,) = parse_pairs([{**row, column: value}])[1]
         assert refusal.reason.startswith(f"{column}: expected ")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.parquet"])
+def test_records_when_written_are_read_again_and_what_cannot_be_is_refused_before(name: str, tmp_path: Path) -> None:
+    path, pair = str(tmp_path / name), only({**GOOD, "chosen_score": 1.5})
+    response = Response(prompt_id="p", response_id="r", prompt="2+2?", response=" 4", score=0.5)
+    write_records(path, [pair])
+    assert read_pairs(path) == ([pair], [])
+    write_records(path, [response])
+    assert read_responses(path) == ([response], [])
+    with pytest.raises(DataError, match=r"expected responses or pairs, got both; write them to two files"):
+        write_records(path, [pair, response])  # type: ignore[list-item]
+    if name != "a.parquet":
+        with pytest.raises(DataError, match=r"record 2: logps: expected finite numbers, got NaN or infinity"):
+            write_records(path, [response, replace(response, logps=[0.0, float("nan")])])
+    assert read_responses(path) == ([response], [])
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.JSONL", "a.jsonl.gz", "a"])
+def test_records_when_the_suffix_is_of_no_file_that_is_written_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"{name}: expected a name that ends in \.parquet, \.jsonl or \.ndjson"):
+        write_records(tmp_path / name, [only(GOOD)])
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from regretless.data.schema import (
 )
 
 
-def read_responses(path: Path) -> tuple[list[Response], list[Refusal]]:
+def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:
     """Responses of a file, and the rejected rows; at least `prompt` and `response` are required."""
+    path = Path(path)
     kept: list[Response] = []
     refused: list[Refusal] = []
     for number, row in read_rows(path):

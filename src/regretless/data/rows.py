@@ -36,6 +36,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 TEXT_COLUMNS = ("prompt", *SIDES)
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 """Files that `read_rows` reads."""
+JSON_LINES = frozenset({".jsonl", ".ndjson"})
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
 """Suffixes of compressed files and archives."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -54,14 +55,22 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def write_records(
-    path: Path, records: Sequence[Response] | Sequence[Pair], metadata: Mapping[str, str] | None = None
+    path: str | Path, records: Sequence[Response] | Sequence[Pair], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write records atomically, as parquet (with metadata, if given) or (by the suffix) JSONL.
+    """Write records atomically: to .parquet (with metadata, if given), or as JSON lines to .jsonl or .ndjson.
 
-    Raises DataError if a text column mixes strings and conversations: parquet columns have one type.
+    Raises DataError for another suffix, for responses among pairs, if a text column mixes strings and conversations
+    (parquet columns have one type), and for NaN and infinity, which JSON does not have.
     """
+    path = Path(path)
+    if path.suffix not in {".parquet", *JSON_LINES}:
+        raise DataError(f"{path}: expected a name that ends in .parquet, .jsonl or .ndjson")
+    if len({isinstance(record, Pair) for record in records}) > 1:
+        raise DataError(f"{path}: expected responses or pairs, got both; write them to two files")
     rows = [_stored(record) for record in records]
-    if path.suffix == ".jsonl":
+    if path.suffix in JSON_LINES:
+        for number, row in enumerate(rows, 1):
+            _check_finite(number, row)
         write_jsonl(path, rows)
         return
     names = [name for name in (rows[0] if rows else ()) if not _is_absent(name, rows)]
@@ -82,6 +91,15 @@ def write_parquet(path: Path, table: pa.Table, metadata: Mapping[str, str] | Non
 
 def _unchanged(value: Any) -> Any:
     return value
+
+
+def _check_finite(number: int, row: Mapping[str, Any]) -> None:
+    """Raise DataError for numbers that JSON does not have."""
+    for name, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False, default=str)
+        except ValueError as error:
+            raise DataError(f"record {number}: {name}: expected finite numbers, got NaN or infinity") from error
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -129,7 +147,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
     check_is_file(path)
     if path.suffix == ".parquet":
         return _parquet_rows(path)
-    if path.suffix in {".jsonl", ".ndjson"}:
+    if path.suffix in JSON_LINES:
         return _jsonl_rows(path)
     if path.suffix == ".json":
         return _json_rows(path)
