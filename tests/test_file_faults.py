@@ -226,6 +226,14 @@ def test_file_system_when_full_or_read_only_then_one_line_says_so(
         (Exception("I/O error: No space left on device (os error 28)"), "a file cannot be written: No space left"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "a file cannot be"),
         (ConnectionRefusedError(111, "Connection refused"), None),
+        (
+            UnicodeEncodeError("utf-8", "na\udcffme", 2, 3, "surrogates not allowed"),
+            "na\udcffme: not valid UTF-8; rename",
+        ),
+        (
+            UnicodeEncodeError("utf-8", "a\ud800b", 1, 2, "surrogates not allowed"),
+            "a\ud800b: half of a character, which",
+        ),
         (RuntimeError("shape mismatch"), None),
         (KeyError("x"), None),
     ],

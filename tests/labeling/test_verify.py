@@ -32,6 +32,7 @@ MISTAKES: dict[str, Any] = {
     "verdict": Check(cast(Verdict, "right"), "compared"),
     "reason": Check(Verdict.CORRECT, cast(str, None)),
     "extracted": Check(Verdict.CORRECT, "compared", cast(str, 5)),
+    "half": Check(Verdict.CORRECT, "compared", "a\ud800"),
 }
 """What a verifier must not return."""
 
@@ -51,7 +52,7 @@ def fragile(response: str, answer: str) -> Check:
     if response == "raise":
         raise ZeroDivisionError
     if response == "explain":
-        raise ValueError("no number\nin this answer")
+        raise ValueError("no number \ud800\nin this answer")
     if response in MISTAKES:
         return MISTAKES[response]
     print("printing must not break the protocol")
@@ -101,6 +102,7 @@ def test_run_when_workers_hang_die_and_raise_then_only_those_rows_are_unknown(
         ("verdict", "verdict 'right'; expected one of correct, wrong, unknown"),
         ("reason", "reason None; expected a text$"),
         ("extracted", "extracted 5; expected a text or None"),
+        ("half", r"extracted 'a\\ud800'; expected whole characters, not halves of surrogate pairs"),
     ],
 )
 def test_run_when_a_verifier_returns_no_check_then_the_stage_ends_and_names_it(
@@ -122,14 +124,14 @@ def test_run_when_a_verifier_raises_then_its_message_is_kept_and_no_row_at_all_i
     monkeypatch.setitem(VERIFIERS, "fragile", Verifier(check=fragile))
     run(VerifyConfig(verifier="fragile"), responses_file(tmp_path / "one.parquet", ["explain", "5"], "5"), tmp_path)
     reasons = [row.verdict_reason for row in read_responses(tmp_path / "responses.parquet")[0]]
-    assert reasons == ["verifier failed: ValueError: no number", "compared"]
+    assert reasons == ["verifier failed: ValueError: no number \ufffd", "compared"]
     rows = [
         Response(prompt_id=text, response_id="0", prompt="p", response=text, answer="5", finish_reason=reason)
         for text, reason in (("explain", "stop"), ("raise", "stop"), ("5", "length"))
     ]
     write_records(tmp_path / "all.parquet", rows)
     with pytest.raises(
-        RegretlessError, match=r"fragile: failed on each of the 2 rows .* ValueError: no number; correct"
+        RegretlessError, match=r"fragile: failed on each of the 2 rows .* ValueError: no number \ufffd; correct"
     ):
         run(VerifyConfig(verifier="fragile"), tmp_path / "all.parquet", tmp_path / "all")
     assert not (tmp_path / "all" / "parts").exists()  # a corrected verifier begins anew

@@ -119,6 +119,8 @@ def last(**changes: Any) -> Callable[[list[Completion]], Any]:
         (last(sampled_logps=lambda one: [0.0] * 9), r"sampled_logps: expected one value per token, got 9 values"),
         (last(token_numbers={"entropy": [0.0] * 9}), r"token_numbers\.entropy: expected one value per token"),
         (last(token_ids=lambda one: torch.tensor(one.token_ids)), "token_ids: expected token ids"),
+        (last(text="a\ud800b"), r"response: expected whole characters, not .*, got 'a\\ud800b'"),
+        (last(token_ids=None, tokens=lambda one: ["\ud800"] * len(one.logps)), "tokens: expected whole characters"),
         (last(text=None), "response: expected a value, got null"),
         (last(finish_reason="eos"), "finish_reason: expected stop or length, got 'eos'"),
     ],

@@ -97,13 +97,14 @@ def storage_error(error: BaseException) -> StorageError | None:
     """The StorageError for an exception about a file or folder, or None for any other exception.
 
     Libraries raise their own exceptions when the operating system fails; exceptions with its error number or a known
-    message count, and so does a name that is not UTF-8.
+    message count, and so does a name, or a text, that is not UTF-8.
     """
     if isinstance(error, UnicodeEncodeError) and "surrogates not allowed" in error.reason:
         text = str(error.object)
-        return StorageError(
-            f"{text if len(text) < NAME_LENGTH else 'a text'}: not valid UTF-8; rename the file or folder"
-        )
+        shown = text if len(text) < NAME_LENGTH else "a text"
+        if not _may_be_a_name(text):
+            return StorageError(f"{shown}: half of a character, which no file can store; correct what made this text")
+        return StorageError(f"{shown}: not valid UTF-8; rename the file or folder")
     if isinstance(error, OSError) and error.errno is not None:
         number, where = error.errno, error.filename or error.filename2
     else:
@@ -121,6 +122,15 @@ def storage_error(error: BaseException) -> StorageError | None:
         else f"{os.fsdecode(where) if isinstance(where, bytes) else where}: "
     )
     return StorageError(f"{place}{os.strerror(number)}; {ADVICE[number]}")
+
+
+def _may_be_a_name(text: str) -> bool:
+    """False if a text that is not valid UTF-8 cannot be the name of a file: those have placeholders for bytes only."""
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 NAME_LENGTH = 300

@@ -21,10 +21,15 @@ def clean_text(text: str) -> str:
     JSON can contain half a character (`"\\ud800"`), and no UTF-8 file, parquet column or tokenizer can hold it. All
     other characters stay, including NUL and control characters: they are text, and tokens stand for them.
     """
-    # An ASCII string contains no surrogates, which Python knows without a scan.
-    if text.isascii() or _LONE.search(text) is None:
+    if is_clean(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def is_clean(text: str) -> bool:
+    """True if any file can store the text: it has no surrogates."""
+    # An ASCII string contains none, which Python knows without a scan.
+    return text.isascii() or _LONE.search(text) is None
 
 
 def clean_value(value: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+from regretless.core.text_cleaning import is_clean
 from regretless.data.records import Verdict
 
 FAILED = "verifier failed"
@@ -36,6 +37,11 @@ def check_problem(outcome: object) -> str | None:
         return f"returned a Check with reason {outcome.reason!r:.100}; expected a text"
     if not isinstance(outcome.extracted, str | None):
         return f"returned a Check with extracted {outcome.extracted!r:.100}; expected a text or None"
+    for name, text in (("reason", outcome.reason), ("extracted", outcome.extracted or "")):
+        if not is_clean(text):
+            return (
+                f"returned a Check with {name} {text!r:.100}; expected whole characters, not halves of surrogate pairs"
+            )
     return None
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 
 from regretless.core.errors import error_line
+from regretless.core.text_cleaning import clean_text
 from regretless.labeling.base import FAILED, check_problem
 
 MEMORY_LIMIT = 4 << 30
@@ -56,7 +57,7 @@ def main(module: str, function: str, seconds: float) -> None:
                 problem = check_problem(outcome)
                 row = [outcome.verdict, outcome.reason, outcome.extracted] if problem is None else problem
             except Exception as error:
-                row = ["unknown", f"{FAILED}: {error_line(error)}", None]
+                row = ["unknown", clean_text(f"{FAILED}: {error_line(error)}"), None]
             signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()
             output.write(json.dumps(row) + "\n")

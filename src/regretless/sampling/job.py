@@ -22,6 +22,7 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
 from regretless.core.stage_folder import CACHE, earlier_results
 from regretless.core.terminal import bar
+from regretless.core.text_cleaning import is_clean
 from regretless.core.workers import Advance, InThisProcess, Need, executor
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
@@ -389,6 +390,10 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         check_response(vars(response))
     except Unusable as reason:
         raise _misused(work, f"{_name(row)}: {reason}") from None
+    for name, texts in (("response", [response.response]), ("tokens", response.tokens or [])):
+        if broken := [text for text in texts if not is_clean(text)]:
+            expected = "whole characters, not halves of surrogate pairs"
+            raise _misused(work, f"{_name(row)}: {name}: expected {expected}, got {broken[0]!r:.100}")
     if problem := check_lengths("sampled_logps", response.pieces, response.sampled_logps):
         raise _misused(work, f"{_name(row)}: {problem}")
     return response
