@@ -116,6 +116,46 @@ def test_instruction_when_a_sampling_template_put_a_system_line_in_front_is_show
     assert found == {instruction}
 
 
+def test_instruction_when_messages_have_calls_reasoning_or_a_tools_name_then_the_judge_reads_them(
+    tmp_path: Path,
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+    prompt: list[dict[str, Any]] = [
+        {"role": "user", "name": "Ann", "content": "rain?"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "Look it up."},
+        {"role": "tool", "name": "weather", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "and tomorrow?"},
+    ]
+    write_records(tmp_path / "in.parquet", [Response(prompt_id="p", response_id="r", prompt=prompt, response="so 3")])
+    with serving(judge_by(last_digit)) as server:
+        judged(settings(server.url, aspects=["honesty"]), tmp_path / "in.parquet", tmp_path / "judge")
+    (request,) = server.requests
+    assert (
+        """[user]
+rain?
+
+[assistant]
+<think>
+Look it up.
+</think>
+{"id": "c1", "name": "weather", "arguments": {"city": "Köln"}}
+
+[tool]
+name: weather
+tool_call_id: c1
+sunny
+
+[assistant]
+No.
+
+[user]
+and tomorrow?
+"""
+        in request.user
+    )
+
+
 def test_scores_feed_best_versus_random(tmp_path: Path) -> None:
     texts = {0: ["a 2", "b 5", "c 2", "d 1"], 1: ["a 3", "b 3"], 2: ["a 4", "b 1"]}
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 from run_helpers import HOSTILE
 
 from regretless.core.errors import DataError
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
 from regretless.reporting.collect import collect
 from regretless.reporting.report import ReportConfig, run
 from regretless.reporting.views import stage_rows, tables
@@ -141,6 +144,26 @@ def test_report_when_tokens_were_analyzed_then_the_page_holds_their_numbers_and_
     )
     assert data["pairs"][1]["responses"][0]["behavior"] is None
     assert data["pairs"][1]["prompt"] == [{"role": "user", "content": HOSTILE}]
+
+
+def test_prompts_when_they_have_tool_calls_then_examples_and_explorer_show_them(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    prompt = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "4"},
+    ]
+    tokens = json.loads((tmp_path / "run/analyze/token_rewards.json").read_text())
+    tokens["pairs"][0]["prompt"] = prompt
+    (tmp_path / "run/analyze/token_rewards.json").write_text(json.dumps(tokens))
+    for file in (tmp_path / "run/evaluate").glob("*/arithmetic/responses.parquet"):
+        write_records(file, [replace(row, prompt=prompt) for row in read_responses(file)[0]])
+    page = report(tmp_path / "run", tmp_path)
+    texts = ['{"name": "add", "arguments": {"a": 2}}', "name: add\n4"]
+    assert [message["content"] for message in embedded(page)["pairs"][0]["prompt"]] == texts
+    assert all(text in page.text("div") for text in texts)
 
 
 def test_navigation_when_read_then_it_has_the_sections_in_the_order_of_the_page(

@@ -159,6 +159,23 @@ def stored_text(text: Text | None) -> Any:
     ]
 
 
+def full_text(message: Message) -> str:
+    """All that a message says, for a reader: its content, with reasoning before it and tool calls as JSON behind it.
+
+    A tool's output begins with the tool's name and the call's id. A message without these is its content.
+    """
+    of_tool = ("name", "tool_call_id") if message["role"] == "tool" else ()
+    texts = [f"{name}: {message[name]}" for name in of_tool if name in message]
+    if reasoning := message.get(REASONING[0]):
+        texts.append(f"{OPEN}\n{reasoning}\n{CLOSE}")
+    if message["content"]:
+        texts.append(message["content"])
+    for call in message.get("tool_calls", ()):
+        number = {"id": call["id"]} if "id" in call else {}
+        texts.append(json.dumps(number | call["function"], ensure_ascii=False))
+    return "\n".join(texts)
+
+
 def parts_of(texts: Sequence[Text | None]) -> tuple[str, ...]:
     """Those of `PARTS` that a message of the texts has."""
     messages = [message for text in texts if isinstance(text, list) for message in text]

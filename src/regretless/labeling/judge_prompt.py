@@ -13,6 +13,7 @@ import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
 from regretless.core.errors import ConfigError, reject
+from regretless.data.messages import full_text
 from regretless.data.prompts import SYSTEM_LINES
 from regretless.data.records import Message, Text
 
@@ -90,8 +91,8 @@ def load_aspects(
 
 
 def as_instruction(prompt: Text, shown_system: ShownSystem = "own") -> str:
-    """The instruction in a prompt, as one text: the content if the conversation has one message, else every message
-    with its role.
+    """The instruction in a prompt, as one text: that of the message if the conversation has one, else every message
+    with its role. Tool calls and reasoning are part of it (see `full_text`).
 
     shown_system: which system messages are included. `own`: all but those of this package's templates, which sampling
     added to the prompt; `all`; `none`.
@@ -102,8 +103,8 @@ def as_instruction(prompt: Text, shown_system: ShownSystem = "own") -> str:
         message for message in prompt if message["role"] != "system" or _is_shown(message, shown_system)
     ] or prompt
     if len(included) == 1:
-        return str(included[0]["content"])
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in included)
+        return full_text(included[0])
+    return "\n\n".join(f"[{message['role']}]\n{full_text(message)}" for message in included)
 
 
 def _is_shown(system: Message, shown_system: ShownSystem) -> bool:

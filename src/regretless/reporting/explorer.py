@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from regretless.data.messages import full_text
 from regretless.reporting.collect import measure_of, own_model
 from regretless.reporting.token_figures import SHADE_QUANTILE
 from regretless.reporting.views import cut
@@ -107,7 +108,7 @@ def _rounded(values: Sequence[float]) -> list[float]:
 def _messages(prompt: Any) -> list[dict[str, str]]:
     """Role and text of each message; a plain-text prompt has no role."""
     messages = [{"role": "", "content": prompt}] if isinstance(prompt, str) else prompt
-    return [{"role": message["role"], "content": cut(message["content"])} for message in messages]
+    return [{"role": message["role"], "content": cut(full_text(message))} for message in messages]
 
 
 def _label(prompt: Any) -> str:

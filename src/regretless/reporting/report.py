@@ -20,6 +20,7 @@ from regretless.core.files import write_text
 from regretless.core.run_folder import BASE
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
+from regretless.data.messages import full_text, read_message
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
 from regretless.reporting.collect import collect, objectives_of
@@ -164,6 +165,8 @@ def _environment() -> jinja2.Environment:
         "duration": lambda seconds: f"{seconds / 60:.1f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds",
         "words": views.words,
         "cut": views.cut,
+        # A table has tool calls as JSON, and null for what a message lacks.
+        "full_text": lambda message: full_text(read_message(message)),
         "settings": lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True),
     }
     return environment
