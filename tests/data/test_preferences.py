@@ -439,6 +439,7 @@ def test_template_arguments_when_given_in_columns_then_they_are_kept_through_a_f
         {**row, "tools": [tool], "chat_template_kwargs": {"enable_thinking": False, "other": None}},
         {**row, "tools": json.dumps([tool]), "chat_template_kwargs": '{"enable_thinking": false}'},
         {**row, "tools": [], "chat_template_kwargs": None},
+        {**row, "chat_template_kwargs": {"enable_thinking": None}},
     ]
     pairs, refused = parse_pairs(given)
     assert not refused
@@ -446,7 +447,7 @@ def test_template_arguments_when_given_in_columns_then_they_are_kept_through_a_f
         "enable_thinking": False,
         "tools": [{"type": "function", "function": {"name": "add", "parameters": {"b": {"type": "int"}}}}],
     }
-    assert [json.loads(pair.chat_template_kwargs or "null") for pair in pairs] == [wanted, wanted, None]
+    assert [json.loads(pair.chat_template_kwargs or "null") for pair in pairs] == [wanted, wanted, None, None]
     assert pairs[0].prompt_id == pairs[1].prompt_id != pairs[2].prompt_id
     write_records(tmp_path / "pairs.parquet", pairs)
     assert read_pairs(tmp_path / "pairs.parquet")[0] == pairs

@@ -216,9 +216,16 @@ def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(
         + '{"prompt": "2+2?",\n'
         + line("6", "maybe")
         + line("7", "wrong", token_ids=[1], logps=[-1.0, -2.0])
-        + line("8", "wrong")
+        + line("8", "wrong", tools=[], chat_template_kwargs={"enable_thinking": None})
+        + line("9", "wrong", tools=[{"type": "function", "function": {"name": "add"}}])
+        + line("10", "wrong", chat_template_kwargs={"enable_thinking": False})
     )
     summary = run(PairConfig(), path, tmp_path)
+    arguments = (
+        "tools, chat_template_kwargs: a response is judged and paired without them, so that it would answer another "
+        "prompt; remove the columns, or write pairs (chosen, rejected), which may have them; "
+        "model.chat_template_kwargs holds for all prompts"
+    )
     refused = [json.loads(text) for text in (tmp_path / "refused.jsonl").read_text().splitlines()]
     assert {refusal["line"]: refusal["reason"] for refusal in refused} == {
         2: "empty completion",
@@ -226,9 +233,11 @@ def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(
         4: "not valid JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 19)",
         5: "verdict: expected correct, wrong or unknown, got 'maybe'",
         6: "logps: expected one value per token, got 2 values for 1 tokens",
+        8: arguments,
+        9: arguments,
     }
     assert {refusal["source"] for refusal in refused} == {str(path)}
-    assert (summary["pairs"], summary["refused"], summary["prompts"]) == (1, 5, 1)
+    assert (summary["pairs"], summary["refused"], summary["prompts"]) == (1, 7, 1)
 
 
 def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -> None:

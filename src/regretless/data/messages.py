@@ -135,7 +135,8 @@ def read_template_arguments(row: Mapping[str, Any]) -> str | None:
     if tools:
         values = {**(values or {}), "tools": tools}
     try:
-        return clean_text(json.dumps(without_nulls(values), ensure_ascii=False)) if values else None
+        values = without_nulls(values)
+        return clean_text(json.dumps(values, ensure_ascii=False)) if values else None
     except (TypeError, ValueError, RecursionError):
         raise Unusable("chat_template_kwargs, tools: expected what JSON can hold") from None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regretless.data.messages import read_message
+from regretless.data.messages import read_message, read_template_arguments
 from regretless.data.records import Response, Text, Verdict, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
@@ -42,6 +42,12 @@ def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:
 def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
     """Response of a row. Raises Unusable."""
     columns = check_response(row)
+    if read_template_arguments(row) is not None:
+        raise Unusable(
+            "tools, chat_template_kwargs: a response is judged and paired without them, so that it would answer "
+            "another prompt; remove the columns, or write pairs (chosen, rejected), which may have them; "
+            "model.chat_template_kwargs holds for all prompts"
+        )
     prompt_id = text_key(row["prompt"]) if columns.prompt_id in (None, "") else str(columns.prompt_id)
     prompt = row["prompt"]
     values = {name: value for name, value in columns if value is not None}
