@@ -129,7 +129,9 @@ def test_recipe_with_judges_when_run_small_then_each_is_asked_once_and_a_repeat_
     ):
         row = metrics[name, metric]
         assert (row["failed"], row["n"]) == (0, 8)
-        assert row["low"] <= row["value"] <= row["high"] and row["standard_error"] >= 0
+        # Eight judgments at random may leave the length-controlled win rate undetermined.
+        if row["value"] is not None or metric != "length_controlled_win_rate":
+            assert row["low"] <= row["value"] <= row["high"] and row["standard_error"] >= 0
     # Grades are random: the means of one model's may be equal by chance.
     scores = {(row["benchmark"], row["label"]): row["value"] for row in rows if row["metric"] == "score"}
     assert any(scores["mt_bench", label] != scores["mt_bench_gpt5", label] for label in ("base", "repo", "dpo"))

@@ -12,6 +12,7 @@ from regretless.core.intervals import (
     PairedDifference,
     difference,
     difference_over_seeds,
+    from_samples,
     holm,
     over_seeds,
     paired_difference,
@@ -116,3 +117,11 @@ def test_p_value_of_an_estimate_when_values_are_paired_then_it_is_that_of_the_t_
     sums = [{str(key): (value, 1.0) for key, value in enumerate(values)} for values in (first, second)]
     assert difference(*sums).p_value == pytest.approx(stats.ttest_rel(second, first).pvalue)
     assert math.isnan(difference({"a": (1.0, 1.0)}, {"a": (2.0, 1.0)}).p_value)
+
+
+def test_estimate_from_samples_when_all_are_equal_then_its_uncertainty_is_unknown() -> None:
+    found = from_samples(50.0, 20, np.full(100, 50.0))
+    assert (found.value, found.n) == (50.0, 20)
+    assert all(math.isnan(number) for number in (found.standard_error, *found.interval))
+    varied = from_samples(50.0, 20, np.array([49.0, 51.0]))
+    assert (varied.standard_error, varied.interval) == (pytest.approx(math.sqrt(2)), pytest.approx((49.05, 50.95)))

@@ -136,6 +136,24 @@ def test_reference_against_itself_has_no_length_controlled_win_rate(data: Path, 
     assert "the same length" in metrics["length_controlled_win_rate"]["problem"]
 
 
+def test_length_controlled_win_rate_when_the_penalty_leaves_no_coefficient_is_unknown() -> None:
+    indices = range(10)
+    gamed = GamedBaselines(
+        np.zeros((0, 3)), np.zeros(0), {index: index % 3 - 1.0 for index in indices}, dict.fromkeys(indices, 10)
+    )
+    rows = [Comparison(index, (0.9, 0.0)[index % 2], 10, 10 + index % 4) for index in indices]
+    metrics = win_rates(rows, gamed, rounds=20)["metrics"]
+    assert metrics["win_rate"]["value"] == pytest.approx(45)
+    assert metrics["length_controlled_win_rate"] == {
+        "value": None,
+        "standard_error": None,
+        "low": None,
+        "high": None,
+        "n": 10,
+        "problem": "undetermined: the penalty that cross-validation chose removed both difficulty and constant",
+    }
+
+
 def test_difficulties_when_they_belong_to_another_order_are_refused(data: Path, gamed: GamedBaselines) -> None:
     rows = comparisons(data, "pos")["alpaca-7b_verbose"]
     with pytest.raises(DataError, match=r"0 instruction\(s\) without a difficulty, \d{3} with a reference of another"):

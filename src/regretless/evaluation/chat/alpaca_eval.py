@@ -244,4 +244,8 @@ def _length_controlled(
         return unknown | {"problem": "all answers differ from the reference's by the same length"}
     difficulty = np.array([gamed.difficulty[each.index] for each in judged])
     found = length_controlled(preferences, std_delta, difficulty, gamed, rounds=rounds, seed=seed)
+    if found.coefficients.difficulty == 0 == found.coefficients.constant:
+        # The prediction is then 50 %, whatever the judge preferred.
+        problem = "undetermined: the penalty that cross-validation chose removed both difficulty and constant"
+        return unknown | {"problem": problem}
     return replace(found, estimate=bounded(found.estimate, preferences, 0, PERCENT)).shown()
