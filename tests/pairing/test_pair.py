@@ -128,10 +128,13 @@ def test_best_vs_random_when_scored_then_a_best_one_meets_a_strictly_lower_one()
         response("b", prompt="same", score=2.0),
         response("a", prompt="one", score=2.0),
         response("b", prompt="one"),
+        # The mean of equal scores differs from them in the last bit.
+        *(response("a", prompt="copies", score=5 / 3) for _ in range(11)),
+        response("b", prompt="copies", score=5 / 3),
     ]
     _, counts = make_pairs(rows, PairConfig(rule="best_vs_random"))
-    assert counts["prompts_dropped"] == {"equal_scores": 1, "single_response": 1}
-    assert counts["responses_left_out"] == {"without_score": 1}
+    assert counts["prompts_dropped"] == {"equal_scores": 2, "single_response": 1}
+    assert counts["responses_left_out"] == {"duplicate": 10, "without_score": 1}
 
 
 def test_pairs_when_rows_are_shuffled_or_other_prompts_come_and_go_then_they_stay_the_same() -> None:

@@ -90,8 +90,9 @@ def best_vs_random(responses: Sequence[Response], _correct: int, _wrong: int, ra
     scores = [response.score for response in responses if response.score is not None]
     if len(scores) < 2:
         return "single_response"
-    best = [response for response in responses if response.score == max(scores)]
-    lower = [response for response in responses if response.score != max(scores)]
+    bound = max(scores) - EQUAL
+    best = [response for response in responses if response.score is not None and response.score >= bound]
+    lower = [response for response in responses if response.score is not None and response.score < bound]
     return [(random.choice(best), random.choice(lower))] if lower else "equal_scores"
 
 
