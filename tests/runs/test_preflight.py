@@ -294,7 +294,14 @@ TABLE: dict[str, list[tuple[str, str]]] = {
     ],
     "judged": [
         ("responses=/nowhere/r.parquet", "responses: no such file"),
-        ('responses="{run}/sample/responses.parquet"', "responses: "),
+        (
+            'responses="{run}/sample/responses.parquet"',
+            "responses: not in the run folder, and this recipe has no section sample that could produce it",
+        ),
+        (
+            'evaluate.chat.arena.baseline="{run}/chat-benchmarks/b.jsonl"',
+            "evaluate.chat.arena.baseline: not in the run folder, and no stage makes chat-benchmarks; put it there",
+        ),
         ("judge.model=null", "judge.model: "),
         ("judge.aspects=[]", "judge.aspects: "),
         ("judge.aspects=[kindness]", "judge.rubrics: needed for kindness"),

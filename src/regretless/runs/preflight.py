@@ -155,7 +155,9 @@ def _not_made(recipe: Recipe, text: str) -> str | None:
     name, _, rest = text.removeprefix(f"{RUN}/").partition("/")
     if name in recipe.unsound:
         return None
-    if name == "pairs" or (getattr(recipe, name, None) in (None, {}) and not (name == "pair" and recipe.pairs)):
+    if name == "pairs" or name not in Recipe.model_fields:
+        return f"not in the run folder, and no stage makes {name}; put it there, or set another path (got {text!r})"
+    if getattr(recipe, name) in (None, {}) and not (name == "pair" and recipe.pairs):
         return f"not in the run folder, and this recipe has no section {name} that could produce it (got {text!r})"
     inner = rest.partition("/")[0]
     made: Collection[str] | None = None
