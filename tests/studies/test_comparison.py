@@ -292,6 +292,23 @@ def test_chat_metrics_when_compared_then_questions_are_paired_and_unknown_values
     assert cell(table, "dpo", metric="win_rate").value == pytest.approx(70)
 
 
+def test_runs_when_they_differ_in_the_judge_alone_then_each_judge_has_a_column(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / judge, {"base": {}, "dpo": {}}) for judge in ("one", "two")]
+    for run, ratings in zip(runs, ([4.0, 6.0], [7.0, 9.0]), strict=True):
+        rate(run, "base", [3.0, 4.0], judge=run.name)
+        rate(run, "dpo", ratings, judge=run.name)
+    table = only(compare([Run(run) for run in runs]))
+    assert {column.judge: table.cells[row, column].value for row, column in table.cells if row.method == "dpo"} == {
+        "one": 5.0,
+        "two": 8.0,
+    }
+    for run in runs:
+        prefer(run, "base", [0.2, 0.4])
+        prefer(run, "dpo", [0.5, 0.6])
+    with pytest.raises(ConfigError, match=r"on alpaca .* leave one out; to compare judges, give one run both of them"):
+        compare([Run(run) for run in runs])
+
+
 def test_tasks_of_the_harness_when_compared_then_they_are_columns_paired_by_problem(tmp_path: Path) -> None:
     run = made_run(tmp_path / "a", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}})
     answers = {"base": [0.0] * 9 + [1.0], "dpo": [1.0] * 8 + [0.0, 1.0]}

@@ -55,7 +55,8 @@ class RunToCompare:
         self.recipe = read_yaml(run.path / RECIPE)
         evaluate = self._section("evaluate")
         self.benchmarks = list(evaluate.get("benchmarks") or {})
-        self.chat = list(evaluate.get("chat") or {})
+        self.chat = {label: settings.get("judge") for label, settings in (evaluate.get("chat") or {}).items()}
+        """The judge of each chat benchmark."""
         self.harness = [harness.FOLDER] if evaluate.get("harness") else []
         self.decoding_seeds = list(evaluate.get("seeds") or [])
 
@@ -271,22 +272,25 @@ def text_of(value: Any) -> str:
 
 
 def twice(folders: Sequence[RunToCompare]) -> list[str]:
-    """Runs of the same method, benchmark, seeds and variant: one of them too many."""
-    seen: dict[tuple[Any, ...], Run] = {}
+    """Runs of the same method, benchmark, judge, seeds and variant: one of them too many."""
+    seen: dict[tuple[Any, ...], RunToCompare] = {}
     problems = []
     for folder in folders:
         run = folder.labels
         labels = folder.methods or [BASE]
         for method, benchmark in [place for place in folder.evaluated() if place[0] in labels]:
-            key = (run.model, method, benchmark, run.variant or "", run.data_seed, run.train_seed)
+            judge = folder.chat.get(benchmark)
+            key = (run.model, method, benchmark, judge, run.variant or "", run.data_seed, run.train_seed)
             if key in seen:
+                other = seen[key]
+                both = "; to compare judges, give one run both of them, under two labels in evaluate.chat"
                 problems.append(
-                    f"{run.shown} and {seen[key].shown}: both have {method} of {run.model} on {benchmark} with data "
+                    f"{run.shown} and {other.shown}: both have {method} of {run.model} on {benchmark} with data "
                     f"seed {run.data_seed}, training seed {run.train_seed} and no other setting that differs; leave "
-                    "one out"
+                    f"one out{both if folder.chat != other.chat else ''}"
                 )
                 break
-            seen[key] = run
+            seen[key] = folder
     return problems
 
 
