@@ -15,9 +15,12 @@ import pytest
 from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
-from regretless.core.files import read_json
-from regretless.core.stage_folder import StageFolder
+from regretless.core.files import read_json, write_json
+from regretless.core.run_folder import RunFolder
+from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.objectives import OBJECTIVES, Objective
+from regretless.runs.recipe import parse_recipe
+from regretless.runs.work import Job, do_analyze
 from regretless.training.train_config import TrainConfig
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -80,20 +83,53 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     plugins.offered.cache_clear()
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"objective": "steep"},
+        {"objective": ["dpo", "steep"]},
+        {"objectives": ("dpo", "steep")},
+        {"objectives": {"steep": {}}},
+        {"train": {"methods": {"steep": {"beta": 0.5}}}},
+        {"objective": "weighted_sum", "values": {"terms": [{"objective": "dpo"}, {"objective": "steep", "weight": 2}]}},
+    ],
+)
 def test_stage_when_a_plugin_changes_then_it_is_repeated_only_if_it_names_a_part_of_one(
-    installed: Callable[[str], None],
+    named: dict[str, Any], installed: Callable[[str], None]
 ) -> None:
+    # Other texts and keys may contain the name.
+    unrelated = {"values": {"lr_scheduler_type": "steepest", "steep_steps": 2}, "model": "{run}/steep/model"}
+
     def keys() -> list[str]:
-        stages = {"sample": {"engine": "vllm"}, "train/dpo": {"objective": "dpo"}, "train": {"objective": "steep"}}
-        return [StageFolder.key_of(stage, settings, {}) for stage, settings in stages.items()]
+        return [StageFolder.key_of("stage", settings, {}) for settings in (unrelated, named)]
 
     without = keys()
     installed("1.0")
     first = keys()
     installed("1.1")
     second = keys()
-    assert without[:2] == first[:2] == second[:2]
-    assert len({without[2], first[2], second[2]}) == 3
+    assert without[0] == first[0] == second[0]
+    assert len({without[1], first[1], second[1]}) == 3
+
+
+def test_analysis_of_a_named_policy_when_a_plugin_trained_it_then_its_settings_name_that_part(
+    installed: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed("1.0")
+    monkeypatch.setattr("regretless.modeling.training_folder.hyperparameter_names", lambda objective: ())
+    for objective in ("dpo", "steep"):
+        (tmp_path / f"of_{objective}").mkdir()
+        write_json(tmp_path / f"of_{objective}" / MANIFEST, {"settings": {"objective": objective}})
+    found = []
+    monkeypatch.setattr(Job, "do", lambda self, name, settings, *others: found.append(settings))
+    for policies in ({"a": "of_dpo"}, {"a": "of_dpo", "b": "of_steep"}):
+        settings = {"policies": {label: str(tmp_path / name) for label, name in policies.items()}}
+        recipe = {"name": "x", "model": {"name_or_path": "m"}, "pairs": {"dataset": "p"}, "analyze": settings}
+        job = Job(parse_recipe(recipe, "x"), RunFolder(tmp_path), on_files=True)
+        assert job.recipe.analyze is not None
+        do_analyze(job.recipe.analyze, job)
+    assert "objectives_of_plugins" not in found[0]
+    assert found[1]["objectives_of_plugins"] == {"b": "steep"}
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ class StageFolder:
     @staticmethod
     def key_of(stage: str, settings: Any, inputs: Mapping[str, str]) -> str:
         """Key of a stage: its settings, hashes of its inputs' content and the versions that its results depend on."""
-        used = versions_for([stage, settings])
+        used = versions_for(settings)
         return fingerprint({"stage": stage, "settings": settings, "inputs": inputs, "versions": used})
 
     def is_done(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import platform
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -32,8 +32,18 @@ def _installed() -> dict[str, str]:
 def versions_for(settings: Any) -> dict[str, str]:
     """The versions that results of these settings depend on: without plug-ins, if no part of one is named in them.
 
-    Where one is named, all plug-ins count, since a part may use another's.
+    A part is named by a text, or by a key (as in `methods`), that equals its name. Where one is named, all plug-ins
+    count, since a part may use another's.
     """
-    text = json.dumps(settings, ensure_ascii=False, default=str)
-    unused = {} if any(name in text for name in plugin_parts()) else plugin_versions()
+    unused = plugin_versions() if plugin_parts().isdisjoint(_texts(settings)) else {}
     return {name: version for name, version in versions().items() if name not in unused}
+
+
+def _texts(settings: Any) -> Iterator[str]:
+    """All texts in settings, keys included."""
+    if isinstance(settings, str):
+        yield settings
+    elif isinstance(settings, Mapping):
+        yield from (text for pair in settings.items() for item in pair for text in _texts(item))
+    elif isinstance(settings, list | tuple):
+        yield from (text for item in settings for text in _texts(item))

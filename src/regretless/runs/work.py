@@ -12,6 +12,7 @@ from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_jsonl
+from regretless.core.plugins import plugin_parts
 from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
 from regretless.core.stage_folder import MANIFEST
 from regretless.data.preferences import read_pairs, split_kinds
@@ -342,6 +343,9 @@ def do_analyze(section: analyze.AnalyzeConfig, job: Job) -> None:
         "objectives": {name: one.hyperparameters for name, one in trained.items()},
         **_hub("pairs", source),
     }
+    # The label of a named policy is not its method; one of a plug-in counts with the plug-in's version.
+    if of_plugins := {name: one.objective for name, one in named.items() if one.objective in plugin_parts()}:
+        settings["objectives_of_plugins"] = of_plugins
     here = {
         name: Trained(resolve(one.model, run), one.folder, one.objective, one.hyperparameters)
         for name, one in trained.items()
