@@ -18,7 +18,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.training_folder import last_complete_checkpoint
-from regretless.objectives import OBJECTIVES, Logps, build
+from regretless.objectives import OBJECTIVES, Logps, Output, build
+from regretless.objectives.dpo import DPO
 from regretless.training import trainer as trainer_module
 from regretless.training.data import PairDataset
 from regretless.training.trainer import PreferenceTrainer
@@ -293,6 +294,33 @@ def test_loss_when_a_log_probability_is_not_a_number_then_training_stops_before_
     with pytest.raises(NonFiniteLossError, match=r"step \d+: loss is nan .*pairs\.jsonl:7"):
         trainer.train()
     assert all(torch.isfinite(weight).all() for weight in weights_of(trainer).values())
+
+
+class _BadRewards(DPO):
+    """DPO whose rewards are no numbers where the behavior policy's log-probabilities are 0, though its loss is."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {"behavior"}
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        output = super().compute(logps, pairs)
+        assert output.rewards is not None and logps.behavior is not None
+        unknown = torch.where(logps.behavior.sum(dim=1) == 0, torch.nan, 0.0)
+        return dataclasses.replace(output, rewards=output.rewards + unknown)
+
+
+def test_rewards_when_not_finite_beside_a_finite_loss_then_training_stops_and_names_method_and_rows(
+    make_trainer: Make, pairs: list[TokenizedPair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "dpo", _BadRewards)
+    poisoned = list(pairs)
+    poisoned[6] = dataclasses.replace(
+        pairs[6], rejected=TokenizedSide(pairs[6].rejected.ids, (0.0,) * len(pairs[6].rejected.ids))
+    )
+    trainer = make_trainer(data=poisoned, num_train_epochs=1, objective="dpo")
+    with pytest.raises(NonFiniteLossError, match=r"step \d+: rewards of dpo are not finite for pairs\.jsonl:7;"):
+        trainer.train()
 
 
 def test_repo_when_data_has_no_log_probabilities_then_it_says_so_and_repo_det_trains(

@@ -32,7 +32,7 @@ from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
 from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint, load_weights
-from regretless.objectives import build
+from regretless.objectives import Output, build
 from regretless.training.argument_checks import check_liger, check_schedule
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
@@ -85,7 +85,7 @@ class PreferenceTrainer(PublishingTrainer):
     data_collator, compute_metrics, and other arguments of the Trainer that would do nothing: refused unless None.
 
     Raises ConfigError for settings that cannot work, DataError if no row is left, NonFiniteLossError before an
-    optimizer step that would follow a loss or gradient that is not finite.
+    optimizer step that would follow a loss, reward or gradient that is not finite.
     """
 
     _tag_names = ("regretless", "preference-optimization")
@@ -407,10 +407,11 @@ class PreferenceTrainer(PublishingTrainer):
             return self._scores(model, layout, statistics=statistics)
 
         def loss(batch: PairBatch, scores: TokenScores | None, counts: bool) -> Tensor:
-            found: Tensor = self.compute_loss(model, batch, z_ref=z_ref, counts=counts, scores=scores)
-            if not torch.isfinite(found):
-                raise NonFiniteLossError(self._non_finite(f"loss is {float(found.detach())}", batch.sources))
-            return found
+            found: tuple[Tensor, Output] = self.compute_loss(
+                model, batch, return_outputs=True, z_ref=z_ref, counts=counts, scores=scores
+            )
+            self._check_finite(*found, batch)
+            return found[0]
 
         self._check_sequence(work[0][0].layouts[0])
         with in_rows(model, self._rows, self._sequence), self.reference.in_rows(self._rows):
@@ -537,6 +538,22 @@ class PreferenceTrainer(PublishingTrainer):
         if norm is not None and not overflows and not torch.isfinite(torch.as_tensor(norm)):
             raise NonFiniteLossError(self._non_finite(f"gradient norm is {float(norm)}", ()))
         return norm
+
+    def _check_finite(self, loss: Tensor, output: Output, batch: PairBatch) -> None:
+        """Raise NonFiniteLossError for a loss, score or reward that is not finite; metrics and checkpoints need all."""
+        rows = batch.pairs if output.rows is None else output.rows
+        by_row = {"scores": output.scores, "rewards": output.rewards}
+        shown = {name: values.detach()[rows] for name, values in by_row.items() if values is not None}
+        # Together: each question to the device waits for it.
+        if torch.stack([torch.isfinite(values).all() for values in (loss, *shown.values())]).all():
+            return
+        if not torch.isfinite(loss):
+            raise NonFiniteLossError(self._non_finite(f"loss is {float(loss.detach())}", batch.sources))
+        for name, values in shown.items():
+            if bad := (~torch.isfinite(values)).any(dim=1).nonzero().flatten().tolist():
+                places = ", ".join(dict.fromkeys(batch.sources[number] for number in bad))
+                what = f"{name} of {self.objective.name} are not finite for {places}"
+                raise NonFiniteLossError(self._non_finite(what, ()))
 
     def _non_finite(self, what: str, sources: Sequence[str]) -> str:
         rows = f" for one of {len(sources)} pairs: {', '.join(dict.fromkeys(sources))}" if sources else ""
