@@ -182,6 +182,10 @@ def test_objectives_when_imported_bring_torch_and_not_transformers() -> None:
     assert done.stdout.split() == ["True", "False"]
 
 
+ANY_OUTPUT: Any = Output
+"""The class for values that are none of its types."""
+
+
 class _Returning(Objective):
     """An objective of somebody's own, with the output that a test gives it."""
 
@@ -200,6 +204,11 @@ class _Returning(Objective):
         (lambda rows, pairs: Output(rows.mean()), r"pair_losses: expected shape \(2,\).* or \(2, 2\).*; got \(\)"),
         (lambda rows, pairs: Output(rows), r"pair_losses: expected shape \(2,\).*; got \(3,\)"),
         (lambda rows, pairs: Output(rows.detach()[pairs[:, 0]]), "no gradient reaches logps.policy"),
+        (lambda rows, pairs: ANY_OUTPUT(list(rows)), "pair_losses: expected a tensor of real numbers, got list"),
+        (lambda rows, pairs: ANY_OUTPUT(rows[pairs[:, 0]] + 0j), "pair_losses: .*, got torch.complex128"),
+        (lambda rows, pairs: ANY_OUTPUT(rows, rewards=rows.tolist()), "rewards: .*, got list"),
+        (lambda rows, pairs: ANY_OUTPUT(rows, rewards=rows.detach().numpy()), "rewards: .*, got ndarray"),
+        (lambda rows, pairs: ANY_OUTPUT(rows, rows=[0]), "rows: expected a tensor of row numbers, got list"),
         (
             lambda rows, pairs: Output(rows[pairs[:, 0]], rewards=rows[pairs[:, 0]].detach()),
             r"rewards: expected shape \(3,\), one for each row of logps; got \(2,\)",
@@ -211,6 +220,52 @@ def test_output_of_another_form_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^mine: .*{message}"):
         _Returning(make=make)(Logps(**make_batch([5, 2, 3])), torch.tensor([[0, 1], [0, 2]]))
+
+
+class _Saying(Objective):
+    """An objective of somebody's own, with the properties that a test gives it."""
+
+    name = "mine"
+    says: Any = None
+    zero: Any = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs if self.says is None else self.says  # type: ignore[no-any-return]
+
+    @property
+    def zero_point(self) -> Any:
+        return self.zero
+
+    def compute(self, logps: Logps, pairs: Tensor) -> Output:
+        return Output(logps.log_ratio()[pairs[:, 0]])
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        (
+            {"says": ["reference", "rejected"]},
+            r"`needs` of mine: expected a frozenset of names, got \['reference', 'rej",
+        ),
+        ({"says": {1}}, r"`needs` of mine: expected a frozenset of names, got \{1\}"),
+        ({"zero": "pairs"}, r"`zero_point` of mine: expected mismatched, paired or None, got 'pairs'"),
+    ],
+)
+def test_property_of_another_form_is_refused(properties: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _Saying.parse(properties, "objective mine")
+
+
+def test_log_probabilities_when_asked_for_what_they_lack_then_the_reason_is_given(
+    make_batch: Callable[..., dict[str, Tensor]],
+) -> None:
+    given = make_batch([5, 2])
+    del given["reference"]
+    with pytest.raises(ConfigError, match=r"^mine: compute failed: Logps.log_ratio: expected `reference`.*`needs`"):
+        _Saying(says={"rejected"})(Logps(**given), torch.tensor([[0, 1]]))
+    with pytest.raises(ConfigError, match=r"Logps\.nll: expected reduction sum or mean, got 'avg'"):
+        Logps(**given).nll("avg")  # type: ignore[arg-type]
 
 
 class _Reading(Objective):

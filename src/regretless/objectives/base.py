@@ -103,20 +103,29 @@ class Logps:
         return self.mask.sum(dim=1)
 
     def log_ratio(self) -> Tensor:
-        """Σ_s (log π_θ − log π_ref) of each response, (R,) nats. Needs `reference`."""
-        assert self.reference is not None
+        """Σ_s (log π_θ − log π_ref) of each response, (R,) nats. Raises ConfigError without `reference`."""
+        if self.reference is None:
+            raise ConfigError(
+                "Logps.log_ratio: expected `reference`, got None; pass Logps(reference=...), and name it in the "
+                "property `needs` of an objective that reads it"
+            )
         # Subtract before summing: per token the two are close, so float32 retains digits that two long sums would lose.
         return (self.policy - self.reference).sum(dim=1)
 
     def nll(self, reduction: Literal["sum", "mean"]) -> Tensor:
-        """Negative log-likelihood of each response, (R,) nats: over its tokens, summed or averaged."""
+        """Negative log-likelihood of each response, (R,) nats: over its tokens, summed or averaged.
+
+        Raises ConfigError for another `reduction`.
+        """
+        if reduction not in ("sum", "mean"):
+            raise ConfigError(f"Logps.nll: expected reduction sum or mean, got {reduction!r}")
         total = -self.policy.sum(dim=1)
         return total if reduction == "sum" else total / self.lengths
 
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Result of an objective for P pairs over R responses."""
+    """Result of an objective for P pairs over R responses. Raises ConfigError for values that are no such tensors."""
 
     pair_losses: Tensor
     """(P,) nats; (P, 2) for methods with separate losses for chosen and rejected."""
@@ -130,6 +139,15 @@ class Output:
     """Scalar: the mean of all entries of `pair_losses`."""
 
     def __post_init__(self) -> None:
+        given: dict[str, Any] = {name: getattr(self, name) for name in ("pair_losses", "scores", "rewards", "rows")}
+        problems = [
+            f"{name}: expected a tensor of {'row numbers' if name == 'rows' else 'real numbers'}, got {_kind(value)}"
+            for name, value in given.items()
+            if (value is not None or name == "pair_losses")
+            and not (isinstance(value, Tensor) and value.is_floating_point() == (name != "rows"))
+        ]
+        if problems:
+            raise ConfigError(f"Output: {'; '.join(problems)}")
         object.__setattr__(self, "loss", self.pair_losses.mean())
 
     def pair_rewards(self, pairs: Tensor) -> Tensor | None:
@@ -176,6 +194,17 @@ class Objective(Section):
     behavior policy, each the ratio of an average token (`mean`, as in WPO) or of the whole response (`sum`)."""
     importance_clip: Positive = 1.0
     """Largest probability ratio of a response; used with `importance` only."""
+
+    @model_validator(mode="after")
+    def _check_properties(self) -> Self:
+        needs: Any = self.needs
+        if not (isinstance(needs, frozenset | set) and all(isinstance(name, str) for name in needs)):
+            raise ValueError(f"property `needs` of {self.name}: expected a frozenset of names, got {needs!r:.100}")
+        if self.zero_point not in (None, "mismatched", "paired"):
+            raise ValueError(
+                f"property `zero_point` of {self.name}: expected mismatched, paired or None, got {self.zero_point!r}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_modifiers(self) -> Self:
@@ -275,6 +304,8 @@ class Objective(Section):
                 f"{self.name}: compute failed: {error}; it was given no {', no '.join(absent)}; the property `needs` "
                 "has to name the inputs that compute reads"
             ) from error
+        except ConfigError as error:  # of Output or Logps, which do not know the method
+            raise ConfigError(f"{self.name}: compute failed: {error}") from error
         if not isinstance(output, Output):
             raise ConfigError(f"{self.name}: compute returned {type(output).__name__}; return an Output(losses)")
         count, rows = len(pairs), len(logps.policy)
@@ -349,6 +380,10 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
         token_numbers={name: values[rows] for name, values in logps.token_numbers.items()},
         z_ref=logps.z_ref,
     )
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 def _remedy(name: str) -> str:
