@@ -6,6 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from regretless.core.errors import ConfigError
+from regretless.objectives import OBJECTIVES
+from regretless.objectives.dpo import DPO
 from regretless.training import train_config
 from regretless.training.train_config import TrainConfig
 
@@ -89,3 +91,25 @@ def test_parallelism_inside_a_model_when_written_in_a_file_then_it_is_refused_wi
     problems = {error["loc"]: error["msg"] for error in caught.value.errors()}
     assert "sequence_parallel_size divides sequences" in problems["parallelism_config",]
     assert ("beta",) in problems
+
+
+class _Clashing(DPO):
+    """An objective of somebody's own, with hyperparameters that are named like settings of training."""
+
+    label_smoothing: float = 0.0
+    learning_rate: float = 0.5
+    strategy: str = "a"
+
+
+def test_hyperparameter_when_it_is_named_like_a_setting_of_training_then_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "dpo", _Clashing)
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.parse({"objective": "dpo", "learning_rate": 1e-4}, "train")
+    assert error.value.problems == [
+        "objective: expected hyperparameters that are no settings of training, got learning_rate, strategy of dpo; "
+        "rename them in its package"
+    ]
+    # It is not in the way of others.
+    assert TrainConfig.parse({"objective": "ipo", "learning_rate": 1e-4}, "train").split_for("ipo")[0] == {}

@@ -140,6 +140,13 @@ class TrainConfig(Section):
         arguments = {key: value for key, value in values.items() if key not in hyperparameters}
         found = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
         found |= {key: UNUSED[key] for key in arguments if key in UNUSED}
+        # A value could be meant for either.
+        settings = {*_argument_names(), *TrainConfig.model_fields} - {"beta"}
+        if clashes := sorted(settings.intersection(hyperparameter_names(objective))):
+            found["objective"] = (
+                f"expected hyperparameters that are no settings of training, got {', '.join(clashes)} of {objective}; "
+                "rename them in its package"
+            )
         found |= self._step_size_problems(values)
         found |= argument_problems(PreferenceConfig, {key: arguments[key] for key in arguments if key not in found})
         for problem in problems_of(lambda: build(objective, **hyperparameters)):
