@@ -17,7 +17,7 @@ from regretless.data.records import Pair, Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.pairing.pair import PairConfig, make_pairs, run
-from regretless.pairing.rules import RULES
+from regretless.pairing.rules import RULES, Rule
 
 PROMPT = [{"role": "user", "content": "2+2?"}]
 
@@ -383,7 +383,11 @@ def test_rules_of_scores_when_a_score_is_null_then_it_counts_as_missing_and_not_
     assert counts["responses_left_out"] == {"without_score": 2}
 
 
-def test_stage_when_another_rule_could_use_the_responses_then_the_error_names_it(tmp_path: Path) -> None:
+def test_stage_when_another_rule_could_use_the_responses_then_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One of another package that fails is not in the way.
+    monkeypatch.setitem(RULES, "broken", Rule(lambda response: str(1 / 0), RULES["best_vs_random"].select))
     scored = [response("a", score=3.0), response("b", score=1.0)]
     write_records(tmp_path / "scored.jsonl", scored)
     write_records(tmp_path / "verified.jsonl", [CORRECT[0], WRONG[0]])

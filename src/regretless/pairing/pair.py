@@ -261,12 +261,19 @@ def _explain(summary: dict[str, Any]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "no responses"
 
 
+def _can_use(rule: str, row: Response) -> bool:
+    try:
+        return _ask(rule, "unusable", row.prompt_id, row) is None
+    except ConfigError:  # a plug-in's rule that nobody chose
+        return False
+
+
 def _remedy(rows: Sequence[Response], usable: Sequence[Response], rule: str) -> str:
     """What helps against having no pairs, to follow their reasons; empty if nothing is known to."""
     if all(row.verdict is None and row.score is None for row in rows):
         return "; no response has a verdict or a score: run verify or judge first"
     rules, _ = RULES.usable()
-    can_use = [name for name, other in rules.items() if any(other.unusable(row) is None for row in usable)]
+    can_use = [name for name in rules if any(_can_use(name, row) for row in usable)]
     if rule in can_use or not can_use:
         return ""
     kinds = {
