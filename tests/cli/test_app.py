@@ -25,6 +25,7 @@ from regretless.cli.request import OF_PAIRS
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
 from regretless.objectives import OBJECTIVES
+from regretless.sampling.engines import ENGINES
 
 HEAVY = ("torch", "transformers", "pyarrow", "datasets", "peft", "numpy", "sympy")
 STAGES = ("world", "sample", "verify", "pair", "mask", "inspect", "train", "evaluate", "analyze", "report")
@@ -366,6 +367,18 @@ def test_doctor_when_asked_then_it_says_what_this_machine_will_use(capsys: pytes
     assert all(section in shown for section in found if found[section])
     assert regretless("env") == 2
     assert "regretless doctor" in capsys.readouterr().err
+
+
+def test_doctor_when_the_check_of_an_engine_fails_then_its_row_says_so_and_the_others_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check() -> None:
+        raise RuntimeError("no licence")
+
+    monkeypatch.setitem(ENGINES, "mine", dataclasses.replace(ENGINES["transformers"], check=check))
+    assert regretless("doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["sampling engines"]
+    assert (found["mine"], found["transformers"]) == ("no: RuntimeError: no licence", "yes")
 
 
 def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
 from transformers.utils import is_torch_bf16_gpu_available
 
-from regretless.core.errors import ConfigError
+from regretless.core.errors import ConfigError, error_line
 from regretless.core.plugins import Registry
 from regretless.core.terminal import FoldingTable, print_json, terminal
 from regretless.core.versions import versions
@@ -164,6 +164,9 @@ def _engine(name: str) -> str:
         kind.check()
     except ConfigError as error:
         return f"no: {error}"
+    # A plug-in's check may raise anything.
+    except Exception as error:
+        return f"no: {error_line(error)}"
     return "yes, with a server in sample.server" if kind.takes_server else "yes"
 
 
