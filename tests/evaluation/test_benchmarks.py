@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.data.prompts import load_prompts
 from regretless.data.records import Verdict
@@ -48,6 +50,21 @@ def test_benchmarks_when_listed_then_every_one_has_a_test() -> None:
     assert BENCHMARKS.keys() == ROWS.keys()
 
 
+MISSPELLED = {"dataset": "mine.jsonl", "answer_columns": "gold"}
+
+
+def test_benchmark_of_a_plugin_when_a_key_is_misspelled_then_error_names_plugin_and_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = {"mine": [EntryPoint("mine", f"{__name__}:MISSPELLED", "regretless.benchmarks")]}
+    monkeypatch.setattr(plugins, "offered", lambda kind: points if kind == "benchmarks" else {})
+    wanted = (
+        r"'mine' of an installed package .*: expected settings of PromptSource: answer_columns: unknown key .*did you"
+    )
+    with pytest.raises(ConfigError, match=wanted):
+        BenchmarkSource.parse({"benchmark": "mine"}, "evaluate")
+
+
 def test_benchmark_source_when_local_then_hub_split_and_subset_are_dropped_and_columns_stay() -> None:
     source = BenchmarkSource(benchmark="gsm8k", dataset="copy.jsonl", limit=7, template="math").source
     assert (source.dataset, source.subset, source.limit, source.template) == ("copy.jsonl", None, 7, "math")
@@ -59,5 +76,5 @@ def test_benchmark_source_when_local_then_hub_split_and_subset_are_dropped_and_c
 def test_benchmark_source_when_unknown_or_empty_then_error_says_what_is_expected() -> None:
     with pytest.raises(ConfigError, match=r"expected one of gsm8k, .*got 'gsm9k'"):
         BenchmarkSource.parse({"benchmark": "gsm9k"}, "evaluate")
-    with pytest.raises(ConfigError, match="benchmark's name or a dataset"):
+    with pytest.raises(ConfigError, match="name in the setting benchmark, or a dataset"):
         BenchmarkSource.parse({"limit": 3}, "evaluate")

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from regretless.core.errors import problems_of
 from regretless.core.plugins import Registry
+from regretless.data.prompts import PromptSource
+
+
+def _problem(name: str, part: Any) -> str | None:
+    if not isinstance(part, Mapping):
+        return f"expected settings of PromptSource, got {part!r}"
+    problems = problems_of(lambda: PromptSource.parse(part, name))
+    return f"expected settings of PromptSource: {'; '.join(problems)}" if problems else None
+
 
 BENCHMARKS: Registry[Mapping[str, Any]] = Registry(
     "benchmarks",
@@ -42,7 +52,7 @@ BENCHMARKS: Registry[Mapping[str, Any]] = Registry(
             "answer_column": "solution",
         },
     },
-    lambda _, part: None if isinstance(part, Mapping) else f"expected settings of PromptSource, got {part!r}",
+    _problem,
 )
 """Settings of `PromptSource`, which a recipe's own settings override. The columns are also those of the original
 files, so that `dataset: <local copy>` is all that a machine without the hub needs. The gold answer may be a worked

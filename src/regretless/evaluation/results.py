@@ -70,7 +70,7 @@ class BenchmarkSource(Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.benchmark is None and self.dataset is None:
-            raise ValueError("expected a benchmark's name or a dataset")
+            raise ValueError("expected a known benchmark's name in the setting benchmark, or a dataset")
         return self
 
     @property
