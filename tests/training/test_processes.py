@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -26,6 +27,8 @@ from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, R
 from regretless.core.files import read_json, write_json
 from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
+from regretless.objectives import OBJECTIVES, Logps, Output
+from regretless.objectives.dpo import DPO
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import load_recipe
 from regretless.training import processes, train
@@ -199,6 +202,25 @@ def test_process_when_it_fails_then_its_error_is_the_stages(
 
 
 REPORT = {"kind": None, "message": "", "problems": [], "traceback": "Traceback: reset by peer"}
+
+
+class _BadHeldOut(DPO):
+    """DPO whose loss is no number where no gradient is computed."""
+
+    def compute(self, logps: Logps, pairs: torch.Tensor) -> Output:
+        output = super().compute(logps, pairs)
+        if torch.is_grad_enabled():
+            return output
+        return dataclasses.replace(output, pair_losses=output.pair_losses * torch.nan)
+
+
+def test_held_out_pairs_when_their_loss_is_not_finite_then_training_says_so_and_keeps_its_checkpoint(
+    recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "dpo", _BadHeldOut)
+    with pytest.raises(NonFiniteLossError, match=r"^train/dpo: held-out pairs: eval_loss not finite after training\."):
+        run(recipe("one", processes=1))
+    assert (tmp_path / "one" / "train" / "dpo" / "checkpoint-4").is_dir()
 
 
 def test_reports_of_processes_when_several_failed_then_the_cause_is_raised_and_not_its_consequences(

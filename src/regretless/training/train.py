@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from regretless.core.errors import ConfigError, reject
+from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import write_jsonl
 from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
@@ -225,6 +226,12 @@ def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64
 def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -> dict[str, float]:
     loader = trainer.get_eval_dataloader()
     result = trainer.evaluation_loop(loader, "held-out pairs")
+    metrics: dict[str, float] = dict(result.metrics or {})
+    if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        raise NonFiniteLossError(
+            f"held-out pairs: {', '.join(bad)} not finite after training. Checkpoints are kept. Check these pairs' "
+            "log-probabilities, and `compute` of an objective of your own, or lower learning_rate"
+        )
     if result.predictions is not None and trainer.is_world_process_zero():
         write_jsonl(
             output / "pair_scores.jsonl",
@@ -235,7 +242,7 @@ def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -
                 )
             ),
         )
-    return dict(result.metrics or {})
+    return metrics
 
 
 def _publish(trainer: PreferenceTrainer, output: Path) -> None:
