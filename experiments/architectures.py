@@ -37,6 +37,7 @@ MODELS_OF_2026 = {
     "Qwen3": ("qwen3", "qwen3_moe"),
     "Qwen3-Next": ("qwen3_next",),
     "Qwen3.5": ("qwen3_5_text", "qwen3_5_moe_text"),
+    "Qwen4-Exp": ("qwen4_exp_text",),
     "Nemotron-H": ("nemotron_h",),
     "Jamba": ("jamba",),
     "LFM2": ("lfm2", "lfm2_moe"),
@@ -102,7 +103,7 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
     for name in getattr(default, "sub_configs", {}):
         inner = getattr(default, name, None)
         if isinstance(inner, PretrainedConfig):
-            values[name] = _shrunk(inner)
+            values[name] = _shrunk(inner) | OWN.get(inner.model_type, {})
     if known.get("kv_lora_rank"):
         values["num_key_value_heads"] = HEADS  # latent attention has keys for every head
     if "head_dim" in known:
@@ -116,6 +117,13 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
     return values
 
 
+QWEN4_EXP = {
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "indexer_head_dim", "hc_lowrank"), HEAD),
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "hc_count": 2, "eos_token_id": 60},
+    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_budget": 8, "indexer_compress_ratio": 4},
+    **{"ple_layer_ids": [1], "ple_embed_dim": HIDDEN, "heads_per_ngram": 2, "split_ngram_parts": 1},
+    **{"ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8},
+}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 16}
 OWN: dict[str, dict[str, Any]] = {
     "axk2": {"num_experts_per_tok": 2},
@@ -126,6 +134,8 @@ OWN: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 48},
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": HEADS},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
@@ -140,11 +150,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "state_size": 8, "n_groups": 1, "chunk_size": 16},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 16},
-    **dict.fromkeys(
-        ("qwen4_exp_text",),
-        {"indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": HEAD, "indexer_budget": 8}
-        | {"indexer_compress_ratio": 2},
-    ),
+    "qwen4_exp_text": QWEN4_EXP,
     "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [8, 16], "attn_layers": ["local", "lsh"]},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16}

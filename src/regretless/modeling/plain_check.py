@@ -98,7 +98,7 @@ class PlainCheck(ModelCheck):
                 found = [grad for grad in grads if grad is not None]
                 if not found or not all(bool(grad.isfinite().all()) for grad in found):
                     raise Refused("the gradient of a response's score is not finite")
-                depends = torch.stack([(grad != 0).any(-1) for grad in found]).any(0)
+                depends = torch.stack([(grad != 0).flatten(2).any(-1) for grad in found]).any(0)
                 own = depends[row].clone()
                 depends[row] = False
                 if bool(depends.any()):

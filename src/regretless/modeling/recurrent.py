@@ -139,6 +139,8 @@ def _forward(layer: nn.Module, rows: dict[str, Any], *args: Any, **kwargs: Any) 
     name = next((name for name in STATES if name in given.signature.parameters), None)
     if name is None:
         raise ValueError(f"{type(layer).__name__} takes states in none of the arguments {', '.join(STATES)}")
+    if "hidden_states" not in given.arguments:
+        raise ValueError(f"{type(layer).__name__} takes no hidden_states")
     if given.arguments.get("attention_mask") is not None:
         raise ValueError(f"{type(layer).__name__} was given a mask")
 
