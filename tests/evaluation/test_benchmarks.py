@@ -51,6 +51,7 @@ def test_benchmarks_when_listed_then_every_one_has_a_test() -> None:
 
 
 MISSPELLED = {"dataset": "mine.jsonl", "answer_columns": "gold"}
+COLUMNS = {"prompt_column": "q", "answer_column": "gold"}
 
 
 def test_benchmark_of_a_plugin_when_a_key_is_misspelled_then_error_names_plugin_and_key(
@@ -63,6 +64,15 @@ def test_benchmark_of_a_plugin_when_a_key_is_misspelled_then_error_names_plugin_
     )
     with pytest.raises(ConfigError, match=wanted):
         BenchmarkSource.parse({"benchmark": "mine"}, "evaluate")
+
+
+def test_benchmark_of_a_plugin_when_it_leaves_the_dataset_open_then_the_recipe_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    points = {"mine": [EntryPoint("mine", f"{__name__}:COLUMNS", "regretless.benchmarks")]}
+    monkeypatch.setattr(plugins, "offered", lambda kind: points if kind == "benchmarks" else {})
+    source = BenchmarkSource.parse({"benchmark": "mine", "dataset": "my.jsonl"}, "evaluate").source
+    assert (source.dataset, source.prompt_column, source.answer_column) == ("my.jsonl", "q", "gold")
 
 
 def test_benchmark_source_when_local_then_hub_split_and_subset_are_dropped_and_columns_stay() -> None:

@@ -252,9 +252,13 @@ class _Saying(Objective):
         ({"zero": "pairs"}, r"`zero_point` of mine: expected mismatched, paired or None, got 'pairs'"),
     ],
 )
-def test_property_of_another_form_is_refused(properties: dict[str, Any], message: str) -> None:
+def test_property_of_another_form_is_refused(
+    properties: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "mine", _Saying)
     with pytest.raises(ConfigError, match=message):
-        _Saying.parse(properties, "objective mine")
+        build("mine", **properties)
+    assert build("mine", says={"behavior": 1}.keys()).required == {"behavior"}
 
 
 def test_log_probabilities_when_asked_for_what_they_lack_then_the_reason_is_given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -13,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from killed import AtWrite
 from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
 from regretless.training import train as training
+from regretless.training.metrics import RunningMeans
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 from run_contents import contents, differences
@@ -135,3 +139,11 @@ def test_training_when_killed_between_writes_then_weights_log_and_summary_are_th
         if killed == 0:
             break
     assert number > 60
+
+
+def test_means_when_sums_are_infinite_of_both_signs_then_their_mean_is_no_number_and_others_stay() -> None:
+    means = RunningMeans()
+    for value in (math.inf, -math.inf):
+        means.add({"loss": torch.tensor([value, 1.0]), "tokens": torch.tensor([2.0, 5.0])})
+    found = means.take(Accelerator())
+    assert math.isnan(found["loss"]) and found["tokens"] == 3.5

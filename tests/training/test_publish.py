@@ -6,6 +6,7 @@ import inspect
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -48,8 +49,10 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
     secret = {"hub_token": "hf_secret", "hub_model_id": "someone/model"}
     trainer = make_trainer(data=rows, objective="dpo", beta=0.3, max_steps=2, **secret)
     quantized = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
-    loading = {"dtype": torch.bfloat16, "quantization_config": quantized, "token": "hf_secret", "cache_dir": tmp_path}
-    trainer.args.model_init_kwargs = loading
+    # As from_pretrained leaves it in the model.
+    base = trainer.model.get_base_model()
+    base.hf_quantizer = SimpleNamespace(pre_quantized=False, quantization_config=quantized)
+    trainer.args.model_init_kwargs = {"dtype": torch.bfloat16, "token": "hf_secret", "cache_dir": tmp_path}
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     trainer.model.save_pretrained(str(tmp_path / "by_peft"))

@@ -13,7 +13,8 @@ from regretless.data.prompts import PromptSource
 def _problem(name: str, part: Any) -> str | None:
     if not isinstance(part, Mapping):
         return f"expected settings of PromptSource, got {part!r}"
-    problems = problems_of(lambda: PromptSource.parse(part, name))
+    # Settings that it leaves open are the recipe's.
+    problems = problems_of(lambda: PromptSource.parse({"dataset": "-", **part}, name))
     return f"expected settings of PromptSource: {'; '.join(problems)}" if problems else None
 
 

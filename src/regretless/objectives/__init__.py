@@ -64,8 +64,11 @@ OBJECTIVES: Registry[type[Objective]] = Registry(
 
 
 def build(name: str, /, **hyperparameters: Any) -> Objective:
-    """An objective ready to call. Raises ConfigError: unknown name, or all bad hyperparameters together."""
-    return OBJECTIVES.find(name).parse(hyperparameters, where=f"objective {name}")
+    """An objective ready to call.
+
+    Raises ConfigError for an unknown name, for all bad hyperparameters together, and for properties of another form.
+    """
+    return OBJECTIVES.find(name).parse(hyperparameters, where=f"objective {name}").check_properties()
 
 
 def hyperparameter_names(name: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -139,12 +139,14 @@ class Output:
     """Scalar: the mean of all entries of `pair_losses`."""
 
     def __post_init__(self) -> None:
-        given: dict[str, Any] = {name: getattr(self, name) for name in ("pair_losses", "scores", "rewards", "rows")}
+        optional = {name: getattr(self, name) for name in ("scores", "rewards", "rows")}
+        given = {"pair_losses": self.pair_losses} | {name: each for name, each in optional.items() if each is not None}
         problems = [
             f"{name}: expected a tensor of {'row numbers' if name == 'rows' else 'real numbers'}, got {_kind(value)}"
             for name, value in given.items()
-            if (value is not None or name == "pair_losses")
-            and not (isinstance(value, Tensor) and value.is_floating_point() == (name != "rows"))
+            if not _is_real(value)
+            or (name == "pair_losses" and not value.is_floating_point())
+            or (name == "rows" and value.is_floating_point())
         ]
         if problems:
             raise ConfigError(f"Output: {'; '.join(problems)}")
@@ -194,17 +196,6 @@ class Objective(Section):
     behavior policy, each the ratio of an average token (`mean`, as in WPO) or of the whole response (`sum`)."""
     importance_clip: Positive = 1.0
     """Largest probability ratio of a response; used with `importance` only."""
-
-    @model_validator(mode="after")
-    def _check_properties(self) -> Self:
-        needs: Any = self.needs
-        if not (isinstance(needs, frozenset | set) and all(isinstance(name, str) for name in needs)):
-            raise ValueError(f"property `needs` of {self.name}: expected a frozenset of names, got {needs!r:.100}")
-        if self.zero_point not in (None, "mismatched", "paired"):
-            raise ValueError(
-                f"property `zero_point` of {self.name}: expected mismatched, paired or None, got {self.zero_point!r}"
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_modifiers(self) -> Self:
@@ -263,6 +254,17 @@ class Objective(Section):
         `mismatched`: prompts with responses to other prompts; `paired`: the responses of the step's own pairs.
         """
         return None
+
+    def check_properties(self) -> Self:
+        """This objective. Raises ConfigError if its `needs` or `zero_point` is something else than documented."""
+        needs: Any = self.needs
+        if not (isinstance(needs, Set) and all(isinstance(name, str) for name in needs)):
+            raise ConfigError(f"property `needs` of {self.name}: expected a frozenset of names, got {needs!r:.100}")
+        if self.zero_point not in (None, "mismatched", "paired"):
+            raise ConfigError(
+                f"property `zero_point` of {self.name}: expected mismatched, paired or None, got {self.zero_point!r}"
+            )
+        return self
 
     def __call__(self, logps: Logps, pairs: Tensor) -> Output:
         present = {"rejected", *(logps.token_numbers.keys() - INPUTS)}
@@ -380,6 +382,10 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
         token_numbers={name: values[rows] for name, values in logps.token_numbers.items()},
         z_ref=logps.z_ref,
     )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_complex() and value.dtype != torch.bool
 
 
 def _kind(value: Any) -> str:

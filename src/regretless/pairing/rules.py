@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
@@ -87,12 +88,12 @@ def _likeliest(responses: Sequence[Response]) -> list[Response]:
 
 def best_vs_random(responses: Sequence[Response], _correct: int, _wrong: int, random: Random) -> Chosen | str:
     """The best-scored response (ties at random) against a random one with a lower score (paper, appendix)."""
-    scores = [response.score for response in responses if response.score is not None]
-    if len(scores) < 2:
+    scored = [(response, response.score) for response in responses if response.score is not None]
+    if len(scored) < 2:
         return "single_response"
-    bound = max(scores) - EQUAL
-    best = [response for response in responses if response.score is not None and response.score >= bound]
-    lower = [response for response in responses if response.score is not None and response.score < bound]
+    highest = max(score for _, score in scored)
+    best = [response for response, score in scored if math.isclose(score, highest, rel_tol=EQUAL)]
+    lower = [response for response, score in scored if not math.isclose(score, highest, rel_tol=EQUAL)]
     return [(random.choice(best), random.choice(lower))] if lower else "equal_scores"
 
 

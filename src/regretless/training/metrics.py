@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ class RunningMeans:
 
     def take(self, accelerator: Accelerator) -> dict[str, float]:
         """Means over all processes since the last call; every process has to call it."""
-        mine = {name: (math.fsum(part["sums"]), part["count"]) for name, part in self.state().items()}
+        mine = {name: (_sum(part["sums"]), part["count"]) for name, part in self.state().items()}
         self._clear()
         everyone = [mine] if accelerator.num_processes == 1 else gather_object([mine])
         found = {}
@@ -110,6 +110,11 @@ class Speed:
         tokens = self._tokens if accelerator.num_processes == 1 else sum(gather_object([self._tokens]))
         self._since, self._tokens = now, 0
         return tokens / seconds if seconds else 0.0
+
+
+def _sum(values: Sequence[float]) -> float:
+    # math.fsum refuses infinities of both signs.
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: bool) -> dict[str, Tensor]:

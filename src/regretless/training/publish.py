@@ -323,9 +323,8 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model:
     """Python code with the arguments that were set."""
     values = {name: getattr(value, "value", value) for name, value in given.items()}
     hyperparameters = dict(values.get("objective_kwargs") or {})
-    loading = {
-        name: _as_written(value) for name, value in values.get("model_init_kwargs", {}).items() if name in LOADED
-    }
+    loaded = {**_quantization(model), **values.get("model_init_kwargs", {})}
+    loading = {name: _as_written(value) for name, value in loaded.items() if name in LOADED}
     more_settings = {"objective_kwargs": hyperparameters, "model_init_kwargs": loading}
     kept = {"output_dir": "trained", **_kept(values)} | {name: value for name, value in more_settings.items() if value}
     lines = [f"config = PreferenceConfig({', '.join(f'{name}={value!r}' for name, value in kept.items())})"]
@@ -338,13 +337,22 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model:
     return "\n".join(lines)
 
 
+def _quantization(model: nn.Module) -> dict[str, Any]:
+    """How the base model was quantized when it was loaded, if it was."""
+    quantizer: Any = getattr(causal_model(model), "hf_quantizer", None)
+    return (
+        {} if quantizer is None or quantizer.pre_quantized else {"quantization_config": quantizer.quantization_config}
+    )
+
+
 def _as_written(value: Any) -> Any:
-    """A data type by its name, a quantization as a mapping: from_pretrained takes both."""
+    """A data type by its name, a quantization as a mapping, a choice as its value: from_pretrained takes these."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if not hasattr(value, "to_diff_dict"):
-        return value
-    return {name: setting for name, setting in value.to_diff_dict().items() if not name.startswith("_")}
+        return getattr(value, "value", value)
+    settings = {name: _as_written(setting) for name, setting in value.to_diff_dict().items()}
+    return {name: setting for name, setting in settings.items() if not name.startswith("_")}
 
 
 def stage_command(

@@ -226,12 +226,6 @@ def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64
 def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -> dict[str, float]:
     loader = trainer.get_eval_dataloader()
     result = trainer.evaluation_loop(loader, "held-out pairs")
-    metrics: dict[str, float] = dict(result.metrics or {})
-    if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-        raise NonFiniteLossError(
-            f"held-out pairs: {', '.join(bad)} not finite after training. Checkpoints are kept. Check these pairs' "
-            "log-probabilities, and `compute` of an objective of your own, or lower learning_rate"
-        )
     if result.predictions is not None and trainer.is_world_process_zero():
         write_jsonl(
             output / "pair_scores.jsonl",
@@ -241,6 +235,14 @@ def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -
                     map(held_out.__getitem__, range(len(held_out))), result.predictions, strict=True
                 )
             ),
+        )
+    metrics: dict[str, float] = dict(result.metrics or {})
+    if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        checkpoint = last_complete_checkpoint(output)
+        kept = f" The model is in {Path(checkpoint).name}." if checkpoint else ""
+        raise NonFiniteLossError(
+            f"held-out pairs: {', '.join(bad)} not finite after training.{kept} Check these pairs' log-probabilities, "
+            "and `compute` of an objective of your own, or lower learning_rate"
         )
     return metrics
 
