@@ -290,7 +290,11 @@ def test_sample_when_smaller_than_the_data_then_whole_prompts_are_scored(
 ) -> None:
     other = [{"role": "user", "content": "How many cars?"}]
     rows = [changed(pair, prompt=prompt) for prompt in (QUESTION, other) for pair in pairs[:4]]
-    found, summary = inspect(tmp_path, rows, policy, sample=1)
+    found, summary = inspect(tmp_path, rows, policy, sample=3)
+    assert (summary["pairs"], summary["scored_pairs"]) == (8, 3), "a prompt gives no more than were asked for"
+    found, summary = inspect(tmp_path / "five", rows, policy, sample=5)
+    assert (summary["pairs"], summary["scored_pairs"]) == (8, 8)
+    found, summary = inspect(tmp_path / "four", rows, policy, sample=4)
     assert (summary["pairs"], summary["scored_pairs"]) == (8, 4)
     assert found["objectives"]["dpo β=0.1"]["pairs"] == 4
     assert found["data"]["prompts"] == 2

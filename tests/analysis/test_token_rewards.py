@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from flat_pairs import pair_of
+from regretless.analysis import token_rewards
 from regretless.analysis.token_rewards import TokenRewardsConfig, run, text_pieces
 from regretless.core.errors import DataError
 from regretless.data.records import Pair
@@ -140,6 +141,16 @@ def test_token_rewards_when_no_pair_is_usable_then_the_error_says_why(
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "a"}\n')
     with pytest.raises(DataError, match="chosen and rejected are equal"):
         run(TokenRewardsConfig(), tmp_path / "pairs.jsonl", model, {"dpo": model}, tmp_path)
+
+
+def test_text_pieces_when_the_text_is_long_then_they_are_those_of_the_whole_text(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [*tokenizer("a€ 😀b \ufffd\ufffd c😀😀" * 12)["input_ids"], tokenizer.eos_token_id] * 2
+    pieces = text_pieces(tokenizer, ids)
+    assert "".join(pieces) == "a€ 😀b \ufffd\ufffd c😀😀" * 24
+    monkeypatch.setattr(token_rewards, "CONTEXT", len(ids))
+    assert text_pieces(tokenizer, ids) == pieces
 
 
 def test_text_pieces_when_a_character_is_several_tokens_then_the_last_of_them_shows_it(

@@ -23,19 +23,23 @@ Scores = Mapping[Item, NDArray[np.float32]]
 
 
 def whole_prompts(rows: Sequence[T], count: int | None, seed: int, prompt_of: Callable[[T], Hashable]) -> list[T]:
-    """All rows of random prompts until there are `count` rows or more; all rows for None."""
+    """All rows of random prompts until there are `count` rows or more; all rows for None.
+
+    Of a prompt with more than `count` rows, `count` random ones.
+    """
     if count is None or count >= len(rows):
         return list(rows)
     groups: dict[Hashable, list[T]] = {}
     for row in rows:
         groups.setdefault(prompt_of(row), []).append(row)
     order = list(groups.values())
-    Random(seed).shuffle(order)
+    random = Random(seed)
+    random.shuffle(order)
     selected: list[T] = []
     for group in order:
         if len(selected) >= count:
             break
-        selected.extend(group)
+        selected.extend(group if len(group) <= count else random.sample(group, count))
     return selected
 
 

@@ -28,6 +28,10 @@ from regretless.objectives import repo_weights
 
 Vector = NDArray[np.float64]
 
+INCOMPLETE = "\ufffd"
+"""What the bytes of an incomplete character decode to."""
+CONTEXT = 32
+"""Tokens that are decoded before a token whose text is asked for."""
 UNITS = {
     "reference": "nats: log-probability of the token under the reference",
     "behavior": "nats: log-probability of the token under the policy that generated the response; null where unknown",
@@ -173,12 +177,20 @@ def text_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     A special token adds nothing. If several tokens share a character, the last of them adds it.
     """
     pieces: list[str] = []
-    decoded = ""
+    start, decoded = 0, ""
     for count in range(1, len(ids) + 1):
-        text = str(tokenizer.decode(list(ids[:count]), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        text = _decoded(tokenizer, ids[start:count])
         if count < len(ids):
-            # The bytes of an incomplete character decode to the replacement character, so wait for the rest.
-            text = text.rstrip("\ufffd")
+            # The rest of the character comes with later tokens.
+            text = text.rstrip(INCOMPLETE)
         pieces.append(text[len(decoded) :])
         decoded = text if len(text) > len(decoded) else decoded
+        if count - start >= 2 * CONTEXT and len(text) == len(decoded):
+            # From here on with few tokens before: the time would grow with the square of the length.
+            start = count - CONTEXT
+            decoded = _decoded(tokenizer, ids[start:count]).rstrip(INCOMPLETE)
     return pieces
+
+
+def _decoded(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))

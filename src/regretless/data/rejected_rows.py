@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +86,8 @@ def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
 
 def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:
     """Write rejected rows with file, line and reason as JSONL."""
-    write_jsonl(path, [dataclasses.asdict(refusal) for refusal in refusals])
+    # One at a time, and not copied: a row has all its token ids and log-probabilities.
+    write_jsonl(path, (vars(refusal) for refusal in refusals))
 
 
 def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tuple[list[T], list[T]]:

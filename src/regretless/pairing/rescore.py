@@ -47,8 +47,8 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
                         f"pair.rescore.{key}: {model.label} has another vocabulary than the token ids of its responses"
                     )
                 place = _place(pair, side)
-                prompt = encode_prompt(tokenizer, pair.prompt, pair.chat_template_kwargs)
-                items[place] = (pair.prompt_token_ids or prompt, place[1])
+                prompt = pair.prompt_token_ids or encode_prompt(tokenizer, pair.prompt, pair.chat_template_kwargs)
+                items[place] = (prompt, place[1])
         scored = score_responses(load_model(model), list(items.values()), description=f"re-score: {key}"[:28])
         logps |= {place: values.tolist() for place, values in zip(items, scored, strict=True)}
         counts[key] = {

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -221,7 +220,7 @@ class _Reading:
                         first=done + 1,
                     )
                     refused = sorted(refused + untokenized, key=lambda refusal: refusal.line)
-                refusals.writelines(json_line(asdict(refusal)) for refusal in refused)
+                refusals.writelines(json_line(vars(refusal)) for refusal in refused)
                 first_refused += refused[: REPORTED - len(first_refused)]
                 refused_count += len(refused)
                 for name in self.names:
