@@ -6,11 +6,14 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -49,6 +52,15 @@ def fragile(response: str, answer: str) -> Check:
     if response == "wait":
         time.sleep(2.5)  # beyond the limit on the clock, and no work for the processor
         return Check(Verdict.WRONG, "compared", response)
+    if response == "spawn":
+        Path(answer).write_text(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid))
+        time.sleep(600)
+    if response == "leave":
+        sys.exit("no licence")
+    if response == "close":
+        os.closerange(0, 99)
+        time.sleep(0.5)
+        os._exit(7)
     if response == "raise":
         raise ZeroDivisionError
     if response == "explain":
@@ -135,6 +147,32 @@ def test_run_when_a_verifier_raises_then_its_message_is_kept_and_no_row_at_all_i
     ):
         run(VerifyConfig(verifier="fragile"), tmp_path / "all.parquet", tmp_path / "all")
     assert not (tmp_path / "all" / "parts").exists()  # a corrected verifier begins anew
+
+
+def test_run_when_a_verifier_ends_its_process_then_its_own_code_and_text_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "fragile", Verifier(check=fragile))
+    source = responses_file(tmp_path / "in.parquet", ["leave", "close", "5"], "5")
+    run(VerifyConfig(verifier="fragile", workers=1), source, tmp_path)
+    reasons = [row.verdict_reason for row in read_responses(tmp_path / "responses.parquet")[0]]
+    assert reasons == ["verifier failed: SystemExit: no licence", "verifier died: exit code 7", "compared"]
+    for fault, told in (("leave", "SystemExit: no licence"), ("exit", "verifier died: exit code 7")):
+        source = responses_file(tmp_path / f"{fault}.parquet", [fault], "5")
+        with pytest.raises(RegretlessError, match=f"failed on each of the 1 rows .*{told}; correct"):
+            run(VerifyConfig(verifier="fragile"), source, tmp_path / fault)
+
+
+def test_run_when_a_verifier_has_started_a_process_then_it_ends_with_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "fragile", Verifier(check=fragile))
+    source = responses_file(tmp_path / "in.parquet", ["spawn"], str(tmp_path / "process"))
+    run(VerifyConfig(verifier="fragile", time_limit=0.3), source, tmp_path)
+    assert read_responses(tmp_path / "responses.parquet")[0][0].verdict_reason == "verifier timed out"
+    started = int((tmp_path / "process").read_text())
+    _, left = psutil.wait_procs([psutil.Process(started)] if psutil.pid_exists(started) else [], timeout=5)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)  # nobody may wait for an orphan
 
 
 def test_run_when_an_expression_explodes_then_its_worker_is_killed(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from regretless.data.records import Verdict
 
 FAILED = "verifier failed"
 """How the reason begins if the verifier raised an exception."""
+DIED = "verifier died"
+"""How the reason begins if the verifier ended its process."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
 from regretless.data.schema import Unusable, found, given_numbers
-from regretless.labeling.base import FAILED, Check, Verifier, check_problem
+from regretless.labeling.base import DIED, FAILED, Check, Verifier, check_problem
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.worker_pool import Pool
 
@@ -243,9 +243,9 @@ def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], folder: Path)
 
 
 def _refuse_if_all_failed(verifier: str, checks: Sequence[Check], parts: Path) -> None:
-    """Raise RegretlessError if the verifier raised an exception for every row: it is broken, and not the responses."""
+    """Raise RegretlessError if the verifier raised or died for every row: it is broken, and not the responses."""
     graded = [check for check in checks if check.reason != TRUNCATED]
-    if graded and all(check.reason.startswith(FAILED) for check in graded):
+    if graded and all(check.reason.startswith((FAILED, DIED)) for check in graded):
         shutil.rmtree(parts)  # for a verifier that has been corrected
         raise RegretlessError(
             f"verifier {verifier}: failed on each of the {len(graded)} rows that it was to grade; the first: "

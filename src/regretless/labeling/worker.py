@@ -56,7 +56,7 @@ def main(module: str, function: str, seconds: float) -> None:
                 outcome = check(response, answer)
                 problem = check_problem(outcome)
                 row = [outcome.verdict, outcome.reason, outcome.extracted] if problem is None else problem
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 row = ["unknown", clean_text(f"{FAILED}: {error_line(error)}"), None]
             signal.setitimer(signal.ITIMER_PROF, 0)
             faulthandler.cancel_dump_traceback_later()

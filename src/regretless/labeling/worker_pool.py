@@ -18,13 +18,15 @@ from typing import IO, Self
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.data.records import Verdict
-from regretless.labeling.base import Check
+from regretless.labeling.base import DIED, Check
 from regretless.labeling.worker import WAITING
 
 CheckFunction = Callable[[str, str], Check]
 
 START_SECONDS = 120.0
 """Time for a worker to import its verifier: long enough for a busy machine."""
+EXIT_SECONDS = 2.0
+"""Time for a worker to exit after its output has ended."""
 ROWS_PER_WORKER = 32
 """Rows for which starting another worker pays off (the start takes about a second for the algebra system)."""
 
@@ -43,6 +45,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # so that what a verifier starts can be ended with it
         )
         assert self.process.stdin and self.process.stdout
         self.input, self.output = self.process.stdin, self.process.stdout
@@ -69,9 +72,16 @@ class Worker:
         line, self._received = self._received, b""
         return line
 
-    def end(self) -> int:
-        """Kill the process, wait for its end, and return its exit code (negative: the signal that ended it)."""
-        self.process.kill()
+    def end(self, *, has_ended: bool = False) -> int:
+        """Kill the process and those that it started, and return its exit code (negative: the signal that ended it).
+
+        has_ended: its output has; it may take a moment to exit with a code of its own.
+        """
+        if has_ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(EXIT_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left; macOS: nothing but zombies
+            os.killpg(self.process.pid, signal.SIGKILL)
         code = self.process.wait()
         for stream in (self.input, self.output, self.errors):
             with contextlib.suppress(OSError):  # closing flushes, although nothing reads
@@ -158,9 +168,9 @@ class Pool:
             return Check(Verdict(verdict), reason, extracted)
         is_late = time.monotonic() >= worker.deadline
         self.workers.remove(worker)
-        code = worker.end()
+        code = worker.end(has_ended=not is_late)
         is_late |= code == -signal.SIGPROF
-        return Check(Verdict.UNKNOWN, "verifier timed out" if is_late else f"verifier died: exit code {code}")
+        return Check(Verdict.UNKNOWN, "verifier timed out" if is_late else f"{DIED}: exit code {code}")
 
     def _events(self) -> list[tuple[Worker, bytes | None]]:
         """Wait for the next events: lines of the workers, and None for each that ended or is past its deadline."""
