@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -296,7 +297,13 @@ def test_server_when_it_refuses_or_is_down_ends_the_run_and_when_one_prompt_is_r
             judged(config.model_copy(update={"model": "judge-4"}), responses, tmp_path / "judge")
 
 
-@pytest.mark.parametrize(("most", "asked", "outcome"), [(9, 9, "refused the first 9 questions"), (99, 30, "400 120")])
+@pytest.mark.parametrize(
+    ("most", "asked", "outcome"),
+    [
+        (9, 16, "answered no question and refused 16, the first ones and others from all over the rest\n  0 of 120"),
+        (99, 30, "400 120"),
+    ],
+)
 def test_server_when_it_refuses_a_parameter_then_its_reason_is_shown_and_not_everything_is_asked(
     most: int, asked: int, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,11 +315,33 @@ def test_server_when_it_refuses_a_parameter_then_its_reason_is_shown_and_not_eve
             judged(config, responses, tmp_path / "judge")
         assert len(server.requests) == asked
     assert outcome in str(error.value)
+    assert "resumes" not in str(error.value)
     assert str(error.value).endswith(
         "\n  for example p0 honesty: refused with HTTP 400: Error code: 400 - Unsupported: 'max_completion_tokens'"
         "\n  for a parameter that the server does not accept, set another server.limit_parameter "
         "(max_completion_tokens) or temperature: null or parameters without it (top_k)"
     )
+
+
+@pytest.mark.parametrize("is_refused", [lambda number: number % 2 == 0, lambda number: number < 12])
+def test_server_when_it_refuses_many_before_its_first_answer_then_the_others_are_asked_once_and_scored(
+    is_refused: Callable[[int], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regretless.servers.ask.MOST_REFUSALS", 3)
+    responses = write_responses(tmp_path / "in.parquet", 30, four)
+    slow_at_first = iter([0.5] * 4)
+
+    def script(request: Request) -> Act:
+        if is_refused(int(request.user.partition("question ")[2].split()[0])):
+            return failure(400, "maximum context length exceeded")
+        return Act(judge_by(last_digit)(request).body, delay=next(slow_at_first, 0.0))
+
+    with serving(script) as server:
+        _, scores = judged(settings(server.url, {"concurrency": 8}, aspects=["honesty"]), responses, tmp_path / "judge")
+        assert len(server.requests) == 30
+    assert {name for name, score in scores.items() if score is not None} == {
+        f"p{number}-{place}" for number in range(30) if not is_refused(number) for place in range(4)
+    }
 
 
 def test_layout_with_the_papers_blocks_when_given_as_a_file_works(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,8 @@ T = TypeVar("T")
 MOST_FAILURES = 10
 """Consecutive questions without a usable reply after which the server counts as down."""
 MOST_REFUSALS = 100
-"""Refusals in a row after which no more is sent: they are quick and free, and the longest prompts, which are refused
-together, may come first."""
+"""Refusals without an answer after which the server may refuse everything: they are quick and free, and the longest
+prompts, which are refused together, may come first."""
 
 
 class UnreadableError(Exception):
@@ -147,15 +148,39 @@ class _Asker(Generic[T]):
     """Questions that the server refused."""
     has_answered: bool = False
     """True once a reply could be used."""
+    is_in_doubt: bool = False
+    """True if the first questions were refused: no more are taken until those in flight are answered or refused."""
 
     async def run(self, budget: Budget) -> None:
         async with Client(self.config, budget) as client:
             waiting = iter(enumerate(self.questions))
-            # A fixed number of workers: one task for each of many thousand questions would hold all of them in memory.
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(self.config.concurrency, len(self.questions))):
-                    workers.create_task(self._work(client, waiting))
+            await self._ask(client, waiting)
+            if self.is_in_doubt:
+                await self._ask_rest(client, list(waiting))
             self.result.trouble = client.trouble
+
+    async def _ask_rest(self, client: Client, rest: list[tuple[int, Question[T]]]) -> None:
+        """Ask what is left after many refusals; if none is answered, first questions from all over it, then no more."""
+        self.is_in_doubt = False
+        if rest and not self.has_answered:
+            every = slice(None, None, -math.ceil(len(rest) / MOST_REFUSALS))
+            spread = rest[every]
+            del rest[every]
+            await self._ask(client, iter(spread))
+            if not self.has_answered and self.result.stopped is None:
+                self.result.stopped = DataError(
+                    f"{client.label} answered no question and refused {self.refusals}, the first ones and others from "
+                    "all over the rest"
+                )
+        await self._ask(client, iter(rest))
+
+    async def _ask(self, client: Client, waiting: Iterator[tuple[int, Question[T]]]) -> None:
+        if self.result.stopped is not None:
+            return
+        # A fixed number of workers: one task for each of many thousand questions would hold all of them in memory.
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(self.config.concurrency, len(self.questions))):
+                workers.create_task(self._work(client, waiting))
 
     async def _work(self, client: Client, waiting: Iterator[tuple[int, Question[T]]]) -> None:
         for number, question in waiting:
@@ -167,6 +192,8 @@ class _Asker(Generic[T]):
             if self.result.stopped is not None:
                 return
             self.advance(1)
+            if self.is_in_doubt:
+                return
 
     async def _answer(self, client: Client, question: Question[T]) -> Answer[T]:
         problem = ""
@@ -211,7 +238,7 @@ class _Asker(Generic[T]):
 
     def _count_failure(self, client: Client, label: str, error: Unanswered) -> None:
         """Raise ServerError if so many consecutive questions failed that the server is down, or if it seems to lack
-        log-probabilities; DataError if it has refused so many, and answered none, that it refuses all."""
+        log-probabilities. Note if it has refused so many, and answered none, that it may refuse all."""
         if error.reason == NO_LOGPS and not self.has_answered:
             raise ServerError(
                 f"{client.label} returns no log-probabilities, which the answers are read from; choose a model that "
@@ -221,8 +248,8 @@ class _Asker(Generic[T]):
             self.result.refusals.setdefault(error.reason, f"{label}: {error}")
             self.failures = 0
             self.refusals += 1
-            if self.refusals >= MOST_REFUSALS and not self.has_answered:
-                raise DataError(f"{client.label} refused the first {self.refusals} questions") from None
+            if self.refusals == MOST_REFUSALS and not self.has_answered:
+                self.is_in_doubt = True
             return
         self.failures += 1
         if self.failures >= MOST_FAILURES:

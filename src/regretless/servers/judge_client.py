@@ -137,9 +137,11 @@ def check_judged(
     if isinstance(stopped, BudgetError) and config.when_spent == "go_on" and done:
         console.print(f"budget spent ({stopped}): {so_far}")
     elif stopped is not None:
+        resumes = f"; the replies are cached in {config.replies_file(output)}, and the same command resumes from there"
         raise type(stopped)(
-            f"judge {config.judge_name}: {stopped}\n  {so_far} so far ({describe(config.server, answers.spent)}); the "
-            f"replies are cached in {config.replies_file(output)}, and the same command resumes from there"
+            f"judge {config.judge_name}: {stopped}\n  {so_far} so far ({describe(config.server, answers.spent)})"
+            # A DataError: the server refuses everything, so there are no replies.
+            + ("" if isinstance(stopped, DataError) else resumes)
             + ("; raise the budget first" if isinstance(stopped, BudgetError) else "")
             + refused
         )
