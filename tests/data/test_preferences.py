@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 
 from flat_pairs import pair_of
@@ -467,9 +468,25 @@ def test_records_when_written_are_read_again_and_what_cannot_be_is_refused_befor
     with pytest.raises(DataError, match=r"expected responses or pairs, got both; write them to two files"):
         write_records(path, [pair, response])  # type: ignore[list-item]
     if name != "a.parquet":
-        with pytest.raises(DataError, match=r"record 2: logps: expected finite numbers, got NaN or infinity"):
-            write_records(path, [response, replace(response, logps=[0.0, float("nan")])])
+        for number in (float("nan"), np.float32("nan")):
+            with pytest.raises(DataError, match=r"record 2: logps: expected finite numbers, got NaN or infinity"):
+                write_records(path, [response, replace(response, logps=[0.0, number])])
     assert read_responses(path) == ([response], [])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_records_when_their_numbers_are_of_numpy_then_the_same_numbers_are_read(name: str, tmp_path: Path) -> None:
+    path, logps = tmp_path / name, np.array([-0.5, -1.25], np.float32)
+    response = Response(prompt_id="p", response_id="r", prompt="2+2?", response=" 4")
+    given: Any = {
+        "score": np.float32(1.5),
+        "token_ids": np.array([3, 4]),
+        "logps": list(logps),
+        "token_numbers": {"bits": logps},
+    }
+    write_records(path, [replace(response, **given)])
+    read: Any = {"score": 1.5, "token_ids": [3, 4], "logps": [-0.5, -1.25], "token_numbers": {"bits": [-0.5, -1.25]}}
+    assert read_responses(path) == ([replace(response, **read)], [])
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.JSONL", "a.jsonl.gz", "a"])

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
-from regretless.core.files import atomic_path, write_jsonl
-from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_value, is_too_deep
+from regretless.core.files import atomic_path
+from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_text, clean_value, is_too_deep
 from regretless.data.messages import parts_of, stored_text
 from regretless.data.records import SIDES, Pair, Response, Side
 from regretless.data.rejected_rows import Refusal
@@ -69,9 +69,8 @@ def write_records(
         raise DataError(f"{path}: expected responses or pairs, got both; write them to two files")
     rows = [_stored(record) for record in records]
     if path.suffix in JSON_LINES:
-        for number, row in enumerate(rows, 1):
-            _check_finite(number, row)
-        write_jsonl(path, rows)
+        with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8") as handle:
+            handle.writelines(_json_line(number, row) for number, row in enumerate(rows, 1))
         return
     names = [name for name in (rows[0] if rows else ()) if not _is_absent(name, rows)]
     texts = {name: stored_text if name in TEXT_COLUMNS else _unchanged for name in names}
@@ -93,13 +92,21 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _check_finite(number: int, row: Mapping[str, Any]) -> None:
-    """Raise DataError for numbers that JSON does not have."""
+def _json_line(number: int, row: Mapping[str, Any]) -> str:
+    """A row as a line of a JSONL file. Raises DataError for numbers that JSON does not have."""
+    entries = []
     for name, value in row.items():
         try:
-            json.dumps(value, allow_nan=False, default=str)
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
         except ValueError as error:
             raise DataError(f"record {number}: {name}: expected finite numbers, got NaN or infinity") from error
+        entries.append(f'"{name}": {text}')
+    return clean_text(f"{{{', '.join(entries)}}}\n")
+
+
+def _plain(value: Any) -> Any:
+    """The numbers of a NumPy scalar, an array or a tensor; any other value as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
