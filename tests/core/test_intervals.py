@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from regretless.core.intervals import (
+    Array,
     PairedDifference,
     difference,
     difference_over_seeds,
@@ -119,8 +120,9 @@ def test_p_value_of_an_estimate_when_values_are_paired_then_it_is_that_of_the_t_
     assert math.isnan(difference({"a": (1.0, 1.0)}, {"a": (2.0, 1.0)}).p_value)
 
 
-def test_estimate_from_samples_when_all_are_equal_then_its_uncertainty_is_unknown() -> None:
-    found = from_samples(50.0, 20, np.full(100, 50.0))
+@pytest.mark.parametrize("samples", [np.full(100, 50.0), np.array([])])
+def test_estimate_from_samples_when_none_differ_then_its_uncertainty_is_unknown(samples: Array) -> None:
+    found = from_samples(50.0, 20, samples)
     assert (found.value, found.n) == (50.0, 20)
     assert all(math.isnan(number) for number in (found.standard_error, *found.interval))
     varied = from_samples(50.0, 20, np.array([49.0, 51.0]))

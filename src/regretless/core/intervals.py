@@ -247,9 +247,9 @@ def resamples(n: int, rounds: int, seed: int) -> Array:
 def from_samples(value: float, n: int, samples: Array) -> Estimate:
     """An estimate with the standard deviation and the central 95 % of its resampled values.
 
-    Both are unknown if all of these are equal: they do not show how the estimate varies.
+    Both are unknown if there are none, or all are equal: they do not show how the estimate varies.
     """
-    if n < 2 or np.ptp(samples) <= ROUNDING:
+    if n < 2 or not samples.size or np.ptp(samples) <= ROUNDING:
         return Estimate(value, n, math.nan, UNKNOWN)
     low, high = np.percentile(samples, [2.5, 97.5])
     return Estimate(value, n, float(np.std(samples, ddof=1)), Interval(float(low), float(high)))

@@ -57,7 +57,7 @@ def bounded(estimate: Estimate, outcomes: Iterable[float], low: float, high: flo
     """An estimate on a scale from `low` to `high`: its interval ends there, and is unknown if nothing determines it.
 
     A t-interval of few questions can reach beyond the scale. outcomes: one for each question; if all are equal, nothing
-    is known of how they vary, and the interval would have no width. The standard error stays as published.
+    is known of how they vary, and the interval would have no width. The standard error stays as it is.
     """
     return estimate._replace(interval=within(estimate.interval, list(outcomes), low, high))
 
