@@ -75,6 +75,7 @@ def test_parameters_when_another_setting_determines_them_then_they_are_refused_w
         "messages",
         "stream",
         "n",
+        "best_of",
         "max_tokens",
         "max_completion_tokens",
         "tokens",
@@ -87,13 +88,15 @@ def test_parameters_when_another_setting_determines_them_then_they_are_refused_w
     problem = (
         "parameters: expected parameters without a setting of their own; remove model (the judge's name has its own "
         "setting), messages (they are the question), stream (a reply is read as a whole), n (a request has one reply), "
-        "max_tokens (set max_reply_tokens), max_completion_tokens (set max_reply_tokens), tokens (set "
-        "max_reply_tokens), temperature (set temperature itself)"
+        "best_of (a request has one reply), max_tokens (set max_reply_tokens), max_completion_tokens (set "
+        "max_reply_tokens), tokens (set max_reply_tokens), temperature (set temperature itself)"
     )
     assert error.value.problems == [problem, "attempts: input should be greater than or equal to 1 (got 0)"]
-    assert settings("http://127.0.0.1:1/v1", parameters={"top_logprobs": 2}).parameters == {"top_logprobs": 2}
-    given = {"questions": "q.json", "judge": "j", "parameters": {"top_logprobs": 2, "reasoning_effort": "low"}}
-    with pytest.raises(ConfigError, match=r"remove top_logprobs \(set top_logprobs itself\), reasoning_effort \(set"):
+    wanted = {"logprobs": False, "top_logprobs": 2}
+    assert settings("http://127.0.0.1:1/v1", parameters=wanted).parameters == wanted
+    given = {"questions": "q.json", "judge": "j", "parameters": {**wanted, "reasoning_effort": "low"}}
+    problem = r"remove logprobs \(the answers are read from them\), top_logprobs \(set top_logprobs itself\), reasoning"
+    with pytest.raises(ConfigError, match=problem):
         AlpacaEvalConfig.parse({"benchmark": "alpaca_eval", **given}, "alpaca_eval")
 
 

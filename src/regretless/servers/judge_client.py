@@ -25,7 +25,7 @@ RESERVED = {
     "model": "the judge's name has its own setting",
     "messages": "they are the question",
     "stream": "a reply is read as a whole",
-    "n": "a request has one reply",
+    **dict.fromkeys(("n", "best_of"), "a request has one reply"),
     **dict.fromkeys(("max_tokens", "max_completion_tokens"), "set max_reply_tokens"),
 }
 """Request parameters that nobody else may set, with the reason: the budget and the summary count on them."""
@@ -56,10 +56,12 @@ class JudgeAccess(Section):
     @field_validator("parameters")
     @classmethod
     def _have_no_own_setting(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        own = [name for name in (*OPTIONAL, "top_logprobs") if name in cls.model_fields]
+        own = {name: f"set {name} itself" for name in (*OPTIONAL, "top_logprobs") if name in cls.model_fields}
+        if "top_logprobs" in own:
+            own["logprobs"] = "the answers are read from them"
         server = info.data.get("server")
         limit = {server.limit_parameter: "set max_reply_tokens"} if server is not None else {}
-        reasons = RESERVED | {name: f"set {name} itself" for name in own} | limit
+        reasons = RESERVED | own | limit
         refused = [f"{name} ({reasons[name]})" for name in values if name in reasons]
         if refused:
             raise ValueError(f"expected parameters without a setting of their own; remove {', '.join(refused)}")
