@@ -302,6 +302,11 @@ TABLE: dict[str, list[tuple[str, str]]] = {
             'evaluate.chat.arena.baseline="{run}/chat-benchmarks/b.jsonl"',
             "evaluate.chat.arena.baseline: not in the run folder, and no stage makes chat-benchmarks; put it there",
         ),
+        ('evaluate.chat.mt.questions="{run}/name/q.jsonl"', "evaluate.chat.mt.questions: …no stage makes name; put it"),
+        (
+            'evaluate.chat.mt.questions="{run}/"',
+            "evaluate.chat.mt.questions: the run folder does not exist yet; expected a path in it that a stage makes",
+        ),
         ("judge.model=null", "judge.model: "),
         ("judge.aspects=[]", "judge.aspects: "),
         ("judge.aspects=[kindness]", "judge.rubrics: needed for kindness"),

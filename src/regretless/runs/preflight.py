@@ -20,6 +20,7 @@ from regretless.core.object_store import url_of
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST
+from regretless.core.stages import STAGES
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.harness import check_harness
@@ -152,10 +153,12 @@ def _done_benchmarks(recipe: Recipe) -> set[str]:
 
 def _not_made(recipe: Recipe, text: str) -> str | None:
     """Why no stage of the recipe produces a path in its run folder, or None if one does."""
+    if text.rstrip("/") == RUN:
+        return f"the run folder does not exist yet; expected a path in it that a stage makes (got {text!r})"
     name, _, rest = text.removeprefix(f"{RUN}/").partition("/")
     if name in recipe.unsound:
         return None
-    if name == "pairs" or name not in Recipe.model_fields:
+    if name not in {stage.place for stage in STAGES.values()}:
         return f"not in the run folder, and no stage makes {name}; put it there, or set another path (got {text!r})"
     if getattr(recipe, name) in (None, {}) and not (name == "pair" and recipe.pairs):
         return f"not in the run folder, and this recipe has no section {name} that could produce it (got {text!r})"
