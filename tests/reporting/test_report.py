@@ -162,7 +162,8 @@ def test_prompts_when_they_have_tool_calls_then_examples_and_explorer_show_them(
         write_records(file, [replace(row, prompt=prompt) for row in read_responses(file)[0]])
     page = report(tmp_path / "run", tmp_path)
     texts = ['{"name": "add", "arguments": {"a": 2}}', "name: add\n4"]
-    assert [message["content"] for message in embedded(page)["pairs"][0]["prompt"]] == texts
+    pair = embedded(page)["pairs"][0]
+    assert ([message["content"] for message in pair["prompt"]], pair["label"]) == (texts, "name: add 4")
     assert all(text in page.text("div") for text in texts)
 
 

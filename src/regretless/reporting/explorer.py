@@ -112,5 +112,5 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
 
 
 def _label(prompt: Any) -> str:
-    text = " ".join((prompt if isinstance(prompt, str) else prompt[-1]["content"]).split())
+    text = " ".join((prompt if isinstance(prompt, str) else full_text(prompt[-1])).split())
     return text if len(text) <= LABEL else f"{text[:LABEL]}…"
