@@ -130,7 +130,9 @@ def test_benchmarks_when_run_in_a_recipe_then_failures_are_shown_the_key_is_nowh
     assert judged["metrics"]["score"]["judgments"] == 2 * QUESTIONS - unreadable["failed"]
     page = (tmp_path / "run/report/report.html").read_text(encoding="utf-8")
     assert f'<td class="number">{unreadable["failed"]}</td>' in page and "failed judgments" in page
-    assert all(row["standard_error"] is not None for row in rows.values() if row["n"] > 2)
+    unknown = {place for place, row in rows.items() if row["n"] > 2 and row["standard_error"] is None}
+    # Of 16 judgments the penalty may leave nothing.
+    assert unknown <= {("ae", "length_controlled_win_rate")} and all(rows[place]["value"] is None for place in unknown)
     assert re.search(rf"│ mt +│ base +│ score \(1–10\) +│ +{QUESTIONS} │.* {unreadable['failed']} │", out)
     texts = [out, err, caplog.text]
     assert not [text for text in texts if KEY in text]
