@@ -68,7 +68,8 @@ ADVICE = {
     errno.EACCES: "choose a location that you may use, or change its permissions",
     errno.EPERM: "choose a location that you may use, or change its permissions",
     errno.ENOTDIR: "expected a folder, and a file exists there; choose another location, or move the file away",
-    errno.EEXIST: "expected a folder, and something else exists there; choose another location, or move it away",
+    errno.EEXIST: "expected a folder, and a file, or a link to something that does not exist, is there; choose another "
+    "location, or move it away",
     errno.EISDIR: "expected a file, and a folder exists there; choose another location, or move the folder away",
     errno.ENOTEMPTY: "another process uses it; choose another location, or wait for it",
     errno.ENOENT: "check the path, and any broken links in it",
