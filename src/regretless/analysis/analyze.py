@@ -40,8 +40,9 @@ class AnalyzeConfig(TokenRewardsConfig):
     policies: dict[str, str] = Field(default={})
     """Folders of trained models or adapters, by name; by default what `train` made."""
     sample: int = Field(default=256, ge=1)
-    """Approximate number of pairs to compare the models on, drawn at random in whole prompts. Masked pairs are left
-    out, so that runs with and without them are measured on the same data."""
+    """Approximate number of pairs to compare the models on, drawn at random in whole prompts, of which none gives
+    more than this number. Masked pairs are left out, so that runs with and without them are measured on the same
+    data."""
     checkpoints: int = Field(default=8, ge=0)
     """Most checkpoints of each training to score as well, evenly spread over those that were saved."""
 

@@ -40,8 +40,8 @@ class InspectConfig(Section):
     objectives: tuple[Annotated[str, AfterValidator(OBJECTIVES.check)], ...] = ()
     """Objectives to inspect, with their default hyperparameters; by default those of `train`."""
     sample: int | None = Field(default=1000, ge=0)
-    """Approximate number of pairs for the model to score, drawn at random in whole prompts; null scores all, 0 loads no
-    model. Counts, lengths and rejected rows always refer to all rows."""
+    """Approximate number of pairs for the model to score, drawn at random in whole prompts, of which none gives more
+    than this number; null scores all, 0 loads no model. Counts, lengths and rejected rows always refer to all rows."""
     betas: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Values of β to show for each objective in addition to its own."""
     rescore: bool = False

@@ -422,9 +422,8 @@ class ModelCheck:
                 embeddings.clear()
                 score = response_scores(self.model, layout).logps[place].sum()
                 grads = torch.autograd.grad(score, embeddings, allow_unused=True)
-                dense = torch.stack([(grad != 0).any(0).flatten(1).any(-1) for grad in grads if grad is not None]).any(
-                    0
-                )
+                used = [(grad != 0).any(0).flatten(1).any(-1) for grad in grads if grad is not None]
+                dense = torch.stack(used).any(0)
                 leaks = dense.clone()
                 leaks[own] = False
                 if leaks.any():
