@@ -180,16 +180,22 @@ def test_released_settings_when_listed_then_they_are_those_in_which_the_recipes_
         return {name: leaf for part in value for name, leaf in flat(value[part], f"{key}.{part}".strip(".")).items()}
 
     section = (PROJECT / "docs/paper.md").read_text().split("\n## What the `-released`")[1].split("\n## ")[0]
-    for family, table in zip(("math", "ultrafeedback"), section.split("\n\n| setting ")[1:], strict=True):
+    compared: set[str] = set()
+    for table in section.split("\n\n| setting ")[1:]:
+        header, _, *lines = table.splitlines()
+        family, *others = re.findall(r"`([\w-]+)`", header)
+        compared |= set(others)
         differ: set[str] = set()
-        for path in (PROJECT / f"recipes/{family}-released").glob("*.yaml"):
+        for path in (path for folder in others for path in (PROJECT / "recipes" / folder).glob("*.yaml")):
             released, paper = (
                 flat(load_recipe(file).model_dump(mode="json", exclude_unset=True))
                 for file in (path, PROJECT / "recipes" / family / path.name)
             )
             differ |= {key for key in released.keys() | paper.keys() if released.get(key) != paper.get(key)}
-        listed = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w.]+)`", line.split("|")[1])}
+        listed = {name for line in lines for name in re.findall(r"`([\w.]+)`", line.split("|")[1])}
         assert listed == differ - {"name"}
+    papers = {"base", "math", "ultrafeedback"}
+    assert compared == {path.name for path in (PROJECT / "recipes").iterdir() if path.is_dir()} - papers
 
 
 def test_table_of_methods_when_read_then_it_has_a_page_for_every_objective_in_the_order_of_the_code() -> None:

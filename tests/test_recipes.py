@@ -64,13 +64,29 @@ def test_recipe_when_parsed_then_it_parses_with_every_method_and_names_its_launc
 
 
 def test_batch_of_kto_in_the_released_scripts_when_taken_over_then_its_responses_are_pairs_of_two() -> None:
-    # Their batch sizes: 64 on Qwen, 128 on Llama, of single responses for KTO and of pairs for the others.
+    # Their batch sizes, of single responses for KTO and of pairs for the others: 128 on Llama and in the full sweep; in
+    # the other scripts for Qwen 64 for KTO and TDPO.
     for path in RECIPES:
-        if path.parent.name.endswith("-released"):
+        if path.parent.name.endswith(("-released", "-full-sweep")):
             train = load_recipe(path).train
             assert train is not None
             sizes = [train.step_pairs(name, 1) for name in ("kto", "tdpo", "dpo")]
-            assert sizes == ([64, 128, 128] if path.stem.startswith("llama") else [32, 64, 128]), path
+            equal = path.stem.startswith("llama") or path.parent.name.endswith("-full-sweep")
+            assert sizes == ([64, 128, 128] if equal else [32, 64, 128]), path
+
+
+@pytest.mark.parametrize(
+    ("folder", "rates", "rank"), [("math-released", {5e-7, 5e-6}, 32), ("math-full-sweep", {5e-6}, 64)]
+)
+def test_scripts_of_the_authors_when_taken_over_then_the_full_sweep_has_one_rate_and_the_papers_rank(
+    folder: str, rates: set[float], rank: int
+) -> None:
+    train = load_recipe(PROJECT / "recipes" / folder / "qwen3-4b.yaml").train
+    assert train is not None and train.lora is not None
+    found = {name: train.values_for(name)["learning_rate"] for name in PAPER_METHODS}
+    assert set(found.values()) == rates and found["tdpo"] == 5e-6 and found["repo"] == found["dpo"] == min(rates)
+    assert (train.lora.r, train.lora.alpha) == (rank, 64)
+    assert [train.split_for(name)[0]["beta"] for name in PAPER_METHODS] == [1.0, 1.0, 0.1, 0.01, 0.5, 0.01, 0.1]
 
 
 @pytest.mark.slow
@@ -98,7 +114,7 @@ def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path,
         for name in recipe.evaluate.benchmarks:
             answers, _ = read_responses(tmp_path / f"run/evaluate/samples/base/{name}/greedy/responses.parquet")
             penalties = {json.loads(answer.sampling or "")["repetition_penalty"] for answer in answers}
-            assert penalties == {1.05 if path.parent.name == "math-released" else 1.0}
+            assert penalties == {1.05 if path.parent.name in ("math-released", "math-full-sweep") else 1.0}
     assert bool(asked) == (recipe.judge is not None)
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
 

@@ -24,6 +24,12 @@ ALL = {"base", "dpo", "ipo", "rpo", "kto", "tdpo", "repo", "repo_det"}
 SHAPES = {
     "table1-chat": (QWEN, ALL, {""}, {"greedy"}),
     "table2-math": (QWEN, ALL, {""}, {"greedy"}),
+    "table2-math-released": (
+        {f"{model}, {scripts}" for model in QWEN for scripts in ("full sweep", "released")},
+        ALL,
+        {""},
+        {"greedy"},
+    ),
     "table3-llama": ({"Llama-3.1-8B", "Llama-3.1-8B-Instruct"}, ALL - {"repo"}, {""}, {"greedy"}),
     "table4-masked": (QWEN, {"base", "dpo", "repo"}, {"mask=unmasked", "mask=masked"}, {"greedy"}),
     "table11-seeds": (QWEN, ALL, {""}, {"greedy", "sampled"}),

@@ -45,7 +45,10 @@ def test_grading_when_a_benchmark_names_its_verifier_then_the_others_keep_theirs
         EvaluateConfig.parse({"benchmarks": {"a": {"benchmark": "amc23", "verifier": "maths"}}}, "x")
 
 
-@pytest.mark.parametrize(("folder", "expected"), [("math", ("math", False)), ("math-released", ("math_any", True))])
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [("math", ("math", False)), ("math-released", ("math_any", True)), ("math-full-sweep", ("math_any", True))],
+)
 def test_recipe_when_read_then_it_grades_as_its_source(folder: str, expected: tuple[str, bool]) -> None:
     for path in sorted((RECIPES / folder).glob("*.yaml")):
         recipe = load_recipe(path)
