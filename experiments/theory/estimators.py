@@ -30,13 +30,11 @@ def estimates(
     it visits, which takes whole distributions instead of one log-probability a token; sum of k3: of log μ/π + π/μ − 1,
     which has the same mean and is never negative. The policies must write every token now and then.
     """
-    ratio = log_ratio(behavior, policy)
-    terms = {
-        "window mean": ratio,
-        "sum": ratio,
-        "sum of exact KL": kl(tree, behavior, policy)[tree.source],
-        "sum of k3": ratio + np.expm1(-ratio),
-    }[estimator]
+    terms = log_ratio(behavior, policy)
+    if estimator == "sum of exact KL":
+        terms = kl(tree, behavior, policy)[tree.source]
+    elif estimator == "sum of k3":
+        terms = terms + np.expm1(-terms)
     responses = tree.responses
     along = responses.gather(terms)
     if estimator != "window mean":

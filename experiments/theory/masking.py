@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from theory.regularized import Problem, expectation, kl, regret, sequential_kl, solve
+from theory.estimators import estimates
+from theory.regularized import Problem, expectation, kl, log_ratio, regret, sequential_kl, solve
 from theory.tree import BoolArray, FloatArray
 
 ROUNDING = 1e-12
@@ -24,6 +25,8 @@ class MaskingCases(NamedTuple):
     """Reg of the accepted last token."""
     cut: FloatArray
     """E_μ Reg(q_<t, ·), what cutting the response at q_<t leaves."""
+    cut_estimated: FloatArray
+    """The same mean of the estimator that §6 displays, over all continuations by μ; `complete` is its own estimate."""
 
     @property
     def assumed(self) -> BoolArray:
@@ -40,6 +43,11 @@ class MaskingCases(NamedTuple):
         """Whether the lemma's conclusion, complete ≤ cut, is violated."""
         return np.asarray(self.complete > self.cut + ROUNDING)
 
+    @property
+    def fails_estimated(self) -> BoolArray:
+        """Whether the conclusion is violated with the printed estimator on both sides, as the lemma is printed."""
+        return np.asarray(self.complete > self.cut_estimated + ROUNDING)
+
 
 def masking_cases(problem: Problem, behavior: FloatArray, accepted: BoolArray) -> MaskingCases:
     """Both sides of the lemma and of its conditions, all by their definitions. accepted: (E,), true at ends only."""
@@ -49,8 +57,12 @@ def masking_cases(problem: Problem, behavior: FloatArray, accepted: BoolArray) -
     later = expectation(tree, behavior, sequential_kl(tree, behavior, best.policy, problem.discount))
     each = regret(problem, behavior)
     cut = expectation(tree, behavior, each)
+    window = tree.responses.mean_given_edge(behavior, estimates(tree, behavior, best.policy, "window mean"))
+    estimated = problem.beta * (window - log_ratio(best.policy, problem.reference))
+    cut_estimated = expectation(tree, behavior, estimated)
     rows = accepted[tree.ends]
     edges, mask = tree.responses.edges[rows], tree.responses.mask[rows]
     context = tree.source[edges]
     complete = each[tree.ends[rows]].repeat(mask.sum(axis=1))
-    return MaskingCases(epsilon[context][mask], later[context][mask], complete, cut[context][mask])
+    at = context[mask]
+    return MaskingCases(epsilon[at], later[at], complete, cut[at], cut_estimated[at])

@@ -30,6 +30,23 @@ def test_masking_lemma_when_the_optimal_policy_writes_and_the_last_token_is_forc
     assert cases.fails.tolist() == [True, False]
 
 
+def test_masking_lemma_when_the_reference_writes_fails_by_the_printed_estimator_and_not_by_exact_regret() -> None:
+    # A forced token, then a good course with one more forced token or a bad one with three: the mean over the tokens
+    # ahead counts the bad one, which has more of them, for less.
+    tree = TokenTree(np.array([0, 1, 1, 2, 3, 4, 5]), np.array([1, 2, 3, END, 4, 5, END]))
+    reward = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    problem = Problem(tree=tree, reward=reward, reference=np.log([1.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0]))
+    cases = masking_cases(problem, problem.reference, reward == 1)
+    good, bad = (math.log(0.5 * (1 + math.e) / weight) for weight in (math.e, 1.0))
+    assert cases.complete.tolist() == pytest.approx([0.0] * 3, abs=1e-15)
+    assert cases.cut[0] == pytest.approx((good + bad) / 2) and cases.cut[0] > 0
+    # After the choice nothing is left to estimate; before it, two tokens are ahead on the good course, four on the bad.
+    assert cases.cut_estimated.tolist() == pytest.approx([(good / 2 + bad / 4) / 2, (good + bad) / 2, 0.0], abs=1e-15)
+    assert cases.assumed.tolist() == [True, False, True]
+    assert cases.fails.tolist() == [False, False, False]
+    assert cases.fails_estimated.tolist() == [True, False, False]
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
 def test_masking_cases_on_random_problems_have_the_corrected_sign_and_never_fail_under_the_corrected_condition(
@@ -47,6 +64,8 @@ def test_masking_cases_on_random_problems_have_the_corrected_sign_and_never_fail
     # A verifier's reward makes the proof's other assumption, π* ≥ π_ref at the accepted token, hold by itself.
     assert (cases.complete <= 1e-12).all()
     assert not (cases.corrected & cases.fails).any()
+    if optimal:  # nothing is left to estimate when π* itself writes
+        np.testing.assert_allclose(cases.cut_estimated, cases.cut, rtol=0, atol=1e-12)
 
 
 def test_masking_lemma_on_random_problems_with_the_optimal_writer_fails_often_as_printed() -> None:
