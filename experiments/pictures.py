@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from theory import END, Problem, TokenTree
+from theory.split import split
 from theory_common import BLUE, FIGURES, GRAY, GREEN, ORANGE, PURPLE, save_figure, start_figure, table
 
 from regretless.core.terminal import never_fail_to_print
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 WRITERS = {"able writer": 0.9, "weak writer": 0.2}
 """Share of a writer's responses to one prompt that are right."""
+ALPHA = 0.1
+"""The temperature of the regret that is drawn."""
 TOKENS = 24
 """Length of the response whose weights are drawn."""
 PROMPT, RESPONSE, CUT = 60, 100, 32
@@ -35,30 +39,44 @@ NAMES = "ABab"
 """Two right responses to a prompt, and two wrong ones."""
 
 
-def writer_rows() -> list[tuple[str, float, float]]:
-    """Each kind of response: who wrote it and how it ended, its quality, and its quality minus its writer's mean."""
-    ends = {"right": 1.0, "wrong": 0.0}
+def writer_rows() -> list[tuple[str, float, float, float]]:
+    """Who wrote a response and how it ended: its reward, its reward minus its writer's mean, and its negative regret.
+
+    All begin alike, and the next unit is right or wrong; the reference takes both equally.
+    """
+    tree = TokenTree(np.array([0, 1, 1]), np.array([1, END, END]))
+    reward = np.array([0.0, 1.0, 0.0])
+    problem = Problem(tree=tree, reward=reward, reference=np.log([1.0, 0.5, 0.5]), beta=ALPHA)
     return [
-        (f"{writer}, {end}", quality, quality - share)
+        (f"{writer}, {end}", float(outcome), float(outcome) - share, -float(regret))
         for writer, share in WRITERS.items()
-        for end, quality in ends.items()
+        for end, outcome, regret in zip(
+            ("right", "wrong"), reward[1:], split(problem, np.log([1.0, share, 1 - share])).regret, strict=True
+        )
     ]
 
 
+def signed(value: float) -> str:
+    """A number with its sign and two decimals."""
+    return f"{value:+.2f}"
+
+
 def draw_writers(path: Path) -> None:
-    """Two bar charts of the same four responses: by reward, and by regret of their writers."""
+    """Bar charts of the same four responses: by reward, by regret under their writers, and by advantage."""
     rows = writer_rows()
-    figure, charts = start_figure(2, height=2.3)
-    for chart, column, title in zip(charts, (1, 2), ("reward", "negative regret of the writer"), strict=True):
+    figure, charts = start_figure(3, width=8.0, height=2.3)
+    titles = {1: "reward", 3: "negative regret", 2: "above the writer"}
+    for chart, (column, title) in zip(charts, titles.items(), strict=True):
         values = [row[column] for row in rows]
         chart.barh([row[0] for row in rows], values, color=[BLUE, BLUE, ORANGE, ORANGE])
         for place, value in enumerate(values):
             side, gap = ("left", 0.05) if value >= 0 else ("right", -0.05)
-            chart.text(value + gap, place, f"{value:+.1f}", va="center", ha=side, fontsize=8)
+            chart.text(value + gap, place, signed(value), va="center", ha=side, fontsize=8)
         chart.axvline(0, color=GRAY, linewidth=0.8)
-        chart.set(title=title, xlim=(-1.3, 1.3), xticks=[])
+        chart.set(title=title, xlim=(-2.4, 1.8), xticks=[])
         chart.invert_yaxis()
-    charts[1].set_yticks([])
+    for chart in charts[1:]:
+        chart.set_yticks([])
     save_figure(figure, path)
 
 
@@ -173,7 +191,7 @@ def _square(column: int, row: int, color: str) -> object:
 
 def tables() -> dict[str, str]:
     """The tables of the pages, by page."""
-    writers = [(name, f"{quality:.0f}", f"{regret:+.1f}") for name, quality, regret in writer_rows()]
+    writers = [(name, f"{reward:.0f}", signed(regret), signed(above)) for name, reward, above, regret in writer_rows()]
     weights = [
         (label, *(f"{values[place - 1]:.2f}" for place in (1, 6, 12, 18, 24)), f"{values.mean():.2f}")
         for label, values in weight_rows().items()
@@ -190,7 +208,7 @@ def tables() -> dict[str, str]:
         pairwise, row = tokens(pairs)
         grouping.append((label, len(pairs), pairwise, row, f"{pairwise / row:.2f}"))
     return {
-        "regret: writers": table(("response", "reward", "negative regret of its writer"), writers),
+        "regret: writers": table(("response", "reward", "negative regret", "above the writer"), writers),
         "regret: weights": table(("score", *(f"token {place}" for place in (1, 6, 12, 18, 24)), "mean"), weights),
         "grouping": table(("responses to a prompt", "pairs", "tokens, pairwise", "tokens, one row", "ratio"), grouping),
     }

@@ -3,7 +3,8 @@
     python experiments/theory_decisions.py
 
 Decision A came out at 3 and could have come out at −5; B came out at 2 and could have come out at 1.5. The behavior
-policy takes the other course with probability p; β = 1.
+policy takes the other course with probability p; β = 1. In the last two rows A's outcome is a stroke of luck: its
+writer reaches it once in ten times, and B's nine times in ten.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ def draw(path: Path, problem: Problem, turn: float) -> None:
 def main() -> None:
     path = figure_path(__doc__, "theory-decisions.svg")
     problem = two_decisions()
-    half = course_of_things(0.5)
+    half, lucky = course_of_things(0.5), course_of_things(0.9, 0.1)
     judged = {
         "reward that came about": by_reward(problem),
         "−regret, p = ½": by_regret(problem, half),
         "−regret, p = 0 (RePO_det's deterministic label)": by_regret(problem, course_of_things(0.0)),
         "RePO's one-sample estimate, p = ½": by_one_sample(problem, half),
+        "−regret, p = 0.9 after A and 0.1 after B": by_regret(problem, lucky),
+        "RePO's one-sample estimate, p = 0.9 after A and 0.1 after B": by_one_sample(problem, lucky),
     }
     rows = [[name, f"{score.a:.3f}", f"{score.b:.3f}", score.preferred] for name, score in judged.items()]
     print(table(["judged by", "A", "B", "preferred"], rows), "\n")

@@ -4,7 +4,8 @@
 
 Random trees, every response enumerated, infinitely many preferences between responses of an able writer (optimal at
 3 β) and a random one, each drawn half the time. Judges: the return; the exact regret of the response under the policy
-that wrote it; and a judge that reads only the first token, and scores what it leads to on average, whoever continues.
+that wrote it; a judge that reads only the first token, and scores what it leads to on average, whoever continues; and
+the return minus the mean return of the response's writer, an advantage (`pair.rule=above_writer`).
 RePO's behavior log-probabilities are known, unknown (RePO_det), or swapped between the two writers. The numbers are
 what the policy that minimizes each loss leaves of V* − V, which the reference has to gain; the best of three β counts.
 """
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from theory import Problem, evaluate, random_policy, random_problem, random_tree, regret, solve
 from theory.tree import FloatArray
-from theory_common import BLUE, GRAY, ORANGE, figure_path, save_figure, start_figure, table
+from theory_common import BLUE, GRAY, ORANGE, PURPLE, figure_path, save_figure, start_figure, table
 from theory_repo import BETAS, Data, minimize
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -58,11 +59,16 @@ class Writers:
         starts = [evaluate(problem, policy).q[first] for policy in (able, random)]
         share = [np.exp(policy)[first] for policy in (able, random)]
         start = (share[0] * starts[0] + share[1] * starts[1]) / (share[0] + share[1])
+        means = [
+            np.bincount(responses.prompt, weights=np.exp(responses.log_prob(policy)) * returns)[responses.prompt]
+            for policy in (able, random)
+        ]
         regrets = [-responses.gather(regret(problem, policy)).sum(axis=1) for policy in (able, random)]
         self.judges = {
             "return": torch.from_numpy(np.tile(returns, 2)),
             "regret of the writer": torch.from_numpy(np.concatenate(regrets)),
             "first token": torch.from_numpy(np.tile(start, 2)),
+            "above the writer": torch.from_numpy(np.concatenate([returns - mean for mean in means])),
         }
 
     def weights(self, judge: str) -> Tensor:
@@ -96,13 +102,14 @@ class Writers:
 def draw(path: Path, left: dict[str, dict[str, float]]) -> None:
     figure, (chart,) = start_figure(height=3.4)
     place = np.arange(len(left))
-    for number, (judge, color) in enumerate(zip(next(iter(left.values())), (ORANGE, BLUE, GRAY), strict=True)):
-        chart.barh(place + 0.26 * (number - 1), [row[judge] for row in left.values()], 0.24, color=color, label=judge)
+    colors = (ORANGE, BLUE, GRAY, PURPLE)
+    for number, (judge, color) in enumerate(zip(next(iter(left.values())), colors, strict=True)):
+        chart.barh(place + 0.2 * (number - 1.5), [row[judge] for row in left.values()], 0.18, color=color, label=judge)
     chart.set_yticks(place, list(left))
     chart.invert_yaxis()
     chart.axvline(1, color=GRAY, linewidth=0.8, linestyle="--")
     chart.set_xlabel("(V* − V) / (V* − V_ref)")
-    figure.legend(*chart.get_legend_handles_labels(), title="judge", loc="outside upper center", ncols=3)
+    figure.legend(*chart.get_legend_handles_labels(), title="judge", loc="outside upper center", ncols=4)
     save_figure(figure, path)
 
 

@@ -25,11 +25,16 @@ def two_decisions(*, beta: float = 1.0) -> Problem:
     return Problem(tree=tree, reward=reward, reference=np.full(6, np.log(0.5)), beta=beta)
 
 
-def course_of_things(counterfactual: float) -> FloatArray:
-    """The behavior policy that leaves the realized course with probability `counterfactual`; (6,) nats."""
+def course_of_things(counterfactual: float, after_b: float | None = None) -> FloatArray:
+    """The behavior policy that leaves the realized course with probability `counterfactual`; (6,) nats.
+
+    after_b: that probability after decision B, if it is another one than after A.
+    """
     with np.errstate(divide="ignore"):
-        outcome = np.log([1 - counterfactual, counterfactual])
-    return np.concatenate([np.full(2, np.log(0.5)), outcome, outcome])
+        outcomes = [
+            np.log([1 - each, each]) for each in (counterfactual, counterfactual if after_b is None else after_b)
+        ]
+    return np.concatenate([np.full(2, np.log(0.5)), *outcomes])
 
 
 class Judgment(NamedTuple):

@@ -332,24 +332,41 @@ def by_writer(name: str, writer: str, verdict: str) -> Response:
     return response(name, verdict, model=writer)
 
 
-def test_least_regret_when_writers_differ_then_responses_are_measured_by_their_writers_mean() -> None:
+def test_above_writer_when_writers_differ_then_responses_are_measured_by_their_writers_mean() -> None:
     able = [by_writer(f"a{number}", "able", "correct") for number in range(3)] + [by_writer("a3", "able", "wrong")]
     poor = [by_writer(f"p{number}", "poor", "wrong") for number in range(3)] + [by_writer("p3", "poor", "correct")]
-    pairs, _ = make_pairs([*able, *poor], PairConfig(rule="least_regret", max_correct=4, max_wrong=4))
+    pairs, _ = make_pairs([*able, *poor], PairConfig(rule="above_writer", max_correct=4, max_wrong=4))
     scores = {side.id: side.score for pair in pairs for side in pair.sides.values()}
     assert scores["q1-p3"] == 0.75, "right where its writer mostly fails"
     assert scores["q1-a0"] == 0.25 and scores["q1-p0"] == -0.25
     assert scores["q1-a3"] == -0.75, "wrong where its writer mostly succeeds"
     assert all(pair.chosen.score > pair.rejected.score for pair in pairs)  # type: ignore[union-attr, operator]
     assert len(pairs) == 16, "at most max_correct times max_wrong of the 22 that there are"
-    every, _ = make_pairs([*able, *poor], PairConfig(rule="least_regret", max_correct=5, max_wrong=5))
+    every, _ = make_pairs([*able, *poor], PairConfig(rule="above_writer", max_correct=5, max_wrong=5))
     assert ("p0", "a3") in texts(every), "a poor writer's failure is no news, an able one's is"
 
 
-def test_least_regret_when_a_text_was_drawn_twice_then_it_counts_twice_in_its_writers_mean() -> None:
+def test_above_writer_when_writers_differ_then_the_weak_ones_right_response_is_preferred_which_regret_never_does() -> (
+    None
+):
+    able = [by_writer(f"a{number}", "able", "correct" if number else "wrong") for number in range(10)]
+    weak = [by_writer(f"w{number}", "weak", "wrong" if number else "correct") for number in range(5)]
+    pairs, _ = make_pairs([*able, *weak], PairConfig(rule="above_writer", max_correct=10, max_wrong=10))
+    right = {"w0", *(f"a{number}" for number in range(1, 10))}
+    # An advantage: by regret, a right response of the abler writer is at least as good (docs/theory.md, Two writers).
+    among_right = [pair for pair in texts(pairs) if set(pair) <= right]
+    assert sorted(among_right) == [("w0", f"a{number}") for number in range(1, 10)]
+
+
+def test_rule_when_named_as_before_then_the_error_says_why_it_is_gone_and_what_to_use() -> None:
+    with pytest.raises(ConfigError, match=r"rule: .*advantage.* the other way round from regret; above_writer makes"):
+        PairConfig.parse({"rule": "least_regret"}, "pair")
+
+
+def test_above_writer_when_a_text_was_drawn_twice_then_it_counts_twice_in_its_writers_mean() -> None:
     again = replace(by_writer("a", "able", "wrong"), response_id="q1-again")
     rows = [by_writer("a", "able", "wrong"), again, by_writer("b", "able", "correct")]
-    (pair,), _ = make_pairs(rows, PairConfig(rule="least_regret"))
+    (pair,), _ = make_pairs(rows, PairConfig(rule="above_writer"))
     assert pair.rejected is not None
     assert (pair.chosen.score, pair.rejected.score) == pytest.approx((2 / 3, -1 / 3))
 
@@ -373,7 +390,7 @@ def test_best_start_when_lines_are_shared_then_a_start_is_worth_what_it_usually_
     assert [pair.chosen.score for pair in pairs] == pytest.approx([2 / 3] * 6)
 
 
-@pytest.mark.parametrize("rule", ["best_vs_random", "least_regret", "best_start"])
+@pytest.mark.parametrize("rule", ["best_vs_random", "above_writer", "best_start"])
 def test_rules_of_scores_when_a_score_is_null_then_it_counts_as_missing_and_not_as_an_unknown_verdict(
     rule: str,
 ) -> None:
@@ -393,13 +410,13 @@ def test_stage_when_another_rule_could_use_the_responses_then_the_error_names_it
     write_records(tmp_path / "verified.jsonl", [CORRECT[0], WRONG[0]])
     wanted = (
         r"no_usable_response 1, verdict_unknown 2; correct_vs_wrong uses none of these responses, which have scores: "
-        r"set rule to one of best_vs_random, least_regret, best_start$"
+        r"set rule to one of best_vs_random, above_writer, best_start$"
     )
     with pytest.raises(DataError, match=wanted):
         run(PairConfig(), tmp_path / "scored.jsonl", tmp_path)
     wanted = (
         r"without_score 2; best_vs_random uses none of these responses, which have verdicts: "
-        r"set rule to one of correct_vs_wrong, least_regret, best_start$"
+        r"set rule to one of correct_vs_wrong, above_writer, best_start$"
     )
     with pytest.raises(DataError, match=wanted):
         run(PairConfig(rule="best_vs_random"), tmp_path / "verified.jsonl", tmp_path)

@@ -61,13 +61,18 @@ class Registry(MutableMapping[str, T], Generic[T]):
     """Parts of one kind by name. A part of another package is imported at its first use.
 
     problem: the problem of a part from another package, or None; called with its name and the part.
+    former: for names that parts of this package had, why each is gone and what to use instead.
     """
 
     def __init__(
-        self, kind: str, own: Mapping[str, T], problem: Callable[[str, T], str | None] = lambda name, part: None
+        self,
+        kind: str,
+        own: Mapping[str, T],
+        problem: Callable[[str, T], str | None] = lambda name, part: None,
+        former: Mapping[str, str] | None = None,
     ) -> None:
         assert kind in KINDS
-        self.kind, self._problem = kind, problem
+        self.kind, self._problem, self._former = kind, problem, former or {}
         self.own, self._parts = frozenset(own), dict(own)
         """`own`: the names of this package's parts, which no other package can take."""
 
@@ -101,7 +106,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def find(self, name: str) -> T:
         """The part with that name. Raises ConfigError that lists the names, or explains why the part cannot be used."""
         if name not in self:
-            raise ConfigError(f"{self.kind.removesuffix('s')}: expected one of {', '.join(self)}; got {name!r}")
+            raise ConfigError(f"{self.kind.removesuffix('s')}: {self._unknown(name)}; got {name!r}")
         return self[name]
 
     def usable(self) -> tuple[dict[str, T], list[str]]:
@@ -117,12 +122,15 @@ class Registry(MutableMapping[str, T], Generic[T]):
     def check(self, name: str) -> str:
         """The name, for validators of settings. Raises ValueError if there is no such part, or it is unusable."""
         if name not in self:
-            raise ValueError(f"expected one of {', '.join(self)}")
+            raise ValueError(self._unknown(name))
         try:
             self.find(name)
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return name
+
+    def _unknown(self, name: str) -> str:
+        return self._former.get(name) or f"expected one of {', '.join(self)}"
 
     def _load(self, name: str, point: EntryPoint) -> T:
         where = f"{self.kind}: {name!r} of {_source(point)} ({point.value})"

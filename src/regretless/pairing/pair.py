@@ -30,9 +30,10 @@ class PairConfig(Section):
     rule: Annotated[str, AfterValidator(RULES.check)] = "correct_vs_wrong"
     """How responses are paired. `correct_vs_wrong` pairs random correct with random wrong responses (the paper, math).
     `best_vs_random` pairs the best score with a random lower one (the paper, judged data). `most_likely` pairs the most
-    likely correct with the most likely wrong responses (the authors' released code). `least_regret` scores a response
-    by how much better it is than its writer's responses to the prompt are on average, and `best_start` by how good all
-    responses with the same first line are on average; both pair random responses with different scores."""
+    likely correct with the most likely wrong responses (the authors' released code). `above_writer` scores a response
+    by how much better it is than its writer's responses to the prompt are on average (an advantage, not a regret), and
+    `best_start` by how good all responses with the same first line are on average; both pair random responses with
+    different scores."""
     max_correct: int = Field(default=2, ge=1)
     """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2. Rules that pair by scores use
     up to `max_correct` + `max_wrong` responses, and make up to `max_correct` × `max_wrong` pairs."""

@@ -105,7 +105,11 @@ def _quality(response: Response) -> float | None:
 
 
 def _above_writer(responses: Sequence[Response]) -> list[Response]:
-    """Scored by quality minus its mean over all responses of the same writer: an estimate of the negative regret."""
+    """Scored by quality minus its mean over all responses of the same writer to the prompt: an advantage.
+
+    It is no regret: for a response of one quality it prefers the weaker writer, and regret the abler one, which wastes
+    less of what the response has reached (docs/theory.md).
+    """
     means = _means(responses, lambda response: response.model or "")
     return [
         response if (quality := _quality(response)) is None else replace(response, score=quality - mean)
@@ -154,9 +158,13 @@ RULES: Registry[Rule] = Registry(
         "correct_vs_wrong": Rule(_undecided, correct_vs_wrong),
         "most_likely": Rule(_undecided_or_unlabeled, most_likely),
         "best_vs_random": Rule(_unscored, best_vs_random),
-        "least_regret": Rule(_unjudged, higher_score, _above_writer),
+        "above_writer": Rule(_unjudged, higher_score, _above_writer),
         "best_start": Rule(_unjudged, higher_score, _value_of_start),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
+    {
+        "least_regret": "the rule of this name is now above_writer: its score, quality minus the writer's mean, is an "
+        "advantage, and orders writers the other way round from regret; above_writer makes the same pairs"
+    },
 )
 """Allowed values of `pair.rule`."""

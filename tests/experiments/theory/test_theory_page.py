@@ -12,7 +12,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[3]
 PAGE = PROJECT / "docs" / "theory.md"
-COMMANDS = ("identities", "masking", "estimator", "anchors", "gridworld", "decisions", "repo", "writers")
+COMMANDS = ("identities", "split", "masking", "estimator", "anchors", "gridworld", "decisions", "repo", "writers")
 MARKS = {"repo": [pytest.mark.slow], "writers": [pytest.mark.slow, pytest.mark.extended]}
 NUMBER = re.compile(r"\d+(?:\.(\d+))?")
 

@@ -49,6 +49,15 @@ def test_two_decisions_by_regret_turn_once_counterfactual_outcomes_count() -> No
     assert by_regret(problem, course_of_things(1 / 7.5 + 1e-6)).preferred == "B"
 
 
+def test_two_decisions_when_one_outcome_was_luck_then_one_sample_rewards_it_and_regret_does_not() -> None:
+    problem, behavior = two_decisions(), course_of_things(0.9, 0.1)
+    regrets, estimate = by_regret(problem, behavior), by_one_sample(problem, behavior)
+    assert regrets.preferred == "B" and estimate.preferred == "A"
+    # Their rewards differ by 1; the rest is β times the log of how much rarer A's outcome is.
+    assert estimate.a - estimate.b == pytest.approx(1.0 + np.log(0.9 / 0.1), abs=1e-12)
+    assert list(regrets) == pytest.approx([-6.646, -0.496], abs=1e-3)
+
+
 @pytest.mark.parametrize("counterfactual", [0.0, 0.3, 0.5])
 def test_two_decisions_by_one_sample_differ_by_the_realized_rewards_whatever_the_counterfactuals(
     counterfactual: float,
