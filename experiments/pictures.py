@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -220,6 +221,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figures", type=Path, default=FIGURES, metavar="FOLDER", help="default: %(default)s")
     folder = parser.parse_args().figures
+    if find_spec("matplotlib") is None:
+        parser.error("the pictures need matplotlib: pip install matplotlib")
     for name, text in tables().items():
         print(f"{name}\n\n{text}\n")
     draw_writers(folder / "regret-writers.svg")

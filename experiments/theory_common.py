@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ def figure_path(description: str | None, name: str) -> Path | None:
     parser.add_argument("--figure", type=Path, default=FIGURES / name, metavar="SVG", help="default: %(default)s")
     parser.add_argument("--no-figure", action="store_true", help="print the table only")
     options = parser.parse_args()
+    if not options.no_figure and find_spec("matplotlib") is None:
+        parser.error("the figure needs matplotlib: pip install matplotlib, or print the table only with --no-figure")
     return None if options.no_figure else options.figure
 
 
