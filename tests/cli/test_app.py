@@ -539,11 +539,47 @@ def test_settings_of_how_pairs_are_read_when_compared_with_those_of_stages_then_
     assert not of_pairs & {one.name for one in dataclasses.fields(PreferenceConfig)}
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "study"])
-def test_output_folder_when_its_flag_is_empty_then_it_is_refused_and_nothing_is_written(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+NO_VALUE = "expected a value, got nothing"
+NO_PATH = "expected a path, got nothing"
+NO_URL = "expected a path on this machine, got the URL s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        *((f"{verb} quickstart --output-dir ", f"--output-dir: {NO_VALUE}") for verb in ("run", "plan", "study")),
+        ("run quickstart --output-dir=", f"--output-dir: {NO_VALUE}"),
+        ("run ", f"run: {NO_VALUE}"),
+        ("run quickstart output_dir=''", f"output_dir: {NO_PATH}"),
+        ("inspect --pairs  --model m --output o", f"--pairs: {NO_VALUE}"),
+        ("train --pairs p --model  --output o", f"--model: {NO_VALUE}"),
+        ("sample --prompts  --model m --output o", f"--prompts: {NO_VALUE}"),
+        ("verify --responses  --output o", f"--responses: {NO_VALUE}"),
+        ("compare a b --output ", f"--output: {NO_VALUE}"),
+        ("compare a ", f"a: {NO_VALUE}"),
+        ("report ", f"report: {NO_VALUE}"),
+        ("merge a ", f"a: {NO_VALUE}"),
+        ("push  owner/name", f"push: {NO_VALUE}"),
+        ("watch ", f"watch: {NO_VALUE}"),
+        ("recipes --copy quickstart --output ", f"--output: {NO_VALUE}"),
+        ("run quickstart --output-dir s3://bucket/x", f"output_dir: {NO_URL}"),
+        ("plan quickstart --output-dir s3:/bucket/x", f"output_dir: {NO_URL}"),
+        ("study table1-chat --output-dir s3://bucket/x", f"output_dir: {NO_URL}"),
+        ("run s3://bucket/x", f"RECIPE: {NO_URL}"),
+        ("verify --config s3://bucket/x", f"--config: {NO_URL}"),
+        ("inspect --pairs p --model m --output s3://bucket/x", f"--output: {NO_URL}"),
+        ("report s3://bucket/x --output page", f"RUN_DIR: {NO_URL}"),
+        ("compare a s3://bucket/x", f"RUN: {NO_URL}"),
+        ("compare a b --output s3://bucket/x", f"--output: {NO_URL}"),
+        ("watch s3://bucket/x", f"RUN_DIR: {NO_URL}"),
+        ("merge a s3://bucket/x", f"OUT: {NO_URL}"),
+        ("recipes --copy quickstart --output s3://bucket/x", f"--output: {NO_URL}"),
+    ],
+)
+def test_paths_when_empty_or_of_another_machine_then_they_are_refused_and_nothing_is_written(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert regretless(verb, "quickstart", "--output-dir", "") == 2
-    assert "--output-dir: expected a folder or a URL, got nothing" in " ".join(capsys.readouterr().err.split())
+    assert regretless(*command.split(" ")) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []

@@ -179,7 +179,6 @@ def recipe_with(**values: Any) -> Recipe:
     [
         ({"threads": None}, "a thread for every core; set `threads`"),
         ({"cluster": {}}, "the cluster does the work"),
-        ({"output_dir": "s3://bucket/run"}, "in an object store"),
         ({"pretrain": {"a": {**PRETRAIN, "processes": 2}}}, "each training uses several processes"),
     ],
 )

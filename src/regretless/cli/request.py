@@ -184,7 +184,7 @@ class Request:
     def _file(self) -> dict[str, Any]:
         """Content of the config file; if it is a recipe, `{run}` is replaced by its run folder."""
         values = read_yaml(find(self.config)) if self.config else {}
-        run = run_folder(str(values.get("name")), str(values.get("output_dir") or ""))
+        run = run_folder(str(values.get("name")), values.get("output_dir"))
         return dict(substitute(values, run))
 
 

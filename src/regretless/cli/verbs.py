@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,11 @@ from typing import Any
 from regretless.cli.output import only_results, show_outcomes, stages_json
 from regretless.cli.request import OUTPUT_SUFFIXES, Request
 from regretless.core.bundled import find
-from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
+from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
-from regretless.core.mirror import RECIPE, reading
-from regretless.core.object_store import ObjectStore, is_url, url_of
+from regretless.core.paths import refuse_urls, url_of
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import RunFolder, lock_beside
+from regretless.core.run_folder import RECIPE, RunFolder, lock_beside
 from regretless.core.stage_folder import CACHE, MANIFEST
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, print_json, print_note, terminal
@@ -66,12 +65,10 @@ def run(
     as_json: bool = False,
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
-    _refuse_urls({"RECIPE": path})
-    _refuse_empty(output_dir)
+    refuse_urls({"RECIPE": path})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
-    folder = [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir))}"]
-    recipe = load_recipe(path, [*overrides, *folder], None if smoke else _problems)
+    recipe = load_recipe(path, [*overrides, *_at(output_dir)], None if smoke else recipe_problems)
     if smoke:
         recipe = smoke_recipe(recipe)
         if output_dir is not None:
@@ -91,37 +88,16 @@ def _run_json(folder: RunFolder) -> dict[str, Any]:
     """What a run did and found, for programs."""
     results, report = pipeline.results_of(folder)
     return {
-        "run_dir": folder.shown(folder.path),
+        "run_dir": str(folder.path),
         "stages": stages_json(folder.outcomes),
         "results": results,
-        "report": None if report is None else folder.shown(report),
+        "report": None if report is None else str(report),
     }
 
 
-def _problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
-    """What can be found out ahead of a run; for a run folder in a store, the run itself looks for the rest there."""
-    if not is_url(recipe.output_dir):
-        return recipe_problems(recipe, names)
-    return problems_of(lambda: ObjectStore(recipe.output_dir).check())
-
-
-def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
-    """Raise ConfigError for URLs where only files of this machine will do."""
-    found = {name: url for name, path in paths.items() if path is not None and (url := url_of(path)) is not None}
-    reject(
-        "files",
-        [
-            f"{name}: expected a path on this machine, got {url}; a URL can be the run folder (`output_dir` of a "
-            "recipe, `run --output-dir`), and `report`, `compare` and `watch` read it"
-            for name, url in found.items()
-        ],
-    )
-
-
-def _refuse_empty(output_dir: str | Path | None) -> None:
-    """Raise ConfigError for a flag without a folder, which a shell makes of a variable that is not set."""
-    if output_dir == "":
-        raise ConfigError("--output-dir: expected a folder or a URL, got nothing; leave the flag out for the recipe's")
+def _at(output_dir: str | Path | None) -> list[str]:
+    """The flag `--output-dir` as an override of the recipe."""
+    return [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir), ensure_ascii=False)}"]
 
 
 def study(
@@ -136,8 +112,7 @@ def study(
     as_json: bool = False,
 ) -> None:
     """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
-    _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
-    _refuse_empty(output_dir)
+    refuse_urls({"STUDY": path})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
     check_formats(figures)
@@ -213,16 +188,11 @@ def plan(
     as_json: bool,
 ) -> None:
     """Print what a recipe would do. Raises ConfigError for settings that cannot be parsed, and for nothing else."""
-    _refuse_urls({"RECIPE": path})
-    _refuse_empty(output_dir)
-    recipe = load_recipe(path, overrides)
-    if output_dir is not None:
-        recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
+    refuse_urls({"RECIPE": path})
+    recipe = load_recipe(path, [*overrides, *_at(output_dir)])
     values = {key: value for key, _, value in (text.partition("=") for text in assume)}
     assumed = Assumed.parse(values, "--assume")
     messages = terminal(stderr=True)
-    if is_url(recipe.output_dir):
-        messages.print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
     with only_results():
         made = make_plan(
             recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
@@ -237,20 +207,18 @@ def compare(
     runs: Sequence[str], *, baseline: str | None, output: Path | None, figures: Sequence[str], form: str, as_json: bool
 ) -> None:
     """Print the tables of several runs, and write their page. Raises ConfigError for runs that cannot be compared."""
-    _refuse_urls({"--output": output})
+    refuse_urls({"--output": output, "RUN": next(filter(url_of, runs), None)})
     reject("regretless compare", ["--figure-format: needs --output"] if figures and output is None else [])
-    with contextlib.ExitStack() as copies:
-        read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
-        found = compare_runs(read, baseline)
-        if output is not None:
-            write_page(found, output, figures)
-        screen = terminal()
-        if as_json:
-            print_json(found.as_json())
-        elif form in tables.FORMATS:
-            screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
-        else:
-            screen.print(tables.for_terminal(found, screen.width))
+    found = compare_runs([Run(Path(run)) for run in runs], baseline)
+    if output is not None:
+        write_page(found, output, figures)
+    screen = terminal()
+    if as_json:
+        print_json(found.as_json())
+    elif form in tables.FORMATS:
+        screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
+    else:
+        screen.print(tables.for_terminal(found, screen.width))
     if output is not None:
         console.print(f"compare: {output / PAGE}", soft_wrap=True)
 
@@ -258,15 +226,15 @@ def compare(
 def stage(request: Request) -> None:
     """Run one stage: on the files that the flags name, or, with a recipe alone, in the recipe's run folder."""
     name = request.verb
-    _refuse_urls({"--config": request.config, "--output": request.output})
+    refuse_urls({"--config": request.config, "--output": request.output, "RUN_DIR": request.given.get("run_dir")})
     if request.config is not None and request.output is None and not any(request.given.values()):
         if name not in read_yaml(find(request.config)):
             raise ConfigError(f"{request.config}: not a recipe with a section {name}; name the input files by flags")
         overrides = [f"{name}.{text}" for text in request.overrides]
-        recipe = load_recipe(request.config, overrides, partial(_problems, names=[name]))
+        recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
         with _results_of(request):
             done = pipeline.run_recipe(recipe, only=[name])
-        show_outcomes(done, done.shown(done.path), as_json=request.as_json)
+        show_outcomes(done, done.path, as_json=request.as_json)
     elif name == "report":
         _report(request)
     elif name == "evaluate":
@@ -355,10 +323,6 @@ def _evaluate(request: Request) -> None:
 
 
 def _report(request: Request) -> None:
-    if request.given["run_dir"] is not None and (url := url_of(request.given["run_dir"])) is not None:
-        with reading(url) as folder:
-            _report(replace(request, given={**request.given, "run_dir": folder}))
-        return
     run_dir, output = request.given["run_dir"], request.output
     missing = [f"{name}: required" for name, value in (("RUN_DIR", run_dir), ("--output", output)) if value is None]
     absent = [] if run_dir is None else _no_run(run_dir)

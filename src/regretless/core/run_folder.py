@@ -21,7 +21,6 @@ import xxhash
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
-from regretless.core.mirror import LOCK, Mirror
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.settings import Section
 from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, REPLACED, StageFolder
@@ -34,6 +33,8 @@ RUN = "{run}"
 BASE = "base"
 """Label of the model before preference training."""
 UNUSED = "unused"
+LOCK = ".lock"
+RECIPE = "recipe.yaml"
 PATH_KEYS = {
     "include_path",
     "dataset",
@@ -225,17 +226,12 @@ class RunFolder:
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    mirror: Mirror | None = None
-    """Set if `path` is the working copy of a run folder in an object store."""
     store: UnitStore | None = None
     """Finished units of this and other run folders, to take and to add to."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the block; a working copy is brought up to date first, and its changes are uploaded.
-
-        Raises ConfigError if another process uses the folder, or its store cannot be used.
-        """
+        """Lock the folder for the block. Raises ConfigError if another process uses it."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not is_first_process():
             yield
@@ -244,8 +240,7 @@ class RunFolder:
             for leftover in self.path.rglob(".*"):
                 if LEFTOVER.match(leftover.name):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            with contextlib.nullcontext() if self.mirror is None else self.mirror.connected():
-                yield
+            yield
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -253,12 +248,6 @@ class RunFolder:
         with (self.path / LOCK).open("rb") as handle:
             fcntl.lockf(handle, fcntl.LOCK_SH, *OF_ITS_PROCESSES)
             yield
-
-    def shown(self, path: Path) -> str:
-        """A path in the folder as users know it: in an object store, its URL."""
-        if self.mirror is None:
-            return str(path)
-        return f"{self.mirror.url}/{path.relative_to(self.path).as_posix()}"
 
     def do(
         self,
@@ -318,13 +307,10 @@ class RunFolder:
         seconds = (time.monotonic() - started) / max(1, len(todo))
         for unit, summary in zip(todo.values(), summaries, strict=True):
             if is_first_process():
-                with self._still():
-                    folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
+                folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
                 if self.store is not None:
                     self.store.put(folders[unit.name])
             self.outcomes[unit.name] = Outcome(folders[unit.name].path, summary, seconds, ran=True)
-        if todo and self.mirror is not None:
-            self.mirror.push()
 
     @contextlib.contextmanager
     def _taken(self, folders: Iterable[StageFolder]) -> Iterator[None]:
@@ -359,8 +345,7 @@ class RunFolder:
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
         folder = StageFolder(self.path / unit.name, key)
         if processes() == 1:  # several would look at the folder while it is being moved
-            with self._still():
-                folder.put_back()
+            folder.put_back()
         return folder
 
     def has(self, path: Path) -> bool:
@@ -379,15 +364,8 @@ class RunFolder:
         if not is_first_process():
             _await(folder)
             return
-        with self._still():
-            # Of a working copy nobody else makes files.
-            if self.mirror is None:
-                _refuse_foreign(folder.path)
-            folder.begin(keeps)
-
-    def _still(self) -> contextlib.AbstractContextManager[Any]:
-        """A block that moves or empties folders: no upload sees them halfway."""
-        return contextlib.nullcontext() if self.mirror is None else self.mirror.still
+        _refuse_foreign(folder.path)
+        folder.begin(keeps)
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
@@ -403,16 +381,12 @@ class RunFolder:
 
         Others (of `among`, if set) are moved to the folder `unused`; wanted ones are moved back from there.
         """
-        with self._still():
-            self._select(parent, wanted, among)
-
-    def _select(self, parent: str, wanted: Collection[str], among: Collection[str] | None) -> None:
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
             if (aside / name).is_dir() and not (home / name).exists():
                 home.mkdir(parents=True, exist_ok=True)
                 (aside / name).rename(home / name)
-                self._say_moved(aside / name, home / name, "asked for again")
+                _say_moved(aside / name, home / name, "asked for again")
         folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
         found = [path for path in folders if path.suffix != CACHE]
         for path in found:
@@ -423,11 +397,11 @@ class RunFolder:
                     shutil.rmtree(aside / path.name)
                     reason += ", and in the place of an earlier one"
                 path.rename(aside / path.name)
-                self._say_moved(path, aside / path.name, reason)
+                _say_moved(path, aside / path.name, reason)
 
-    def _say_moved(self, source: Path, target: Path, reason: str) -> None:
-        shown = (self.shown(path) for path in (source, target))
-        print_note(f"moved {' to '.join(shown)}: {reason}")
+
+def _say_moved(source: Path, target: Path, reason: str) -> None:
+    print_note(f"moved {source} to {target}: {reason}")
 
 
 def manifests(run: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, read_json, write_json
-from regretless.core.mirror import RECIPE
+from regretless.core.run_folder import RECIPE
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import load_text, read_yaml

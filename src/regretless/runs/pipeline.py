@@ -14,10 +14,8 @@ from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray, connected
 from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
-from regretless.core.mirror import RECIPE, Mirror
-from regretless.core.object_store import is_url
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import BASE, RunFolder
+from regretless.core.run_folder import BASE, RECIPE, RunFolder
 from regretless.core.stages import STAGES
 from regretless.core.terminal import print_note, terminal
 from regretless.evaluation.conditions import SAMPLES
@@ -45,20 +43,11 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             "starts those of training itself (train.processes), or launch training alone: "
             "`torchrun --nproc-per-node N -m regretless train --config RECIPE`"
         )
-    in_store = is_url(recipe.output_dir)
-    if in_store and processes() > 1:
-        raise ConfigError(
-            f"output_dir: several processes were launched, and {recipe.output_dir} is mirrored by one; choose a folder "
-            "that all of them see, or start one process"
-        )
     # With several processes this is skipped: they share a folder and start training together.
-    if processes() == 1 and not in_store:
+    if processes() == 1:
         reject("recipe", recipe_problems(recipe, only or None))
-    folder = RunFolder(recipe.run_dir, mirror=Mirror(recipe.output_dir) if in_store else None)
+    folder = RunFolder(recipe.run_dir)
     with threads(recipe.threads), folder.locked():
-        if in_store:
-            # What is finished, and needs no check, is known once the working copy is up to date.
-            reject("recipe", recipe_problems(recipe, only or None))
         do_stages(recipe, folder, only, parallel=places(recipe))
     return folder
 
@@ -190,4 +179,4 @@ def show(folder: RunFolder) -> None:
     if results is not None:
         screen.print(results_table(results))
     if report is not None:
-        screen.print(f"report: {folder.shown(report)}", soft_wrap=True, highlight=False)
+        screen.print(f"report: {report}", soft_wrap=True, highlight=False)

@@ -16,7 +16,7 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
-from regretless.core.object_store import url_of
+from regretless.core.paths import url_of
 from regretless.core.run_folder import BASE, RUN
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
-from regretless.core.object_store import url_of
+from regretless.core.paths import OutputPath
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section, Seed
 from regretless.core.yaml_settings import merge, read_yaml
@@ -176,10 +176,10 @@ class StudyConfig(Section):
 
     name: FolderName
     """Name of the study, and of its folder unless `output_dir` is given."""
-    output_dir: str = ""
-    """Folder of the study; left empty, it is `runs/<name>`."""
-    store: str = ""
-    """Folder of finished units of work, which several studies may share; left empty, it is in the study's folder."""
+    output_dir: OutputPath | None = None
+    """Folder of the study; by default `runs/<name>`."""
+    store: OutputPath | None = None
+    """Folder of finished units of work, which several studies may share; by default it is in the study's folder."""
     recipe: str | None = None
     """Recipe of all models that do not name their own."""
     models: dict[str, dict[str, Any]] = Field(default={})
@@ -203,13 +203,6 @@ class StudyConfig(Section):
     paper, MSE); left empty, nothing is compared across runs."""
     figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
     """Formats in which figures are also written as files."""
-
-    @field_validator("output_dir", "store")
-    @classmethod
-    def _on_this_machine(cls, value: str) -> str:
-        if url_of(value) is not None:
-            raise ValueError("a study shares files as links; expected a folder that this machine sees, not a URL")
-        return value
 
     @field_validator("overrides")
     @classmethod
