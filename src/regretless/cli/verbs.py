@@ -6,23 +6,24 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regretless.cli.output import only_results, show_outcomes, stages_json
-from regretless.cli.request import OUTPUT_SUFFIXES, Request
+from regretless.cli.request import Request, refused_rows
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.paths import refuse_urls, url_of
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import RECIPE, RunFolder, lock_beside
-from regretless.core.stage_folder import CACHE, MANIFEST
+from regretless.core.run_folder import LOCK, RECIPE, RunFolder, lock_beside
+from regretless.core.stage_folder import CACHE, MANIFEST, StageFolder, check_ours
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, print_json, print_note, terminal
 from regretless.core.yaml_settings import read_yaml
+from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
@@ -249,11 +250,10 @@ def _on_files(request: Request) -> None:
     output = request.output
     assert output is not None
     recipe = _with_readable_pairs(recipe, output)
-    made = STAGES[request.verb].result
-    if made and output.suffix in OUTPUT_SUFFIXES:
+    if request.is_to_file:
         check_writable(output)
         with _results_of(request):
-            folder = _to_file(request.verb, recipe, made, output)
+            folder = _to_file(request.verb, recipe, output)
     else:
         folder = RunFolder(output.resolve().parent)
         with _results_of(request), _locked(output.resolve()):
@@ -286,27 +286,44 @@ def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
     return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
 
-def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> RunFolder:
-    """Run a stage in a work folder beside the output file, then copy the file `made` and rejected rows to the output.
+def _to_file(name: str, recipe: Recipe, output: Path) -> RunFolder:
+    """Run a stage in a work folder beside the output file, then copy its result and rejected rows to the output.
 
     Returns the work folder, which exists no more, for its outcomes.
 
     An interruption leaves the work folder, so that the same command resumes; otherwise the folder is deleted.
     """
-    folder = RunFolder(recipe.run_dir)
+    folder, made = RunFolder(recipe.run_dir), STAGES[name].result
+    cache = f"{name}{CACHE}"
+    if folder.path.is_dir() and (others := {path.name for path in folder.path.iterdir()} - {LOCK, name, cache}):
+        raise ConfigError(f"{folder.path}: not made by regretless ({min(others)} is there); move it away")
+    if (rows := refused_rows(output)).exists() and not _has_refused_rows(rows):
+        raise ConfigError(f"{rows}: rejected rows are written there, and it holds something else; move it away")
     with folder.locked():
-        refused = folder.path / name / "refused.jsonl"
+        unit = StageFolder(folder.path / name, "none")
+        check_ours(unit.path)
+        refused = unit.path / "refused.jsonl"
         try:
             do_stage(name, Job(recipe, folder, on_files=True, form=output.suffix))
-            written = (folder.path / name / made).with_suffix(output.suffix)
-            _publish(written if written.exists() else folder.path / name / made, output)
+            written = (unit.path / made).with_suffix(output.suffix)
+            _publish(written if written.exists() else unit.path / made, output)
         except RegretlessError:
             _publish_refused(refused, output)
-            shutil.rmtree(folder.path)
+            _delete_work(folder.path, unit)
             raise
         _publish_refused(refused, output)
-        shutil.rmtree(folder.path)
+        _delete_work(folder.path, unit)
     return folder
+
+
+def _delete_work(folder: Path, unit: StageFolder) -> None:
+    """Delete a work folder, with its unit and what the unit keeps for later runs."""
+    unit.set_strangers_aside()
+    for path in (unit.path, folder / f"{unit.path.name}{CACHE}"):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / LOCK).unlink()
+    with contextlib.suppress(OSError):  # not empty: somebody else's files are in its folder `unused`
+        folder.rmdir()
 
 
 def _evaluate(request: Request) -> None:
@@ -367,11 +384,22 @@ def _publish(source: Path, target: Path) -> None:
 
 def _publish_refused(source: Path, output: Path) -> None:
     """Write rejected rows to `<name>.refused.jsonl`; if there are none, delete the file from an earlier run."""
-    target = output.with_suffix(".refused.jsonl")
-    target.unlink(missing_ok=True)
+    target = refused_rows(output)
+    if _has_refused_rows(target):
+        target.unlink()
     if source.is_file() and source.stat().st_size:
         _copy(source, target)
         print_note(f"rejected rows: {target}")
+
+
+def _has_refused_rows(file: Path) -> bool:
+    """True for a file of rejected rows that an earlier call has written."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as handle, contextlib.suppress(ValueError):
+        row = json.loads(handle.readline())
+        return isinstance(row, dict) and row.keys() == {one.name for one in fields(Refusal)}
+    return False
 
 
 def _copy(source: Path, target: Path) -> None:

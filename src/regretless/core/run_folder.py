@@ -20,10 +20,22 @@ import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
-from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
+from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint
+from regretless.core.paths import is_model
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.settings import Section
-from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, REPLACED, StageFolder
+from regretless.core.stage_folder import (
+    CACHE,
+    MANIFEST,
+    PENDING,
+    REPLACED,
+    UNUSED,
+    StageFolder,
+    check_ours,
+    delete_results,
+    free,
+    read_mark,
+)
 from regretless.core.terminal import console, print_note
 from regretless.core.unit_store import UnitStore
 
@@ -32,7 +44,6 @@ RUN = "{run}"
 """Placeholder for the run folder in the strings of a recipe, so that settings do not depend on its location."""
 BASE = "base"
 """Label of the model before preference training."""
-UNUSED = "unused"
 LOCK = ".lock"
 RECIPE = "recipe.yaml"
 PATH_KEYS = {
@@ -47,7 +58,6 @@ PATH_KEYS = {
     "pairs",
 }
 """Settings that may name a file or folder, whose content is then part of the key."""
-MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 """Where a tokenizer with several chat templates has all but the first."""
@@ -97,7 +107,7 @@ def content(path: Path) -> str:
 
     Raises DataError if the path does not exist.
     """
-    if path.is_dir() and any((path / name).is_file() for name in MODEL_MARKERS):
+    if is_model(path):
         files = sorted(file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES and file.is_file())
         kept = [*(file for file in files if file.name not in NOT_THE_MODEL), *path.glob(MORE_TEMPLATES)]
         return fingerprint({str(file.relative_to(path)): _file_content(file) for file in kept})
@@ -237,10 +247,19 @@ class RunFolder:
             yield
             return
         with lock(self.path / LOCK, self.path):
-            for leftover in self.path.rglob(".*"):
-                if LEFTOVER.match(leftover.name):
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            self._clear()
             yield
+
+    def _clear(self) -> None:
+        """Delete what interrupted processes were about to move or to delete, but not in other runs' folders below."""
+        for folder, names, files in os.walk(self.path):
+            if Path(folder) != self.path and LOCK in files:
+                names.clear()
+                continue
+            for name in filter(LEFTOVER.fullmatch, [*names, *files]):
+                path = Path(folder, name)
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            names[:] = [name for name in names if not LEFTOVER.fullmatch(name)]
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -291,10 +310,11 @@ class RunFolder:
         work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]],
     ) -> None:
         for name, unit in todo.items():
-            self._prepare(folders[name], unit.keeps)
+            self._prepare(folders[name], unit)
         started = time.monotonic()
         try:
-            summaries = work({name: folders[name].path for name in todo}) if todo else []
+            with _paused([folders[name] for name in todo]):
+                summaries = work({name: folders[name].path for name in todo}) if todo else []
         except RegretlessError as error:
             raise type(error)(f"{', '.join(map(str, todo.values()))}: {error}") from error
         except Exception as error:
@@ -328,7 +348,6 @@ class RunFolder:
                 if folder.is_done():  # perhaps by another process, just now
                     store.put(folder)
                 else:
-                    _refuse_foreign(folder.path)
                     store.take(folder)
             yield
 
@@ -338,12 +357,13 @@ class RunFolder:
         A finished result of this key that other work was about to replace is put back there.
         """
         paths = {**named_paths(unit.settings, self.path), **unit.inputs}
-        missing = [str(path) for path in paths.values() if not path.exists()]
-        if missing:
-            raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
+        if missing := [path for path in paths.values() if not path.exists()]:
+            makers = [path.parent / MANIFEST for path in missing if read_mark(path.parent / MANIFEST) is not None]
+            advice = f"delete {makers[0]}, and the same command makes it again" if makers else "its stage has not run"
+            raise DataError(f"{unit}: {', '.join(map(str, missing))} not found; {advice}")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
-        folder = StageFolder(self.path / unit.name, key)
+        folder = StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
         if processes() == 1:  # several would look at the folder while it is being moved
             folder.put_back()
         return folder
@@ -360,19 +380,21 @@ class RunFolder:
         """True if results below the folder `name` are still missing: never in a run, which makes them first."""
         return False
 
-    def _prepare(self, folder: StageFolder, keeps: Sequence[str]) -> None:
+    def _prepare(self, folder: StageFolder, unit: Unit) -> None:
         if not is_first_process():
             _await(folder)
             return
-        _refuse_foreign(folder.path)
-        folder.begin(keeps)
+        stage = folder.manifest().get("stage")
+        if stage is not None and stage.partition("/")[0] != str(unit).partition("/")[0]:
+            raise ConfigError(f"{folder.path}: holds the result of {stage}; choose another output folder")
+        folder.begin(unit.keeps)
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
 
         Raises ConfigError for a folder with somebody else's files.
         """
-        _refuse_foreign(self.path / name)
+        check_ours(self.path / name)
         StageFolder(self.path / name, "none").give_up()
 
     def select(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> None:
@@ -383,21 +405,29 @@ class RunFolder:
         """
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
-            if (aside / name).is_dir() and not (home / name).exists():
+            if is_part_of_a_run(aside / name) and not (home / name).exists():
                 home.mkdir(parents=True, exist_ok=True)
                 (aside / name).rename(home / name)
                 _say_moved(aside / name, home / name, "asked for again")
-        folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
-        found = [path for path in folders if path.suffix != CACHE]
-        for path in found:
-            if path.name not in wanted and (among is None or path.name in among):
-                aside.mkdir(parents=True, exist_ok=True)
-                reason = "not part of this recipe"
-                if (aside / path.name).exists():
-                    shutil.rmtree(aside / path.name)
-                    reason += ", and in the place of an earlier one"
-                path.rename(aside / path.name)
-                _say_moved(path, aside / path.name, reason)
+        for path in self.unwanted(parent, wanted, among):
+            aside.mkdir(parents=True, exist_ok=True)
+            reason = "not part of this recipe"
+            if (aside / path.name).exists():
+                delete_results(aside / path.name)
+                reason += ", and in the place of an earlier one"
+            target = free(aside / path.name)
+            path.rename(target)
+            _say_moved(path, target, reason)
+
+    def unwanted(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> list[Path]:
+        """Folders of units below `parent` that `select` moves aside; never somebody else's."""
+        home = self.path / parent
+        others = [path for path in home.iterdir() if path.name not in wanted] if home.is_dir() else []
+        return [
+            path
+            for path in others
+            if path.suffix != CACHE and (among is None or path.name in among) and is_part_of_a_run(path)
+        ]
 
 
 def _say_moved(source: Path, target: Path, reason: str) -> None:
@@ -406,7 +436,26 @@ def _say_moved(source: Path, target: Path, reason: str) -> None:
 
 def manifests(run: Path) -> list[Path]:
     """Manifests of all finished units in a run folder, without those of results that are being replaced."""
-    return [path for path in run.rglob(MANIFEST) if path.parent.name != REPLACED or path.parent.parent.suffix != CACHE]
+    found = [path for path in run.rglob(MANIFEST) if path.parent.name != REPLACED or path.parent.parent.suffix != CACHE]
+    return [path for path in found if read_mark(path) is not None]
+
+
+def is_part_of_a_run(folder: Path) -> bool:
+    """True for the folder of a unit, and for one with such folders in it."""
+    marks = (path for name in (MANIFEST, PENDING) for path in folder.rglob(name))
+    return not folder.is_symlink() and any(read_mark(path) is not None for path in marks)
+
+
+@contextlib.contextmanager
+def _paused(folders: Sequence[StageFolder]) -> Iterator[None]:
+    """A block of work that may end before the units of these folders are finished."""
+    try:
+        yield
+    except BaseException:
+        for folder in folders if is_first_process() else ():
+            with contextlib.suppress(OSError):  # a full disk, which the work has met before
+                folder.pause()
+        raise
 
 
 def _known_outcome(folder: StageFolder) -> Outcome:
@@ -422,20 +471,8 @@ def _say(unit: Unit, outcome: Outcome) -> None:
 
 def _await(folder: StageFolder) -> None:
     """Wait until rank 0 has prepared the folder; through files, because training sets up its own channels."""
-    pending = folder.path / PENDING
-    while not (pending.is_file() and read_json(pending)["key"] == folder.key):
+    while not folder.is_interrupted():
         time.sleep(0.1)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """A unit empties its folder before it starts: never one that holds somebody else's files."""
-    if not folder.exists():
-        return
-    ours = any((folder / name).is_file() for name in (MANIFEST, PENDING))
-    if not folder.is_dir() or (not ours and any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder}: exists and was not made by regretless; choose another output folder, or move it away"
-        )
 
 
 HEADLINES = ("eval_rewards/accuracies", "eval_rewards/margins")

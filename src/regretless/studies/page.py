@@ -14,6 +14,7 @@ from markupsafe import Markup
 from regretless import __version__
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_json, write_text
+from regretless.core.paths import check_page
 from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import Comparison
 from regretless.studies.distances import Distance, show_distances
@@ -42,6 +43,7 @@ def write_page(
     Raises ConfigError for an unknown format, and without matplotlib if a format is given.
     """
     check_formats(formats)
+    check_page(output / PAGE, [*(f"comparison.{suffix}" for suffix in ("md", "tex", "csv", "json")), "figures"])
     missing = ""
     try:
         found = drawings(comparison)
