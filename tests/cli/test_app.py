@@ -624,6 +624,7 @@ EMPTIED, INSIDE, THEIRS = "is emptied, moved or replaced", "which it would chang
         ("run r.json --output-dir .", f"recipe.yaml: not written by a run; choose another output folder, or {THEIRS}"),
         ("run r.json --output-dir data pairs.dataset=data", INSIDE),
         ("run r.json --output-dir data/x/y pairs.dataset=data", INSIDE),
+        ("run r.json --output-dir data/run\U0001f600 pairs.dataset=data", INSIDE),
         ("run r.json --output-dir extension", THEIRS),
         ("run r.json --output-dir top train.objective=dpo model.name_or_path=top/train/dpo", EMPTIED),
         ("run r.json --output-dir top model.name_or_path=top/train/dpo", EMPTIED),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import itertools
 import multiprocessing
 import os
@@ -366,3 +368,51 @@ def test_content_of_a_model_when_a_further_chat_template_changes_then_it_is_anot
         template.write_text(text, encoding="utf-8")
         found.append(content(tmp_path))
     assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("on_nfs", [False, True])
+def test_lock_file_when_removed_in_mid_run_then_no_two_runs_go_on_in_the_folder(
+    on_nfs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_folders(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    if on_nfs:
+        monkeypatch.setattr(fcntl, "flock", no_folders)
+    # The second run is a process of its own, on the same file system.
+    refusing = "import fcntl\ndef flock(*_): raise OSError(9, 'no')\nfcntl.flock = flock\n" if on_nfs else ""
+    second = (
+        f"{refusing}import sys; from pathlib import Path; from regretless.core.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).locked(): pass"
+    )
+    run = RunFolder(tmp_path)
+
+    def work(output: Path) -> dict[str, Any]:
+        (tmp_path / ".lock").unlink()
+        for _ in range(2):  # what a refused run leaves is no reason to wait, or to let another one in
+            done = subprocess.run(
+                [sys.executable, "-c", second, str(tmp_path)], capture_output=True, text=True, check=False
+            )
+            assert (done.returncode == 0) == on_nfs
+            assert on_nfs or "another run uses it, whose lock file was removed" in done.stderr
+        return {}
+
+    with (
+        run.locked(),
+        pytest.raises(ConfigError, match="another run has begun") if on_nfs else contextlib.nullcontext(),
+    ):
+        run.do("unit", {}, work)
+    with RunFolder(tmp_path).locked():
+        assert (tmp_path / "unit" / "manifest.json").is_file() != on_nfs
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "text"])
+def test_lock_when_something_else_lies_in_its_place_then_it_is_refused_and_kept(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / ".lock"
+    {"pipe": lambda: os.mkfifo(file), "folder": file.mkdir, "text": lambda: file.write_text("packages: 7")}[kind]()
+    with (
+        pytest.raises(ConfigError, match=r"\.lock: expected a lock file, found .*; remove it"),
+        RunFolder(tmp_path).locked(),
+    ):
+        raise AssertionError("locked")
+    assert file.exists() and (kind != "text" or file.read_text() == "packages: 7")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.paths import refuse_urls
-from regretless.core.run_folder import LOCK
+from regretless.core.run_folder import LOCK, OWNER
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
@@ -126,7 +125,7 @@ def _asked_for(folder: Path) -> Iterator[str]:
 def _run_is_alive(folder: Path) -> bool:
     file = folder / LOCK
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    owner = re.match(r"process (\d+) on (.*), since", text)
+    owner = OWNER.match(text)
     return owner is not None and (owner[2] != platform.node() or is_alive(int(owner[1])))
 
 

@@ -7,7 +7,9 @@ import errno
 import fcntl
 import os
 import platform
+import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,14 +138,22 @@ def _table_content(path: Path) -> str:
     return str(digest.hexdigest())
 
 
+OWNER = re.compile(r"process (\d+) on (.*), since")
+"""What a lock file says of the process that holds it."""
+ENDING = "processes of an earlier run are about to end; waiting for them"
 OF_THE_RUN, OF_ITS_PROCESSES = (1, 0), (1, 1)
 """Length and start of the parts of a lock file: what the run holds, and what processes that it has started share."""
 
 
 @contextlib.contextmanager
 def lock(file: Path, what: Path) -> Iterator[int]:
-    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`."""
-    with _open_lock(file) as handle:
+    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`.
+
+    A folder that has its lock file in it is locked itself, too: somebody may remove the file. NFS locks no folders;
+    there, a run whose file was removed ends when it sees another in its place (`RunFolder.check_alone`).
+    """
+    with contextlib.ExitStack() as held:
+        handle = held.enter_context(_open_lock(file))
         try:
             # The lock belongs to the process, not to an open file: workers that outlive a killed run must not hold it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_THE_RUN)
@@ -153,7 +163,13 @@ def lock(file: Path, what: Path) -> Iterator[int]:
             raise ConfigError(
                 f"{what}: another run uses it ({owner}); wait for it, or choose another output folder"
             ) from error
+        handle.seek(0)
+        owner = handle.read()
+        if owner and OWNER.match(owner) is None:
+            raise ConfigError(f"{file}: expected a lock file, found something else; remove it")
         _await_processes(handle, what)
+        if file.parent == what:
+            held.enter_context(_locked_folder(what, was_left=bool(owner)))
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
@@ -161,12 +177,36 @@ def lock(file: Path, what: Path) -> Iterator[int]:
             yield handle.fileno()
 
 
+@contextlib.contextmanager
+def _locked_folder(folder: Path, *, was_left: bool) -> Iterator[None]:
+    """Lock a folder itself for the block. was_left: its lock file is of a run whose processes may be about to end."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system that locks no folders
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if not was_left:
+                    raise ConfigError(
+                        f"{folder}: another run uses it, whose lock file was removed; wait for it, or choose another "
+                        "output folder"
+                    ) from error
+                console.print(f"{folder}: {ENDING}")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Not left to the closing: a process that was forked meanwhile has the descriptor, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
 def _await_processes(handle: TextIO, what: Path) -> None:
     """Wait until the processes of a run that was killed have noticed it, and ended."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_ITS_PROCESSES)
     except (BlockingIOError, PermissionError):
-        console.print(f"{what}: processes of an earlier run are about to end; waiting for them")
+        console.print(f"{what}: {ENDING}")
         fcntl.lockf(handle, fcntl.LOCK_EX, *OF_ITS_PROCESSES)
     fcntl.lockf(handle, fcntl.LOCK_UN, *OF_ITS_PROCESSES)
 
@@ -194,13 +234,18 @@ def lock_beside(output: Path) -> Iterator[None]:
 
 def _open_lock(file: Path) -> TextIO:
     """The lock file, never through a symbolic link: its creator would choose the file that is written to."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")
+        descriptor = os.open(file, flags, 0o666)
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise
-        raise ConfigError(f"{file}: expected a lock file, found a symbolic link; remove it") from error
+        kind = "symbolic link" if error.errno == errno.ELOOP else "folder or socket"
+        raise ConfigError(f"{file}: expected a lock file, found a {kind}; remove it") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{file}: expected a lock file, found a pipe or device; remove it")
+    return os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace")
 
 
 @dataclass
@@ -236,6 +281,8 @@ class RunFolder:
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    holder: int = 0
+    """The process that has locked it."""
     store: UnitStore | None = None
     """Finished units of this and other run folders, to take and to add to."""
 
@@ -248,7 +295,15 @@ class RunFolder:
             return
         with lock(self.path / LOCK, self.path):
             self._clear()
+            self.holder = os.getpid()
             yield
+
+    def check_alone(self) -> None:
+        """Raise ConfigError if another run has begun here, because somebody has removed this one's lock file."""
+        file = self.path / LOCK
+        owner = OWNER.match(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+        if self.holder == os.getpid() and owner and owner.groups() != (str(self.holder), platform.node()):
+            raise ConfigError(f"{file}: was removed, and another run has begun in {self.path} ({owner[0]}); end one")
 
     def _clear(self) -> None:
         """Delete what interrupted processes were about to move or to delete, but not in other runs' folders below."""
@@ -324,6 +379,7 @@ class RunFolder:
                 with contextlib.suppress(AttributeError):
                     error.filename = self.path  # type: ignore[attr-defined]
             raise
+        self.check_alone()
         seconds = (time.monotonic() - started) / max(1, len(todo))
         for unit, summary in zip(todo.values(), summaries, strict=True):
             if is_first_process():

@@ -386,7 +386,7 @@ def _run_dir(folder: Path, cell: Cell) -> str:
 def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
     if isinstance(values, dict):
         return values
-    return {value if isinstance(value, str) else json.dumps(value): value for value in values}
+    return {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False): value for value in values}
 
 
 def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,4 +395,4 @@ def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def override(key: str, value: Any) -> str:
     """A setting as `key=value`, as the command line takes it."""
-    return f"{key}={json.dumps(value)}"
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
