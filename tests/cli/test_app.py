@@ -539,11 +539,121 @@ def test_settings_of_how_pairs_are_read_when_compared_with_those_of_stages_then_
     assert not of_pairs & {one.name for one in dataclasses.fields(PreferenceConfig)}
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "study"])
-def test_output_folder_when_its_flag_is_empty_then_it_is_refused_and_nothing_is_written(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+NO_VALUE = "expected a value, got nothing"
+NO_PATH = "expected a path, got nothing"
+NO_URL = "expected a path on this machine, got the URL s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        *((f"{verb} quickstart --output-dir ", f"--output-dir: {NO_VALUE}") for verb in ("run", "plan", "study")),
+        ("run quickstart --output-dir=", f"--output-dir: {NO_VALUE}"),
+        ("run ", f"run: {NO_VALUE}"),
+        ("run quickstart output_dir=''", f"output_dir: {NO_PATH}"),
+        ("inspect --pairs  --model m --output o", f"--pairs: {NO_VALUE}"),
+        ("train --pairs p --model  --output o", f"--model: {NO_VALUE}"),
+        ("sample --prompts  --model m --output o", f"--prompts: {NO_VALUE}"),
+        ("verify --responses  --output o", f"--responses: {NO_VALUE}"),
+        ("compare a b --output ", f"--output: {NO_VALUE}"),
+        ("compare a ", f"a: {NO_VALUE}"),
+        ("report ", f"report: {NO_VALUE}"),
+        ("merge a ", f"a: {NO_VALUE}"),
+        ("push  owner/name", f"push: {NO_VALUE}"),
+        ("watch ", f"watch: {NO_VALUE}"),
+        ("recipes --copy quickstart --output ", f"--output: {NO_VALUE}"),
+        ("run quickstart --output-dir s3://bucket/x", f"output_dir: {NO_URL}"),
+        ("plan quickstart --output-dir s3:/bucket/x", f"output_dir: {NO_URL}"),
+        ("study table1-chat --output-dir s3://bucket/x", f"output_dir: {NO_URL}"),
+        ("run s3://bucket/x", f"RECIPE: {NO_URL}"),
+        ("verify --config s3://bucket/x", f"--config: {NO_URL}"),
+        ("inspect --pairs p --model m --output s3://bucket/x", f"--output: {NO_URL}"),
+        ("report s3://bucket/x --output page", f"RUN_DIR: {NO_URL}"),
+        ("compare a s3://bucket/x", f"RUN: {NO_URL}"),
+        ("compare a b --output s3://bucket/x", f"--output: {NO_URL}"),
+        ("watch s3://bucket/x", f"RUN_DIR: {NO_URL}"),
+        ("merge a s3://bucket/x", f"OUT: {NO_URL}"),
+        ("recipes --copy quickstart --output s3://bucket/x", f"--output: {NO_URL}"),
+    ],
+)
+def test_paths_when_empty_or_of_another_machine_then_they_are_refused_and_nothing_is_written(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert regretless(verb, "quickstart", "--output-dir", "") == 2
-    assert "--output-dir: expected a folder or a URL, got nothing" in " ".join(capsys.readouterr().err.split())
+    assert regretless(*command.split(" ")) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
     assert list(tmp_path.iterdir()) == []
+
+
+MANIFEST = {
+    **{"stage": "train/dpo", "key": "0" * 32, "settings": {}, "summary": {}, "seconds": 1.0},
+    **{"finished": "2026-11-20T10:00:00+0000", "versions": {}},
+}
+RECIPE: dict[str, Any] = {
+    "name": "x",
+    "model": {"name_or_path": "m"},
+    "pairs": {"dataset": "data/p.jsonl"},
+    "inspect": {},
+}
+EMPTIED, INSIDE, THEIRS = "is emptied, moved or replaced", "which it would change", "move it away"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train --pairs data/p.jsonl --model m --output m", EMPTIED),
+        ("train --pairs data/p.jsonl --model m --output m/", EMPTIED),
+        ("train --pairs data/p.jsonl --model m --output sub/../m", EMPTIED),
+        ("train --pairs data/p.jsonl --model m --output link", EMPTIED),
+        ("train --pairs data/p.jsonl --model link --output m", EMPTIED),
+        ("train --pairs data/p.jsonl --model m --output .", EMPTIED),
+        ("train --pairs data/p.jsonl --model m --adapter top/train/dpo --output top", EMPTIED),
+        ("dpo --pairs data/p.jsonl --model m model.tokenizer=top/train/dpo --output top/train/dpo", EMPTIED),
+        ("inspect --pairs data/p.jsonl --model m --output data", EMPTIED),
+        ("inspect --pairs data --model m --output data/out", INSIDE),
+        ("analyze --pairs data/p.jsonl --model m --policy d=top/train/dpo --output top/train/dpo", EMPTIED),
+        ("evaluate --model top/base --benchmark a=data/p.jsonl --output top --policy d=m", EMPTIED),
+        ("verify --responses data/p.jsonl --output data/p.jsonl", EMPTIED),
+        ("verify --responses data/out.refused.jsonl --output data/out.jsonl", EMPTIED),
+        ("mask --pairs data --output data/out.jsonl", INSIDE),
+        ("inspect --pairs data/p.jsonl --model m --output top/train/dpo", "holds the result of train/dpo"),
+        ("inspect --pairs data/p.jsonl --model m --output extension", THEIRS),
+        ("inspect --pairs data/p.jsonl --model m --output sub", THEIRS),
+        ("inspect --pairs data/p.jsonl --model m --output ..", EMPTIED),
+        ("inspect --pairs data/p.jsonl --model m --output /", EMPTIED),
+        ("run r.json --output-dir .", f"recipe.yaml: not written by a run; choose another output folder, or {THEIRS}"),
+        ("run r.json --output-dir data pairs.dataset=data", INSIDE),
+        ("run r.json --output-dir data/x/y pairs.dataset=data", INSIDE),
+        ("run r.json --output-dir data/run\U0001f600 pairs.dataset=data", INSIDE),
+        ("run r.json --output-dir extension", THEIRS),
+        ("run r.json --output-dir top train.objective=dpo model.name_or_path=top/train/dpo", EMPTIED),
+        ("run r.json --output-dir top model.name_or_path=top/train/dpo", EMPTIED),
+        ("inspect --config r.json output_dir=sub", "output_dir"),
+    ],
+)
+def test_output_when_it_is_an_input_or_somebody_elses_then_it_is_refused_and_all_stays_as_it_is(
+    command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        **dict.fromkeys(("data/p.jsonl", "data/out.refused.jsonl"), json.dumps(GOOD)),
+        **dict.fromkeys(("m/config.json", "top/base/config.json", "top/train/dpo/adapter_config.json"), "{}"),
+        "top/train/dpo/manifest.json": json.dumps(MANIFEST),
+        "top/stages.json": json.dumps({"settings": "0" * 32, "left": []}),
+        "extension/manifest.json": json.dumps({"manifest_version": 3, "name": "x", "version": "1"}),
+        "extension/inspect/manifest.json": "{}",
+        "extension/src/a": "x",
+        "sub/thesis.txt": "years of work",
+        "r.json": json.dumps(RECIPE),
+        "recipe.yaml": "name: soup",
+    }
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    work = tmp_path / "work"
+    for name, text in files.items():
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text(text)
+    (work / "link").symlink_to("m")
+    monkeypatch.chdir(work)
+    before = {path: path.is_dir() or path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert regretless(*command.split()) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert {path: path.is_dir() or path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

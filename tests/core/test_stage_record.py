@@ -8,7 +8,7 @@ import pytest
 
 from regretless.core import stage_record
 from regretless.core.files import write_text
-from regretless.core.mirror import RECIPE
+from regretless.core.run_folder import RECIPE
 from regretless.core.stage_folder import MANIFEST
 
 STAGES = ("sample", "train", "analyze", "evaluate", "report")

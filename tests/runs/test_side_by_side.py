@@ -16,7 +16,7 @@ import psutil
 import pytest
 from test_pipeline import small
 
-from regretless.core.errors import ConfigError, RegretlessError
+from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.workers import Advance, Need
 from regretless.runs import side_by_side
 from regretless.runs.pipeline import run_recipe
@@ -68,15 +68,14 @@ def test_part_when_it_fails_then_the_error_is_that_of_a_run_one_after_the_other_
     errors: dict[int, str] = {}
     for count in (1, 2):
         folder = tmp_path / "run"
-        mine = folder / "pretrain" / "base" / "thesis.txt"
-        mine.parent.mkdir(parents=True)
-        mine.write_text("years of work")
-        with pytest.raises(ConfigError) as caught:
-            run_recipe(small(folder, f"parallel={count}"))
+        data = tmp_path / "demonstrations.jsonl"
+        data.write_text('{"prompt": 3}')
+        with pytest.raises(DataError) as caught:
+            run_recipe(small(folder, f"parallel={count}", f"pretrain.base.data={data}"))
         errors[count] = str(caught.value)
         assert (folder / "pretrain" / "behavior" / "manifest.json").is_file() == (count == 2)
         folder.rename(tmp_path / f"parallel-{count}")
-    assert errors[1] == errors[2] and "was not made by regretless" in errors[1]
+    assert errors[1] == errors[2] and "no usable row is left" in errors[1]
     said = capsys.readouterr().err
     assert "pretrain/base failed: " in said and "what runs beside it is finished first" in said
 
@@ -179,7 +178,6 @@ def recipe_with(**values: Any) -> Recipe:
     [
         ({"threads": None}, "a thread for every core; set `threads`"),
         ({"cluster": {}}, "the cluster does the work"),
-        ({"output_dir": "s3://bucket/run"}, "in an object store"),
         ({"pretrain": {"a": {**PRETRAIN, "processes": 2}}}, "each training uses several processes"),
     ],
 )

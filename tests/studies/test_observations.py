@@ -11,7 +11,7 @@ from made_runs import BENCHMARK, add_harness, made_run, rate
 from regretless.core import stage_record
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
-from regretless.core.mirror import RECIPE
+from regretless.core.run_folder import RECIPE
 from regretless.core.stage_folder import MANIFEST
 from regretless.studies.compared_runs import Run
 from regretless.studies.observations import observe

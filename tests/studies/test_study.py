@@ -147,7 +147,8 @@ def test_study_when_read_then_it_is_every_combination_with_each_seed_where_it_be
         ({"seeds": {"training": [1, 1]}}, "a seed occurs twice"),
         ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "two runs have this name"),
         ({"seed": [0]}, "seed"),
-        ({"store": "s3://bucket/units"}, "store: .*expected a folder that this machine sees"),
+        ({"store": "s3://bucket/units"}, "store: expected a path on this machine"),
+        ({"store": ""}, "store: expected a path, got nothing"),
     ],
 )
 def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(

@@ -36,6 +36,15 @@ class Commands(TyperGroup):
 
         return _short_form(cmd_name) if cmd_name in OBJECTIVES else None
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises ConfigError for an empty one: as a path it would be the current folder."""
+        for before, text in zip(["regretless", *args], args, strict=False):
+            is_flag = text.startswith("--") and text.endswith("=")
+            if (is_flag or not text.strip()) and not ctx.resilient_parsing:  # as while a shell completes a command
+                flag = text.removesuffix("=") if is_flag else before
+                raise ConfigError(f"{flag}: expected a value, got nothing; is a variable of the shell not set?")
+        return super().parse_args(ctx, args)
+
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Completion of commands and of the objectives' short forms."""
         from regretless.core.plugins import offered
@@ -106,9 +115,7 @@ FigureFormats = Annotated[
     list[str] | None,
     typer.Option(metavar="FORMAT", help="png, pdf or svg: figures as files in the output; repeat for several."),
 ]
-RunFolderFlag = Annotated[
-    str | None, typer.Option(help="Run folder, or a URL such as s3://bucket/runs/x; overrides the recipe's.")
-]
+RunFolderFlag = Annotated[str | None, typer.Option(help="Run folder; overrides the recipe's.")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of this stage, for example seed=1.")
 ]
@@ -134,7 +141,7 @@ FLAGS: dict[str, Any] = {
         list[str] | None,
         typer.Option(help="Trained model or adapter as NAME=PATH, compared with --model; repeat for several."),
     ],
-    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder, or its URL, to report on.")],
+    "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
 }
 """Options and arguments for what a stage reads, keyed by the names in `core.stages`."""
 
@@ -270,7 +277,7 @@ def plan(
         ),
     ] = None,
     as_json: JsonFlag = False,
-    output_dir: Annotated[str | None, typer.Option(help="Run folder, or its URL; overrides the recipe's.")] = None,
+    output_dir: RunFolderFlag = None,
 ) -> None:
     """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
     from regretless.cli import verbs
@@ -335,8 +342,6 @@ def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> N
     def command(**named: Any) -> None:
         config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings") or []
         as_json = named.pop("as_json")
-        from regretless.core.object_store import url_of
-
         if objective is not None:
             if other := [text for text in settings if text.startswith("objective=")]:
                 raise ConfigError(f"{other[0]}: `regretless {objective}` trains {objective}; use `regretless train`")
@@ -347,7 +352,7 @@ def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> N
             key, sign, _ = str(run_dir).partition("=")
             if sign and "/" not in key and not run_dir.is_dir():
                 named["run_dir"], settings = None, [str(run_dir), *settings]
-            elif output is None and url_of(run_dir) is None:
+            elif output is None:
                 output = run_dir / "report"
         from regretless.cli import verbs
         from regretless.cli.request import Request
@@ -382,7 +387,7 @@ for _stage in STAGES.values():
 
 @app.command()
 def watch(
-    run_dir: Annotated[Path, typer.Argument(help="Run folder (or its URL, where it runs), or training's own.")],
+    run_dir: Annotated[Path, typer.Argument(help="Run folder, or training's own.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
 ) -> None:
@@ -395,7 +400,7 @@ def watch(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or their URLs.")],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders.")],
     baseline: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Method to take differences to; by default base, if it was evaluated."),

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from regretless.core.bundled import KINDS, bundled, copy_files
+from regretless.core.paths import refuse_urls
 from regretless.core.terminal import console, print_json, terminal
 
 COMMANDS = {
@@ -42,5 +43,6 @@ def show_recipes(*, as_json: bool = False) -> None:
 
 def copy_recipes(names: Sequence[str], folder: Path) -> None:
     """Copy files by name to a folder and say what was written. Raises ConfigError as `copy_files` does."""
+    refuse_urls({"--output": folder})
     for path in copy_files(names, folder):
         console.print(f"recipes: wrote {path}", soft_wrap=True)

@@ -30,7 +30,7 @@ from regretless.objectives import OBJECTIVES
 from regretless.pairing.rules import RULES
 from regretless.sampling.engines import ENGINES
 
-OPTIONAL = ("vllm", "ray", "matplotlib", "s3fs", "gcsfs", "triton", "liger-kernel", "flash-attn", "bitsandbytes", "trl")
+OPTIONAL = ("vllm", "ray", "matplotlib", "triton", "liger-kernel", "flash-attn", "bitsandbytes", "trl")
 """Packages that are used if they are installed."""
 GIB = 1 << 30
 MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from regretless.cli.output import only_results
 from regretless.core.errors import ConfigError
+from regretless.core.paths import refuse_urls
 from regretless.core.terminal import FoldingTable, console, print_json, print_note, terminal
 from regretless.publishing.upload import listing, upload, uploads
 
@@ -23,6 +24,7 @@ def push(
     as_json: bool,
 ) -> None:
     """Print what goes up, and upload it unless `dry_run`. Raises ConfigError for what cannot be uploaded."""
+    refuse_urls({"MODEL_FOLDER": folder})
     report = report_of(folder) if with_report else None
     found, notes = uploads(folder, repository, report=report, license=license)
     sizes = listing(found)
@@ -68,6 +70,7 @@ def merge(adapter: Path, out: Path, *, base: str | None, dtype: str, as_json: bo
     from regretless.modeling.load import quiet_libraries
     from regretless.publishing.merge import merge_adapter
 
+    refuse_urls({"ADAPTER": adapter, "OUT": out})
     quiet_libraries()
     with only_results():
         result = merge_adapter(adapter, out, base=base, dtype=dtype)

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regretless.core.bundled import find
-from regretless.core.errors import ConfigError, reject
-from regretless.core.run_folder import substitute
+from regretless.core.errors import ConfigError, problems_of, reject
+from regretless.core.run_folder import BASE, substitute
 from regretless.core.settings import Section
+from regretless.core.stage_folder import check_ours
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import merge, read_yaml
+from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import PairsSource, Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
+from regretless.runs.work import MODEL
 
 S = TypeVar("S", bound=Section)
 T = TypeVar("T")
@@ -30,6 +33,11 @@ ALSO_OPTIONAL = {"sample": ("model",), "evaluate": ("policy",)}
 NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
 """Stage → another section of the recipe that it also reads, if the config file is a recipe."""
 MISSING = "(missing)"
+
+
+def refused_rows(output: Path) -> Path:
+    """The file beside an output file with the input's rows that could not be used."""
+    return output.with_suffix(".refused.jsonl")
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,28 @@ class Request:
 
     def _ahead(self, recipe: Recipe, missing: Sequence[str]) -> list[str]:
         names = [self.verb, *(name for name in ("responses", "pairs") if name in STAGES[self.verb].flags)]
-        return recipe_problems(recipe, [name for name in names if name not in missing])
+        problems = recipe_problems(recipe, [name for name in names if name not in missing], self.outputs)
+        is_unit = self.output is not None and self.verb != "evaluate" and len(self.outputs) == 1
+        return problems + (problems_of(partial(check_ours, self.outputs[0].resolve())) if is_unit else [])
+
+    @property
+    def outputs(self) -> list[Path]:
+        """Files and folders that the command replaces."""
+        if self.output is None:
+            return []
+        if self.is_to_file:
+            return [self.output, refused_rows(self.output), self._folder()]
+        if self.verb == "evaluate":
+            return [
+                self.output / label for label in (BASE, MODEL, SAMPLES, *dict(map(_policy, self.given["policy"] or ())))
+            ]
+        return [self.output]
+
+    @property
+    def is_to_file(self) -> bool:
+        """True if the output is a file, false if it is a folder."""
+        made = STAGES[self.verb].result
+        return self.output is not None and bool(made) and self.output.suffix in OUTPUT_SUFFIXES
 
     def _in_flags(self, problem: str) -> str:
         """A problem of the recipe, with the setting renamed to its command line flag."""
@@ -173,8 +202,7 @@ class Request:
     def _folder(self) -> Path:
         """The run folder: a work folder beside an output file, or the output folder itself."""
         output = self.output or Path(MISSING)
-        is_file = STAGES[self.verb].result and output.suffix in OUTPUT_SUFFIXES
-        return output.with_name(f".{output.name}.work") if is_file else output
+        return output.with_name(f".{output.name}.work") if self.is_to_file else output
 
     def _is_recipe(self) -> bool:
         """True if the config file is a recipe, false if it holds one stage's settings."""
@@ -184,7 +212,7 @@ class Request:
     def _file(self) -> dict[str, Any]:
         """Content of the config file; if it is a recipe, `{run}` is replaced by its run folder."""
         values = read_yaml(find(self.config)) if self.config else {}
-        run = run_folder(str(values.get("name")), str(values.get("output_dir") or ""))
+        run = run_folder(str(values.get("name")), values.get("output_dir"))
         return dict(substitute(values, run))
 
 

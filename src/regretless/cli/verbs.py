@@ -5,25 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regretless.cli.output import only_results, show_outcomes, stages_json
-from regretless.cli.request import OUTPUT_SUFFIXES, Request
+from regretless.cli.request import Request, refused_rows
 from regretless.core.bundled import find
-from regretless.core.errors import ConfigError, RegretlessError, problems_of, reject
+from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
-from regretless.core.mirror import RECIPE, reading
-from regretless.core.object_store import ObjectStore, is_url, url_of
+from regretless.core.paths import refuse_urls, url_of
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import RunFolder, lock_beside
-from regretless.core.stage_folder import CACHE, MANIFEST
+from regretless.core.run_folder import LOCK, RECIPE, RunFolder, lock_beside
+from regretless.core.stage_folder import CACHE, MANIFEST, StageFolder, check_ours
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console, print_json, print_note, terminal
 from regretless.core.yaml_settings import read_yaml
+from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
@@ -66,12 +66,10 @@ def run(
     as_json: bool = False,
 ) -> None:
     """Run a recipe, or its stages from `first` to `last`, and print the results. Raises what its stages raise."""
-    _refuse_urls({"RECIPE": path})
-    _refuse_empty(output_dir)
+    refuse_urls({"RECIPE": path})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
-    folder = [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir))}"]
-    recipe = load_recipe(path, [*overrides, *folder], None if smoke else _problems)
+    recipe = load_recipe(path, [*overrides, *_at(output_dir)], None if smoke else recipe_problems)
     if smoke:
         recipe = smoke_recipe(recipe)
         if output_dir is not None:
@@ -91,37 +89,16 @@ def _run_json(folder: RunFolder) -> dict[str, Any]:
     """What a run did and found, for programs."""
     results, report = pipeline.results_of(folder)
     return {
-        "run_dir": folder.shown(folder.path),
+        "run_dir": str(folder.path),
         "stages": stages_json(folder.outcomes),
         "results": results,
-        "report": None if report is None else folder.shown(report),
+        "report": None if report is None else str(report),
     }
 
 
-def _problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
-    """What can be found out ahead of a run; for a run folder in a store, the run itself looks for the rest there."""
-    if not is_url(recipe.output_dir):
-        return recipe_problems(recipe, names)
-    return problems_of(lambda: ObjectStore(recipe.output_dir).check())
-
-
-def _refuse_urls(paths: Mapping[str, Path | None]) -> None:
-    """Raise ConfigError for URLs where only files of this machine will do."""
-    found = {name: url for name, path in paths.items() if path is not None and (url := url_of(path)) is not None}
-    reject(
-        "files",
-        [
-            f"{name}: expected a path on this machine, got {url}; a URL can be the run folder (`output_dir` of a "
-            "recipe, `run --output-dir`), and `report`, `compare` and `watch` read it"
-            for name, url in found.items()
-        ],
-    )
-
-
-def _refuse_empty(output_dir: str | Path | None) -> None:
-    """Raise ConfigError for a flag without a folder, which a shell makes of a variable that is not set."""
-    if output_dir == "":
-        raise ConfigError("--output-dir: expected a folder or a URL, got nothing; leave the flag out for the recipe's")
+def _at(output_dir: str | Path | None) -> list[str]:
+    """The flag `--output-dir` as an override of the recipe."""
+    return [] if output_dir is None else [f"output_dir={json.dumps(str(output_dir), ensure_ascii=False)}"]
 
 
 def study(
@@ -136,8 +113,7 @@ def study(
     as_json: bool = False,
 ) -> None:
     """Run a study and compare its runs. Raises ConfigError for its problems, RegretlessError if a job failed."""
-    _refuse_urls({"STUDY": path, "--output-dir": None if output_dir is None else Path(output_dir)})
-    _refuse_empty(output_dir)
+    refuse_urls({"STUDY": path})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
     check_formats(figures)
@@ -213,16 +189,11 @@ def plan(
     as_json: bool,
 ) -> None:
     """Print what a recipe would do. Raises ConfigError for settings that cannot be parsed, and for nothing else."""
-    _refuse_urls({"RECIPE": path})
-    _refuse_empty(output_dir)
-    recipe = load_recipe(path, overrides)
-    if output_dir is not None:
-        recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
+    refuse_urls({"RECIPE": path})
+    recipe = load_recipe(path, [*overrides, *_at(output_dir)])
     values = {key: value for key, _, value in (text.partition("=") for text in assume)}
     assumed = Assumed.parse(values, "--assume")
     messages = terminal(stderr=True)
-    if is_url(recipe.output_dir):
-        messages.print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
     with only_results():
         made = make_plan(
             recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
@@ -237,20 +208,18 @@ def compare(
     runs: Sequence[str], *, baseline: str | None, output: Path | None, figures: Sequence[str], form: str, as_json: bool
 ) -> None:
     """Print the tables of several runs, and write their page. Raises ConfigError for runs that cannot be compared."""
-    _refuse_urls({"--output": output})
+    refuse_urls({"--output": output, "RUN": next(filter(url_of, runs), None)})
     reject("regretless compare", ["--figure-format: needs --output"] if figures and output is None else [])
-    with contextlib.ExitStack() as copies:
-        read = [Run(copies.enter_context(reading(run)), url=run) if is_url(run) else Run(Path(run)) for run in runs]
-        found = compare_runs(read, baseline)
-        if output is not None:
-            write_page(found, output, figures)
-        screen = terminal()
-        if as_json:
-            print_json(found.as_json())
-        elif form in tables.FORMATS:
-            screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
-        else:
-            screen.print(tables.for_terminal(found, screen.width))
+    found = compare_runs([Run(Path(run)) for run in runs], baseline)
+    if output is not None:
+        write_page(found, output, figures)
+    screen = terminal()
+    if as_json:
+        print_json(found.as_json())
+    elif form in tables.FORMATS:
+        screen.print(tables.FORMATS[form](found).rstrip("\n"), soft_wrap=True)
+    else:
+        screen.print(tables.for_terminal(found, screen.width))
     if output is not None:
         console.print(f"compare: {output / PAGE}", soft_wrap=True)
 
@@ -258,15 +227,15 @@ def compare(
 def stage(request: Request) -> None:
     """Run one stage: on the files that the flags name, or, with a recipe alone, in the recipe's run folder."""
     name = request.verb
-    _refuse_urls({"--config": request.config, "--output": request.output})
+    refuse_urls({"--config": request.config, "--output": request.output, "RUN_DIR": request.given.get("run_dir")})
     if request.config is not None and request.output is None and not any(request.given.values()):
         if name not in read_yaml(find(request.config)):
             raise ConfigError(f"{request.config}: not a recipe with a section {name}; name the input files by flags")
         overrides = [f"{name}.{text}" for text in request.overrides]
-        recipe = load_recipe(request.config, overrides, partial(_problems, names=[name]))
+        recipe = load_recipe(request.config, overrides, partial(recipe_problems, names=[name]))
         with _results_of(request):
             done = pipeline.run_recipe(recipe, only=[name])
-        show_outcomes(done, done.shown(done.path), as_json=request.as_json)
+        show_outcomes(done, done.path, as_json=request.as_json)
     elif name == "report":
         _report(request)
     elif name == "evaluate":
@@ -281,11 +250,10 @@ def _on_files(request: Request) -> None:
     output = request.output
     assert output is not None
     recipe = _with_readable_pairs(recipe, output)
-    made = STAGES[request.verb].result
-    if made and output.suffix in OUTPUT_SUFFIXES:
+    if request.is_to_file:
         check_writable(output)
         with _results_of(request):
-            folder = _to_file(request.verb, recipe, made, output)
+            folder = _to_file(request.verb, recipe, output)
     else:
         folder = RunFolder(output.resolve().parent)
         with _results_of(request), _locked(output.resolve()):
@@ -318,27 +286,44 @@ def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
     return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
 
-def _to_file(name: str, recipe: Recipe, made: str, output: Path) -> RunFolder:
-    """Run a stage in a work folder beside the output file, then copy the file `made` and rejected rows to the output.
+def _to_file(name: str, recipe: Recipe, output: Path) -> RunFolder:
+    """Run a stage in a work folder beside the output file, then copy its result and rejected rows to the output.
 
     Returns the work folder, which exists no more, for its outcomes.
 
     An interruption leaves the work folder, so that the same command resumes; otherwise the folder is deleted.
     """
-    folder = RunFolder(recipe.run_dir)
+    folder, made = RunFolder(recipe.run_dir), STAGES[name].result
+    cache = f"{name}{CACHE}"
+    if folder.path.is_dir() and (others := {path.name for path in folder.path.iterdir()} - {LOCK, name, cache}):
+        raise ConfigError(f"{folder.path}: not made by regretless ({min(others)} is there); move it away")
+    if (rows := refused_rows(output)).exists() and not _has_refused_rows(rows):
+        raise ConfigError(f"{rows}: rejected rows are written there, and it holds something else; move it away")
     with folder.locked():
-        refused = folder.path / name / "refused.jsonl"
+        unit = StageFolder(folder.path / name, "none")
+        check_ours(unit.path)
+        refused = unit.path / "refused.jsonl"
         try:
             do_stage(name, Job(recipe, folder, on_files=True, form=output.suffix))
-            written = (folder.path / name / made).with_suffix(output.suffix)
-            _publish(written if written.exists() else folder.path / name / made, output)
+            written = (unit.path / made).with_suffix(output.suffix)
+            _publish(written if written.exists() else unit.path / made, output)
         except RegretlessError:
             _publish_refused(refused, output)
-            shutil.rmtree(folder.path)
+            _delete_work(folder.path, unit)
             raise
         _publish_refused(refused, output)
-        shutil.rmtree(folder.path)
+        _delete_work(folder.path, unit)
     return folder
+
+
+def _delete_work(folder: Path, unit: StageFolder) -> None:
+    """Delete a work folder, with its unit and what the unit keeps for later runs."""
+    unit.set_strangers_aside()
+    for path in (unit.path, folder / f"{unit.path.name}{CACHE}"):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / LOCK).unlink()
+    with contextlib.suppress(OSError):  # not empty: somebody else's files are in its folder `unused`
+        folder.rmdir()
 
 
 def _evaluate(request: Request) -> None:
@@ -355,10 +340,6 @@ def _evaluate(request: Request) -> None:
 
 
 def _report(request: Request) -> None:
-    if request.given["run_dir"] is not None and (url := url_of(request.given["run_dir"])) is not None:
-        with reading(url) as folder:
-            _report(replace(request, given={**request.given, "run_dir": folder}))
-        return
     run_dir, output = request.given["run_dir"], request.output
     missing = [f"{name}: required" for name, value in (("RUN_DIR", run_dir), ("--output", output)) if value is None]
     absent = [] if run_dir is None else _no_run(run_dir)
@@ -403,11 +384,22 @@ def _publish(source: Path, target: Path) -> None:
 
 def _publish_refused(source: Path, output: Path) -> None:
     """Write rejected rows to `<name>.refused.jsonl`; if there are none, delete the file from an earlier run."""
-    target = output.with_suffix(".refused.jsonl")
-    target.unlink(missing_ok=True)
+    target = refused_rows(output)
+    if _has_refused_rows(target):
+        target.unlink()
     if source.is_file() and source.stat().st_size:
         _copy(source, target)
         print_note(f"rejected rows: {target}")
+
+
+def _has_refused_rows(file: Path) -> bool:
+    """True for a file of rejected rows that an earlier call has written."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as handle, contextlib.suppress(ValueError):
+        row = json.loads(handle.readline())
+        return isinstance(row, dict) and row.keys() == {one.name for one in fields(Refusal)}
+    return False
 
 
 def _copy(source: Path, target: Path) -> None:

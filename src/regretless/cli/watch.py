@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.mirror import LOCK, working_copy
-from regretless.core.object_store import url_of
+from regretless.core.errors import DataError, RegretlessError
+from regretless.core.paths import refuse_urls
+from regretless.core.run_folder import LOCK, OWNER
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
@@ -82,15 +81,11 @@ class Trainings:
 def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
     """Show the training in a run folder (or in training's own output folder) until it ends; with `once`, one frame.
 
-    folder: a run folder's URL stands for its working copy on this machine.
-    every: seconds between two updates. Raises ConfigError for a URL without a working copy here, DataError if the
-    folder has no training, RegretlessError if training was interrupted.
+    every: seconds between two updates. Raises DataError if the folder has no training, RegretlessError if training was
+    interrupted.
     """
+    refuse_urls({"RUN_DIR": folder})
     console = console or terminal()
-    if (url := url_of(folder)) is not None:
-        folder = working_copy(url)
-        if not folder.is_dir():
-            raise ConfigError(f"{url}: no run on this machine works there; watch it on the machine that runs it")
     trainings = look(folder)
     if trainings.current is None and not (trainings.to_come and trainings.run_is_alive):
         raise DataError(
@@ -130,7 +125,7 @@ def _asked_for(folder: Path) -> Iterator[str]:
 def _run_is_alive(folder: Path) -> bool:
     file = folder / LOCK
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    owner = re.match(r"process (\d+) on (.*), since", text)
+    owner = OWNER.match(text)
     return owner is not None and (owner[2] != platform.node() or is_alive(int(owner[1])))
 
 

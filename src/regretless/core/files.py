@@ -18,8 +18,14 @@ import xxhash
 from regretless.core.errors import DataError
 from regretless.core.text_cleaning import clean_text, json_value
 
-LEFTOVER = re.compile(r"\..+\.\d+\.(old|tmp)$")
-"""What an interrupted process was about to delete, or to move (`atomic_path`, `StageFolder.begin`)."""
+LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.regretless")
+"""What an interrupted process was about to delete, or to move: no other program has such names (`leftover`)."""
+
+
+def leftover(path: Path) -> Path:
+    """A name beside `path` that nothing has, for what is about to be moved there, or deleted."""
+    # Not the process id: workers on two machines may have the same one, and write the same file.
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.regretless")
 
 
 @contextlib.contextmanager
@@ -36,8 +42,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _sibling(path: Path) -> Iterator[Path]:
     """Name of a temporary file beside `path`, gone when the block ends; errors name `path` itself."""
-    # Not the process id: workers on two machines may have the same one, and write the same file.
-    temporary = path.with_name(f".{path.name}.{secrets.randbits(48)}.tmp")
+    temporary = leftover(path)
     try:
         yield temporary
     except OSError as error:

@@ -7,7 +7,9 @@ import errno
 import fcntl
 import os
 import platform
+import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +22,22 @@ import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
-from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint, read_json
-from regretless.core.mirror import LOCK, Mirror
+from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint
+from regretless.core.paths import is_model
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.settings import Section
-from regretless.core.stage_folder import CACHE, MANIFEST, PENDING, REPLACED, StageFolder
+from regretless.core.stage_folder import (
+    CACHE,
+    MANIFEST,
+    PENDING,
+    REPLACED,
+    UNUSED,
+    StageFolder,
+    check_ours,
+    delete_results,
+    free,
+    read_mark,
+)
 from regretless.core.terminal import console, print_note
 from regretless.core.unit_store import UnitStore
 
@@ -33,7 +46,8 @@ RUN = "{run}"
 """Placeholder for the run folder in the strings of a recipe, so that settings do not depend on its location."""
 BASE = "base"
 """Label of the model before preference training."""
-UNUSED = "unused"
+LOCK = ".lock"
+RECIPE = "recipe.yaml"
 PATH_KEYS = {
     "include_path",
     "dataset",
@@ -46,7 +60,6 @@ PATH_KEYS = {
     "pairs",
 }
 """Settings that may name a file or folder, whose content is then part of the key."""
-MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 """Where a tokenizer with several chat templates has all but the first."""
@@ -96,7 +109,7 @@ def content(path: Path) -> str:
 
     Raises DataError if the path does not exist.
     """
-    if path.is_dir() and any((path / name).is_file() for name in MODEL_MARKERS):
+    if is_model(path):
         files = sorted(file for file in path.iterdir() if file.suffix in MODEL_SUFFIXES and file.is_file())
         kept = [*(file for file in files if file.name not in NOT_THE_MODEL), *path.glob(MORE_TEMPLATES)]
         return fingerprint({str(file.relative_to(path)): _file_content(file) for file in kept})
@@ -125,14 +138,22 @@ def _table_content(path: Path) -> str:
     return str(digest.hexdigest())
 
 
+OWNER = re.compile(r"process (\d+) on (.*), since")
+"""What a lock file says of the process that holds it."""
+ENDING = "processes of an earlier run are about to end; waiting for them"
 OF_THE_RUN, OF_ITS_PROCESSES = (1, 0), (1, 1)
 """Length and start of the parts of a lock file: what the run holds, and what processes that it has started share."""
 
 
 @contextlib.contextmanager
 def lock(file: Path, what: Path) -> Iterator[int]:
-    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`."""
-    with _open_lock(file) as handle:
+    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`.
+
+    A folder that has its lock file in it is locked itself, too: somebody may remove the file. NFS locks no folders;
+    there, a run whose file was removed ends when it sees another in its place (`RunFolder.check_alone`).
+    """
+    with contextlib.ExitStack() as held:
+        handle = held.enter_context(_open_lock(file))
         try:
             # The lock belongs to the process, not to an open file: workers that outlive a killed run must not hold it.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_THE_RUN)
@@ -142,7 +163,13 @@ def lock(file: Path, what: Path) -> Iterator[int]:
             raise ConfigError(
                 f"{what}: another run uses it ({owner}); wait for it, or choose another output folder"
             ) from error
+        handle.seek(0)
+        owner = handle.read()
+        if owner and OWNER.match(owner) is None:
+            raise ConfigError(f"{file}: expected a lock file, found something else; remove it")
         _await_processes(handle, what)
+        if file.parent == what:
+            held.enter_context(_locked_folder(what, was_left=bool(owner)))
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
@@ -150,12 +177,36 @@ def lock(file: Path, what: Path) -> Iterator[int]:
             yield handle.fileno()
 
 
+@contextlib.contextmanager
+def _locked_folder(folder: Path, *, was_left: bool) -> Iterator[None]:
+    """Lock a folder itself for the block. was_left: its lock file is of a run whose processes may be about to end."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system that locks no folders
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if not was_left:
+                    raise ConfigError(
+                        f"{folder}: another run uses it, whose lock file was removed; wait for it, or choose another "
+                        "output folder"
+                    ) from error
+                console.print(f"{folder}: {ENDING}")
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Not left to the closing: a process that was forked meanwhile has the descriptor, too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
 def _await_processes(handle: TextIO, what: Path) -> None:
     """Wait until the processes of a run that was killed have noticed it, and ended."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_ITS_PROCESSES)
     except (BlockingIOError, PermissionError):
-        console.print(f"{what}: processes of an earlier run are about to end; waiting for them")
+        console.print(f"{what}: {ENDING}")
         fcntl.lockf(handle, fcntl.LOCK_EX, *OF_ITS_PROCESSES)
     fcntl.lockf(handle, fcntl.LOCK_UN, *OF_ITS_PROCESSES)
 
@@ -183,13 +234,18 @@ def lock_beside(output: Path) -> Iterator[None]:
 
 def _open_lock(file: Path) -> TextIO:
     """The lock file, never through a symbolic link: its creator would choose the file that is written to."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.fdopen(os.open(file, flags, 0o666), "a+", encoding="utf-8")
+        descriptor = os.open(file, flags, 0o666)
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise
-        raise ConfigError(f"{file}: expected a lock file, found a symbolic link; remove it") from error
+        kind = "symbolic link" if error.errno == errno.ELOOP else "folder or socket"
+        raise ConfigError(f"{file}: expected a lock file, found a {kind}; remove it") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{file}: expected a lock file, found a pipe or device; remove it")
+    return os.fdopen(descriptor, "a+", encoding="utf-8", errors="replace")
 
 
 @dataclass
@@ -225,27 +281,40 @@ class RunFolder:
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    mirror: Mirror | None = None
-    """Set if `path` is the working copy of a run folder in an object store."""
+    holder: int = 0
+    """The process that has locked it."""
     store: UnitStore | None = None
     """Finished units of this and other run folders, to take and to add to."""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder for the block; a working copy is brought up to date first, and its changes are uploaded.
-
-        Raises ConfigError if another process uses the folder, or its store cannot be used.
-        """
+        """Lock the folder for the block. Raises ConfigError if another process uses it."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not is_first_process():
             yield
             return
         with lock(self.path / LOCK, self.path):
-            for leftover in self.path.rglob(".*"):
-                if LEFTOVER.match(leftover.name):
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-            with contextlib.nullcontext() if self.mirror is None else self.mirror.connected():
-                yield
+            self._clear()
+            self.holder = os.getpid()
+            yield
+
+    def check_alone(self) -> None:
+        """Raise ConfigError if another run has begun here, because somebody has removed this one's lock file."""
+        file = self.path / LOCK
+        owner = OWNER.match(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
+        if self.holder == os.getpid() and owner and owner.groups() != (str(self.holder), platform.node()):
+            raise ConfigError(f"{file}: was removed, and another run has begun in {self.path} ({owner[0]}); end one")
+
+    def _clear(self) -> None:
+        """Delete what interrupted processes were about to move or to delete, but not in other runs' folders below."""
+        for folder, names, files in os.walk(self.path):
+            if Path(folder) != self.path and LOCK in files:
+                names.clear()
+                continue
+            for name in filter(LEFTOVER.fullmatch, [*names, *files]):
+                path = Path(folder, name)
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            names[:] = [name for name in names if not LEFTOVER.fullmatch(name)]
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -253,12 +322,6 @@ class RunFolder:
         with (self.path / LOCK).open("rb") as handle:
             fcntl.lockf(handle, fcntl.LOCK_SH, *OF_ITS_PROCESSES)
             yield
-
-    def shown(self, path: Path) -> str:
-        """A path in the folder as users know it: in an object store, its URL."""
-        if self.mirror is None:
-            return str(path)
-        return f"{self.mirror.url}/{path.relative_to(self.path).as_posix()}"
 
     def do(
         self,
@@ -302,10 +365,11 @@ class RunFolder:
         work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]],
     ) -> None:
         for name, unit in todo.items():
-            self._prepare(folders[name], unit.keeps)
+            self._prepare(folders[name], unit)
         started = time.monotonic()
         try:
-            summaries = work({name: folders[name].path for name in todo}) if todo else []
+            with _paused([folders[name] for name in todo]):
+                summaries = work({name: folders[name].path for name in todo}) if todo else []
         except RegretlessError as error:
             raise type(error)(f"{', '.join(map(str, todo.values()))}: {error}") from error
         except Exception as error:
@@ -315,16 +379,14 @@ class RunFolder:
                 with contextlib.suppress(AttributeError):
                     error.filename = self.path  # type: ignore[attr-defined]
             raise
+        self.check_alone()
         seconds = (time.monotonic() - started) / max(1, len(todo))
         for unit, summary in zip(todo.values(), summaries, strict=True):
             if is_first_process():
-                with self._still():
-                    folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
+                folders[unit.name].finish(str(unit), dict(unit.settings), summary, seconds)
                 if self.store is not None:
                     self.store.put(folders[unit.name])
             self.outcomes[unit.name] = Outcome(folders[unit.name].path, summary, seconds, ran=True)
-        if todo and self.mirror is not None:
-            self.mirror.push()
 
     @contextlib.contextmanager
     def _taken(self, folders: Iterable[StageFolder]) -> Iterator[None]:
@@ -342,7 +404,6 @@ class RunFolder:
                 if folder.is_done():  # perhaps by another process, just now
                     store.put(folder)
                 else:
-                    _refuse_foreign(folder.path)
                     store.take(folder)
             yield
 
@@ -352,15 +413,15 @@ class RunFolder:
         A finished result of this key that other work was about to replace is put back there.
         """
         paths = {**named_paths(unit.settings, self.path), **unit.inputs}
-        missing = [str(path) for path in paths.values() if not path.exists()]
-        if missing:
-            raise DataError(f"{unit}: {', '.join(missing)} not found; the stage that makes it has not run")
+        if missing := [path for path in paths.values() if not path.exists()]:
+            makers = [path.parent / MANIFEST for path in missing if read_mark(path.parent / MANIFEST) is not None]
+            advice = f"delete {makers[0]}, and the same command makes it again" if makers else "its stage has not run"
+            raise DataError(f"{unit}: {', '.join(map(str, missing))} not found; {advice}")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
-        folder = StageFolder(self.path / unit.name, key)
+        folder = StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
         if processes() == 1:  # several would look at the folder while it is being moved
-            with self._still():
-                folder.put_back()
+            folder.put_back()
         return folder
 
     def has(self, path: Path) -> bool:
@@ -375,26 +436,21 @@ class RunFolder:
         """True if results below the folder `name` are still missing: never in a run, which makes them first."""
         return False
 
-    def _prepare(self, folder: StageFolder, keeps: Sequence[str]) -> None:
+    def _prepare(self, folder: StageFolder, unit: Unit) -> None:
         if not is_first_process():
             _await(folder)
             return
-        with self._still():
-            # Of a working copy nobody else makes files.
-            if self.mirror is None:
-                _refuse_foreign(folder.path)
-            folder.begin(keeps)
-
-    def _still(self) -> contextlib.AbstractContextManager[Any]:
-        """A block that moves or empties folders: no upload sees them halfway."""
-        return contextlib.nullcontext() if self.mirror is None else self.mirror.still
+        stage = folder.manifest().get("stage")
+        if stage is not None and stage.partition("/")[0] != str(unit).partition("/")[0]:
+            raise ConfigError(f"{folder.path}: holds the result of {stage}; choose another output folder")
+        folder.begin(unit.keeps)
 
     def mark_unfinished(self, name: str) -> None:
         """Make the folder of a unit one that its next run starts over, whatever is written there in the meantime.
 
         Raises ConfigError for a folder with somebody else's files.
         """
-        _refuse_foreign(self.path / name)
+        check_ours(self.path / name)
         StageFolder(self.path / name, "none").give_up()
 
     def select(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> None:
@@ -403,36 +459,59 @@ class RunFolder:
 
         Others (of `among`, if set) are moved to the folder `unused`; wanted ones are moved back from there.
         """
-        with self._still():
-            self._select(parent, wanted, among)
-
-    def _select(self, parent: str, wanted: Collection[str], among: Collection[str] | None) -> None:
         home, aside = self.path / parent, self.path / UNUSED / parent
         for name in wanted:
-            if (aside / name).is_dir() and not (home / name).exists():
+            if is_part_of_a_run(aside / name) and not (home / name).exists():
                 home.mkdir(parents=True, exist_ok=True)
                 (aside / name).rename(home / name)
-                self._say_moved(aside / name, home / name, "asked for again")
-        folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
-        found = [path for path in folders if path.suffix != CACHE]
-        for path in found:
-            if path.name not in wanted and (among is None or path.name in among):
-                aside.mkdir(parents=True, exist_ok=True)
-                reason = "not part of this recipe"
-                if (aside / path.name).exists():
-                    shutil.rmtree(aside / path.name)
-                    reason += ", and in the place of an earlier one"
-                path.rename(aside / path.name)
-                self._say_moved(path, aside / path.name, reason)
+                _say_moved(aside / name, home / name, "asked for again")
+        for path in self.unwanted(parent, wanted, among):
+            aside.mkdir(parents=True, exist_ok=True)
+            reason = "not part of this recipe"
+            if (aside / path.name).exists():
+                delete_results(aside / path.name)
+                reason += ", and in the place of an earlier one"
+            target = free(aside / path.name)
+            path.rename(target)
+            _say_moved(path, target, reason)
 
-    def _say_moved(self, source: Path, target: Path, reason: str) -> None:
-        shown = (self.shown(path) for path in (source, target))
-        print_note(f"moved {' to '.join(shown)}: {reason}")
+    def unwanted(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> list[Path]:
+        """Folders of units below `parent` that `select` moves aside; never somebody else's."""
+        home = self.path / parent
+        others = [path for path in home.iterdir() if path.name not in wanted] if home.is_dir() else []
+        return [
+            path
+            for path in others
+            if path.suffix != CACHE and (among is None or path.name in among) and is_part_of_a_run(path)
+        ]
+
+
+def _say_moved(source: Path, target: Path, reason: str) -> None:
+    print_note(f"moved {source} to {target}: {reason}")
 
 
 def manifests(run: Path) -> list[Path]:
     """Manifests of all finished units in a run folder, without those of results that are being replaced."""
-    return [path for path in run.rglob(MANIFEST) if path.parent.name != REPLACED or path.parent.parent.suffix != CACHE]
+    found = [path for path in run.rglob(MANIFEST) if path.parent.name != REPLACED or path.parent.parent.suffix != CACHE]
+    return [path for path in found if read_mark(path) is not None]
+
+
+def is_part_of_a_run(folder: Path) -> bool:
+    """True for the folder of a unit, and for one with such folders in it."""
+    marks = (path for name in (MANIFEST, PENDING) for path in folder.rglob(name))
+    return not folder.is_symlink() and any(read_mark(path) is not None for path in marks)
+
+
+@contextlib.contextmanager
+def _paused(folders: Sequence[StageFolder]) -> Iterator[None]:
+    """A block of work that may end before the units of these folders are finished."""
+    try:
+        yield
+    except BaseException:
+        for folder in folders if is_first_process() else ():
+            with contextlib.suppress(OSError):  # a full disk, which the work has met before
+                folder.pause()
+        raise
 
 
 def _known_outcome(folder: StageFolder) -> Outcome:
@@ -448,20 +527,8 @@ def _say(unit: Unit, outcome: Outcome) -> None:
 
 def _await(folder: StageFolder) -> None:
     """Wait until rank 0 has prepared the folder; through files, because training sets up its own channels."""
-    pending = folder.path / PENDING
-    while not (pending.is_file() and read_json(pending)["key"] == folder.key):
+    while not folder.is_interrupted():
         time.sleep(0.1)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """A unit empties its folder before it starts: never one that holds somebody else's files."""
-    if not folder.exists():
-        return
-    ours = any((folder / name).is_file() for name in (MANIFEST, PENDING))
-    if not folder.is_dir() or (not ours and any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder}: exists and was not made by regretless; choose another output folder, or move it away"
-        )
 
 
 HEADLINES = ("eval_rewards/accuracies", "eval_rewards/margins")

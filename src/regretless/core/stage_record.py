@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint, read_json, write_json
-from regretless.core.mirror import RECIPE
+from regretless.core.run_folder import RECIPE, is_part_of_a_run
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import load_text, read_yaml
@@ -27,6 +27,14 @@ RECORDING = (
 """Beginnings of the names of training arguments that no result depends on: where and how a training is recorded."""
 DESCRIBING = {"inspect", "analyze", "report"}
 """Stages that no other stage depends on."""
+
+
+def check_ours(run: Path) -> None:
+    """Raise ConfigError for a folder with a recipe.yaml or stages.json that no run has written, and would replace."""
+    if (run / FILE).exists():
+        _read(run / FILE)
+    elif (run / RECIPE).exists() and not any(is_part_of_a_run(run / stage.place) for stage in STAGES.values()):
+        raise ConfigError(f"{run / RECIPE}: not written by a run; choose another output folder, or move it away")
 
 
 def begin(run: Path, recipe: str, stages: Sequence[str]) -> None:
@@ -61,9 +69,13 @@ def of_other_settings(run: Path) -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    record = read_json(file)
+    advice = f"{file}: not written by a run, or damaged; choose another output folder, or move the file away"
+    try:
+        record = read_json(file)
+    except DataError as error:
+        raise ConfigError(advice) from error
     if not (isinstance(record, dict) and isinstance(record.get("left"), list) and "settings" in record):
-        raise DataError(f"{file}: expected settings and left; remove the file, and run the recipe to the end")
+        raise ConfigError(advice)
     return record
 
 

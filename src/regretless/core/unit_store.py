@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regretless.core.stage_folder import StageFolder
+from regretless.core.files import leftover
+from regretless.core.stage_folder import StageFolder, check_ours
 
 
 @dataclass(frozen=True)
@@ -41,22 +42,21 @@ class UnitStore:
     def take(self, folder: StageFolder) -> None:
         """Make the folder the finished unit of its key, if there is one."""
         if self.has(folder):
-            _link(self.path / folder.key, folder.path)
+            _link(self.path / folder.key, folder)
 
     def put(self, folder: StageFolder) -> None:
         """Add a finished unit, unless it is there already."""
         if not self.has(folder):
-            _link(folder.path, self.path / folder.key)
+            _link(folder.path, StageFolder(self.path / folder.key, folder.key))
 
 
-def _link(source: Path, target: Path) -> None:
+def _link(source: Path, target: StageFolder) -> None:
     """Make `target` a folder with the files of `source`, at once: nobody sees it with only some of them."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    check_ours(target.path)
+    temporary = leftover(target.path)
     shutil.copytree(source, temporary, copy_function=_one)
-    if target.exists():
-        shutil.rmtree(target)
-    temporary.rename(target)
+    target.discard()
+    temporary.rename(target.path)
 
 
 def _one(source: str, target: str) -> None:

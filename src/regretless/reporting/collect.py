@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from regretless.core.files import read_json
-from regretless.core.run_folder import BASE, UNUSED, manifests
+from regretless.core.run_folder import BASE, manifests
+from regretless.core.stage_folder import UNUSED
 from regretless.core.stage_record import of_other_settings
 from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import read_yaml

@@ -17,6 +17,7 @@ from pydantic import Field
 from regretless import __version__
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
+from regretless.core.paths import check_page
 from regretless.core.run_folder import BASE
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
@@ -135,6 +136,7 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
         )
     )
     path = output / "report.html"
+    check_page(path, [] if config.figures is None else ["figures"])
     write_text(path, page)
     summary = {"bytes": path.stat().st_size, "examples": len(data.examples), "objectives": len(data.logs)}
     if config.figures is None:

@@ -14,17 +14,13 @@ from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray, connected
 from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
-from regretless.core.mirror import RECIPE, Mirror
-from regretless.core.object_store import is_url
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import BASE, RunFolder
+from regretless.core.run_folder import RECIPE, RunFolder
 from regretless.core.stages import STAGES
 from regretless.core.terminal import print_note, terminal
-from regretless.evaluation.conditions import SAMPLES
-from regretless.evaluation.harness import FOLDER as HARNESS
-from regretless.evaluation.results import INSPECT, results_table
+from regretless.evaluation.results import results_table
 from regretless.runs import cards
-from regretless.runs.preflight import recipe_problems
+from regretless.runs.preflight import asked_for, recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.side_by_side import SideBySide, dividing, places
 from regretless.runs.work import Job, do_stage
@@ -45,20 +41,11 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
             "starts those of training itself (train.processes), or launch training alone: "
             "`torchrun --nproc-per-node N -m regretless train --config RECIPE`"
         )
-    in_store = is_url(recipe.output_dir)
-    if in_store and processes() > 1:
-        raise ConfigError(
-            f"output_dir: several processes were launched, and {recipe.output_dir} is mirrored by one; choose a folder "
-            "that all of them see, or start one process"
-        )
     # With several processes this is skipped: they share a folder and start training together.
-    if processes() == 1 and not in_store:
+    if processes() == 1:
         reject("recipe", recipe_problems(recipe, only or None))
-    folder = RunFolder(recipe.run_dir, mirror=Mirror(recipe.output_dir) if in_store else None)
+    folder = RunFolder(recipe.run_dir)
     with threads(recipe.threads), folder.locked():
-        if in_store:
-            # What is finished, and needs no check, is known once the working copy is up to date.
-            reject("recipe", recipe_problems(recipe, only or None))
         do_stages(recipe, folder, only, parallel=places(recipe))
     return folder
 
@@ -104,6 +91,7 @@ def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> No
     """Write the recipe into its run folder; if all of its stages run, move an earlier recipe's results aside."""
     if is_first_process():
         values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster", "parallel"})
+        stage_record.check_ours(folder.path)
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         stage_record.begin(folder.path, text, stages_of(recipe))
         write_text(folder.path / RECIPE, text)
@@ -153,21 +141,8 @@ def between(recipe: Recipe, first: str | None, last: str | None) -> list[str]:
 
 def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
     """Move results of an earlier recipe that this one does not ask for aside, because reports read the whole folder."""
-    wanted = {stage.place for name, stage in STAGES.items() if getattr(recipe, name) not in (None, {})}
-    folder.select("", wanted, among={stage.place for stage in STAGES.values()})
-    folder.select("pretrain", recipe.pretrain)
-    objectives = recipe.train.objectives if recipe.train else []
-    folder.select("train", objectives)
-    if recipe.evaluate is not None:
-        labels = [BASE, *objectives, *recipe.evaluate.policies]
-        folder.select("evaluate", [*labels, SAMPLES, *([INSPECT] if recipe.evaluate.inspect_logs else [])])
-        for label in labels:
-            tasks = [HARNESS] if recipe.evaluate.harness else []
-            folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat, *tasks])
-            for benchmark in recipe.evaluate.benchmarks:
-                path_name = f"evaluate/{label}/{benchmark}"
-                seeds = [path.name for path in (folder.path / path_name).glob("seed-*")]
-                folder.select(path_name, [f"seed-{seed}" for seed in recipe.evaluate.seeds], among=seeds)
+    for parent, wanted, among in asked_for(recipe):
+        folder.select(parent, wanted, among)
 
 
 def results_of(folder: RunFolder) -> tuple[Any, Path | None]:
@@ -190,4 +165,4 @@ def show(folder: RunFolder) -> None:
     if results is not None:
         screen.print(results_table(results))
     if report is not None:
-        screen.print(f"report: {folder.shown(report)}", soft_wrap=True, highlight=False)
+        screen.print(f"report: {report}", soft_wrap=True, highlight=False)

@@ -9,23 +9,27 @@ import importlib.util
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regretless.analysis.analyze import AnalyzeConfig
+from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
-from regretless.core.object_store import url_of
-from regretless.core.run_folder import BASE, RUN
+from regretless.core.paths import harm, url_of
+from regretless.core.run_folder import BASE, PATH_KEYS, RUN, RunFolder
 from regretless.core.settings import Section
-from regretless.core.stage_folder import MANIFEST
-from regretless.core.stages import STAGES
+from regretless.core.stage_folder import MANIFEST, check_ours
+from regretless.core.stages import STAGES, Stage
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
+from regretless.evaluation.conditions import SAMPLES
+from regretless.evaluation.harness import FOLDER as HARNESS
 from regretless.evaluation.harness import check_harness
 from regretless.evaluation.inspect_logs import check_inspect
-from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
+from regretless.evaluation.results import INSPECT, BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
 from regretless.modeling.chat_templates import CHAT_TEMPLATES
@@ -92,9 +96,12 @@ class Surroundings:
     """The cluster that the recipe runs on; None for this machine."""
 
 
-def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> list[str]:
+def recipe_problems(
+    recipe: Recipe, names: Collection[str] | None = None, outputs: Sequence[Path] | None = None
+) -> list[str]:
     """Detectable problems that would stop the stages of a recipe (or those in `names`) on this machine.
 
+    outputs: files and folders that a stage's command replaces; by default the work is done in the run folder.
     A finished stage needs no key and no hub. Its files have to be there: without them it would look like another
     question, and be answered anew.
     """
@@ -122,7 +129,81 @@ def recipe_problems(recipe: Recipe, names: Collection[str] | None = None) -> lis
         section_problems(findings, here, recipe.model, "model", finished=is_done)
     _figures(findings, recipe, wanted)
     findings.problems += parallel_problems(recipe)
+    findings.problems += _overlaps(recipe, wanted, names is None, outputs)
     return findings.all()
+
+
+def asked_for(recipe: Recipe) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
+    """Folders that a run of the whole recipe makes, by the folder above them; others (of some) are moved aside."""
+    yield "", {stage.place for stage in _stages_of(recipe)}, {stage.place for stage in STAGES.values()}
+    yield "pretrain", recipe.pretrain, None
+    objectives = recipe.train.objectives if recipe.train else []
+    yield "train", objectives, None
+    if (evaluate := recipe.evaluate) is not None:
+        labels = [BASE, *objectives, *evaluate.policies]
+        yield "evaluate", [*labels, SAMPLES, *([INSPECT] if evaluate.inspect_logs else [])], None
+        for label in labels:
+            yield (
+                f"evaluate/{label}",
+                [*evaluate.benchmarks, *evaluate.chat, *([HARNESS] if evaluate.harness else [])],
+                None,
+            )
+            for benchmark in evaluate.benchmarks:
+                place = f"evaluate/{label}/{benchmark}"
+                seeds = [path.name for path in (recipe.run_dir / place).glob("seed-*")]
+                yield place, [f"seed-{seed}" for seed in evaluate.seeds], seeds
+
+
+def _stages_of(recipe: Recipe) -> list[Stage]:
+    return [stage for name, stage in STAGES.items() if getattr(recipe, name) not in (None, {})]
+
+
+def _units(recipe: Recipe, name: str) -> list[Path]:
+    """Folders of the units of a stage, as far as they are known before it runs."""
+    place = recipe.run_dir / STAGES[name].place
+    if name == "pretrain":
+        return [place / label for label in recipe.pretrain]
+    if name == "train":
+        return [place / objective for objective in (recipe.train.objectives if recipe.train else ())]
+    if name == "evaluate" and (evaluate := recipe.evaluate) is not None:
+        labels = [BASE, *(recipe.train.objectives if recipe.train else ()), *evaluate.policies]
+        return [place / label / benchmark for label in labels for benchmark in (*evaluate.benchmarks, *evaluate.chat)]
+    return [place]
+
+
+READERS = {"model": USES_MODEL, "responses": ("verify", "judge", "pair")}
+"""Sections of a recipe that other stages read, and these."""
+
+
+def _inputs(recipe: Recipe, wanted: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Files and folders that settings name, by their keys; not those that the run makes (`{run}`)."""
+    if recipe.responses is not None:
+        yield "responses", Path(recipe.responses)
+    for name in {*wanted, "model"}:
+        value = getattr(recipe, name)
+        for key, section in _sections(value, name):
+            named = {key: getattr(section, key) for key in type(section).model_fields if key in PATH_KEYS}
+            named |= {f"policies.{label}": path for label, path in getattr(section, "policies", {}).items()}
+            named |= section.files() if isinstance(section, JudgeConfig | ChatBenchmarkConfig) else {}
+            yield from ((_join(key, name), Path(path)) for name, path in named.items() if isinstance(path, str | Path))
+
+
+def _overlaps(recipe: Recipe, wanted: Collection[str], whole: bool, outputs: Sequence[Path] | None) -> Iterator[str]:
+    """Inputs that a run, or a command with these outputs, would empty or change; and folders of somebody else."""
+    run = RunFolder(recipe.run_dir)
+    moved = [path for asked in asked_for(recipe) for path in run.unwanted(*asked)] if whole else []
+    for key, path in _inputs(recipe, wanted):
+        if RUN in str(path) or not path.exists():
+            continue
+        name = key.partition(".")[0]
+        readers = [reader for reader in READERS.get(name, (name,)) if reader in wanted and reader in STAGES]
+        emptied = [*moved, *(unit for reader in readers for unit in _units(recipe, reader))]
+        if problem := harm(path, emptied, [run.path]) if outputs is None else harm(path, outputs):
+            yield f"{key}: {problem}"
+    if outputs is None:
+        units = [unit for name in wanted if name in STAGES for unit in _units(recipe, name)]
+        checks = [partial(check_ours, unit) for unit in units]
+        yield from problems_of(lambda: stage_record.check_ours(run.path), *checks)
 
 
 def _is_done(recipe: Recipe, name: str) -> bool:

@@ -17,8 +17,7 @@ from regretless.analysis.inspect import InspectConfig
 from regretless.core.bundled import find
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, problems_of, reject
-from regretless.core.mirror import working_copy
-from regretless.core.object_store import check_location, is_url
+from regretless.core.paths import OutputPath
 from regretless.core.run_folder import PATH_KEYS
 from regretless.core.settings import MOST_SEED, FolderName, Section, Seed, setting_error, sound_part
 from regretless.core.terminal import print_note
@@ -87,8 +86,8 @@ class Recipe(Section):
 
     name: FolderName
     """Name of the run, and of its folder unless `output_dir` is given."""
-    output_dir: str = ""
-    """Run folder: a path, or a URL such as `s3://bucket/runs/name`. Left empty, it is `runs/<name>`."""
+    output_dir: OutputPath | None = None
+    """Run folder, on a disk or a file system that machines share; by default `runs/<name>`."""
     seed: Seed = 0
     """Random seed of every stage that does not set its own, and of the random weights that `pretrain` starts from."""
     threads: int | None = Field(default=None, ge=1)
@@ -134,11 +133,6 @@ class Recipe(Section):
     """Write one HTML page about the run."""
     _unsound: frozenset[str] = PrivateAttr(default=frozenset())
 
-    @field_validator("output_dir")
-    @classmethod
-    def _path_or_url(cls, value: str) -> str:
-        return check_location(value)
-
     @model_validator(mode="wrap")
     @classmethod
     def _check(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -163,7 +157,7 @@ class Recipe(Section):
 
     @property
     def run_dir(self) -> Path:
-        """The run folder on this machine: for one in an object store, its working copy."""
+        """The run folder."""
         return run_folder(self.name, self.output_dir)
 
 
@@ -230,9 +224,9 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "report.figures", "no token rewards to draw; add `analyze`"
 
 
-def run_folder(name: str, output_dir: str = "") -> Path:
-    """The folder of a recipe: `output_dir` (for a URL its working copy on this machine), by default runs/<name>."""
-    return working_copy(output_dir) if is_url(output_dir) else Path(_expanded(output_dir) or f"runs/{name}")
+def run_folder(name: str, output_dir: str | None = None) -> Path:
+    """The folder of a recipe: `output_dir`, by default runs/<name>."""
+    return Path(f"runs/{name}" if output_dir is None else _expanded(output_dir))
 
 
 def load_recipe(

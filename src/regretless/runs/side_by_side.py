@@ -21,7 +21,6 @@ from rich.text import Text
 from regretless.core import workers
 from regretless.core.children import BarMoved, Children, Ended, Line
 from regretless.core.errors import RegretlessError
-from regretless.core.object_store import is_url
 from regretless.core.progress import SharedBars
 from regretless.core.ranks import processes
 from regretless.core.run_folder import Outcome, RunFolder, Unit
@@ -55,8 +54,6 @@ def _obstacles(recipe: Recipe) -> Iterator[str]:
         yield "each part would compute with a thread for every core; set `threads`, which then holds for each part"
     if recipe.cluster is not None:
         yield "the cluster does the work of several at the same time (`cluster`)"
-    if is_url(recipe.output_dir):
-        yield "the run folder is in an object store, to which one process mirrors its work"
     if gpus := visible_gpus():
         yield f"parts would share the memory of {gpus} GPU(s); one part at a time uses them all (`train.processes`)"
     trained = [] if recipe.train is None else [(recipe.train, name) for name in recipe.train.objectives]

@@ -92,9 +92,8 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
     Raises ConfigError for a model whose family cannot be derived from its name.
     """
     values = recipe.model_dump(exclude_unset=True, exclude={"prompts", "responses", "pairs"})
-    folder = recipe.output_dir.rstrip("/") or recipe.run_dir
     # Work of a second gains nothing from processes that take seconds to start.
-    values |= {"output_dir": f"{folder}-smoke", "threads": 1, "parallel": 1}
+    values |= {"output_dir": f"{recipe.run_dir}-smoke", "threads": 1, "parallel": 1}
     data = recipe.sample is not None or recipe.responses is not None or recipe.pairs is not None
     if recipe.model is not None:
         values["model"] = _model(recipe.model)

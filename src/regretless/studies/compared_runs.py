@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.files import fingerprint, read_json
-from regretless.core.mirror import RECIPE
-from regretless.core.run_folder import BASE, RUN
+from regretless.core.run_folder import BASE, RECIPE, RUN
 from regretless.core.stage_folder import MANIFEST
 from regretless.core.stage_record import DESCRIBING, NO_MATTER, RECORDING, of_other_settings
 from regretless.core.yaml_settings import read_yaml
@@ -38,20 +37,13 @@ class Run:
     """Seed of the data: of sampling, or of the whole recipe if it samples nothing."""
     train_seed: int | None = None
     """Seed of preference training (`train.seed`)."""
-    url: str = ""
-    """Where the run folder is, if `path` is a copy of one in an object store."""
-
-    @property
-    def shown(self) -> str:
-        """The folder as the user knows it."""
-        return self.url or str(self.path)
 
 
 class RunToCompare:
     """A run folder and its recipe, with labels that `labeled` completes."""
 
     def __init__(self, run: Run) -> None:
-        self.labels, self.path, self.shown = run, run.path, run.shown
+        self.labels, self.path = run, run.path
         self.recipe = read_yaml(run.path / RECIPE)
         evaluate = self._section("evaluate")
         self.benchmarks = list(evaluate.get("benchmarks") or {})
@@ -138,7 +130,7 @@ class RunToCompare:
 
     def unfinished(self) -> list[str]:
         """What is missing of the evaluation, or why it is not that of the recipe."""
-        where = self.shown
+        where = self.path
         if not any((self.benchmarks, self.chat, self.harness)):
             return [f"{where}: nothing was evaluated in this run; add a section `evaluate` to its recipe, and run it"]
         missing = []
@@ -172,7 +164,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def repeated(runs: Sequence[Run]) -> list[Run]:
     """Runs whose folder was named before."""
-    places = [run.url or run.path.resolve() for run in runs]
+    places = [run.path.resolve() for run in runs]
     return [run for number, run in enumerate(runs) if places[number] in places[:number]]
 
 
@@ -285,7 +277,7 @@ def twice(folders: Sequence[RunToCompare]) -> list[str]:
                 other = seen[key]
                 both = "; to compare judges, give one run both of them, under two labels in evaluate.chat"
                 problems.append(
-                    f"{run.shown} and {other.shown}: both have {method} of {run.model} on {benchmark} with data "
+                    f"{run.path} and {other.path}: both have {method} of {run.model} on {benchmark} with data "
                     f"seed {run.data_seed}, training seed {run.train_seed} and no other setting that differs; leave "
                     f"one out{both if folder.chat != other.chat else ''}"
                 )
@@ -304,7 +296,7 @@ def differing(folders: Sequence[RunToCompare]) -> dict[str, dict[str, str]]:
             versions |= {f"version of {name}": str(version) for name, version in found.items()}
         columns.append({key: text_of(value) for key, value in folder.settings.items()} | versions)
     return {
-        key: {folder.shown: one.get(key, "default") for folder, one in zip(folders, columns, strict=True)}
+        key: {str(folder.path): one.get(key, "default") for folder, one in zip(folders, columns, strict=True)}
         for key in keys_of(columns)
         if len({one.get(key) for one in columns}) > 1
     }

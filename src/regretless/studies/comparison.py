@@ -160,7 +160,7 @@ class Comparison:
             "notes": list(self.notes),
             "runs": [
                 {
-                    "path": run.shown,
+                    "path": str(run.path),
                     "model": run.model,
                     "variant": run.variant,
                     "data_seed": run.data_seed,
@@ -207,5 +207,5 @@ def records(comparison: Comparison) -> Iterator[dict[str, Any]]:
                     "test": versus and versus.test,
                     "p": versus and versus.p,
                     "p_holm": versus and versus.p_holm,
-                    "runs": ";".join(dict.fromkeys(run.shown for _, _, run in cell.parts)),
+                    "runs": ";".join(dict.fromkeys(str(run.path) for _, _, run in cell.parts)),
                 }

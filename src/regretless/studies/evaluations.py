@@ -72,7 +72,7 @@ class Evaluation(ABC):
     @property
     def where(self) -> str:
         """The run and the model."""
-        return f"{self.run.shown} ({self.label})"
+        return f"{self.run.path} ({self.label})"
 
     @cached_property
     @abstractmethod
@@ -243,7 +243,7 @@ def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
         else:
             found = _different_problems(benchmark, group)
         problems += found
-        chosen = {one.run.shown: tuple(one.run.decoding_seeds) for one in group if isinstance(one, GoldEvaluation)}
+        chosen = {str(one.run.path): tuple(one.run.decoding_seeds) for one in group if isinstance(one, GoldEvaluation)}
         if len(set(chosen.values())) > 1:
             notes.append(f"{benchmark}: the runs have different decoding seeds (evaluate.seeds): {_by_run(chosen)}.")
         if left_out := _left_out(benchmark, group):

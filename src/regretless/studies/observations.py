@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from regretless.core.errors import ConfigError, DataError, reject
-from regretless.core.mirror import RECIPE
+from regretless.core.run_folder import RECIPE
 from regretless.reporting.report import UNREADABLE
 from regretless.studies.compared_runs import Run, RunToCompare, differing, labeled, repeated, twice
 from regretless.studies.evaluations import Observation, conflicts, evaluations_of, observations_of
@@ -34,7 +34,7 @@ def _found(run: Run) -> str:
     if (above := next((folder for folder in run.path.parents if (folder / RECIPE).is_file()), None)) is not None:
         return f"{none}; it is inside the run {above}"
     is_model = any((run.path / name).is_file() for name in ("config.json", "adapter_config.json"))
-    instead = f"; `regretless evaluate --model BASE --policy NAME={run.shown} …` compares models with their base"
+    instead = f"; `regretless evaluate --model BASE --policy NAME={run.path} …` compares models with their base"
     return none + instead if is_model else none
 
 
@@ -47,9 +47,9 @@ def observe(runs: Sequence[Run]) -> Observed:
     """
     if not runs:
         raise ConfigError(f"{COMPARE}: expected at least one run folder")
-    problems = [f"{run.shown}: named twice" for run in repeated(runs)]
+    problems = [f"{run.path}: named twice" for run in repeated(runs)]
     problems += [
-        f"{run.shown}: expected the folder of a run, found {_found(run)}"
+        f"{run.path}: expected the folder of a run, found {_found(run)}"
         for run in runs
         if not (run.path / RECIPE).is_file()
     ]

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from regretless import __version__
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_json, write_text
+from regretless.core.paths import check_page
 from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import Comparison
 from regretless.studies.distances import Distance, show_distances
@@ -42,6 +43,7 @@ def write_page(
     Raises ConfigError for an unknown format, and without matplotlib if a format is given.
     """
     check_formats(formats)
+    check_page(output / PAGE, [*(f"comparison.{suffix}" for suffix in ("md", "tex", "csv", "json")), "figures"])
     missing = ""
     try:
         found = drawings(comparison)
@@ -56,7 +58,7 @@ def write_page(
         title=title,
         comparison=comparison,
         names=_short(comparison.runs),
-        links={run.shown: report_link(run, output) for run in comparison.runs},
+        links={str(run.path): report_link(run, output) for run in comparison.runs},
         tables=as_html(comparison, lambda run: report_link(run, output)),
         figures=[(drawing, Markup(as_svg(drawing))) for drawing in found],
         differing={key: _by_value(values) for key, values in comparison.observed.differing.items()},
@@ -97,20 +99,20 @@ def write_study_page(
 
 
 def report_link(run: Run, output: Path) -> str | None:
-    """Address of the run's own report, relative to a page in `output`; None if it has none on this machine."""
+    """Address of the run's own report, relative to a page in `output`; None if it has none."""
     report = run.path / "report" / "report.html"
-    if run.url or not report.is_file():
+    if not report.is_file():
         return None
     return quote(Path(os.path.relpath(report.resolve(), output.resolve())).as_posix())
 
 
 def _short(runs: Sequence[Run]) -> dict[str, str]:
     """The runs' folders without the folders that all of them are in."""
-    parts = [run.shown.rstrip("/").split("/") for run in runs]
+    parts = [run.path.parts for run in runs]
     common = 0
     while len(runs) > 1 and len({tuple(one[: common + 1]) for one in parts}) == 1:
         common += 1
-    return {run.shown: "/".join(one[common:]) for run, one in zip(runs, parts, strict=True)}
+    return {str(run.path): str(Path(*one[common:])) for run, one in zip(runs, parts, strict=True)}
 
 
 def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:

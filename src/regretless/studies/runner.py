@@ -16,8 +16,7 @@ import torch
 from regretless.core.children import Children, Ended
 from regretless.core.errors import RegretlessError
 from regretless.core.files import fingerprint
-from regretless.core.mirror import LOCK
-from regretless.core.run_folder import RunFolder, lock
+from regretless.core.run_folder import LOCK, RunFolder, lock
 from regretless.core.terminal import console
 from regretless.runs.pipeline import note_done, prepare, stages_of
 from regretless.runs.recipe import Recipe

@@ -210,7 +210,7 @@ def _grid(study: Study, search: SearchConfig) -> Runs:
 def _labels(search: SearchConfig, place: Place, values: Values) -> dict[str, str]:
     """Labels of the run of one combination; those of a method with values of its own name it."""
     own = {"method": place.method} if place.method in search.methods else {}
-    return own | {key: json.dumps(value) for key, value in values.items()}
+    return own | {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 
 
 def _round(number: int, values: Mapping[Place, Values]) -> Runs:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
-from regretless.core.object_store import url_of
+from regretless.core.paths import OutputPath
 from regretless.core.run_folder import BASE
 from regretless.core.settings import FolderName, Section, Seed
 from regretless.core.yaml_settings import merge, read_yaml
@@ -176,10 +176,10 @@ class StudyConfig(Section):
 
     name: FolderName
     """Name of the study, and of its folder unless `output_dir` is given."""
-    output_dir: str = ""
-    """Folder of the study; left empty, it is `runs/<name>`."""
-    store: str = ""
-    """Folder of finished units of work, which several studies may share; left empty, it is in the study's folder."""
+    output_dir: OutputPath | None = None
+    """Folder of the study; by default `runs/<name>`."""
+    store: OutputPath | None = None
+    """Folder of finished units of work, which several studies may share; by default it is in the study's folder."""
     recipe: str | None = None
     """Recipe of all models that do not name their own."""
     models: dict[str, dict[str, Any]] = Field(default={})
@@ -203,13 +203,6 @@ class StudyConfig(Section):
     paper, MSE); left empty, nothing is compared across runs."""
     figures: list[Literal["png", "pdf", "svg"]] = Field(default=[])
     """Formats in which figures are also written as files."""
-
-    @field_validator("output_dir", "store")
-    @classmethod
-    def _on_this_machine(cls, value: str) -> str:
-        if url_of(value) is not None:
-            raise ValueError("a study shares files as links; expected a folder that this machine sees, not a URL")
-        return value
 
     @field_validator("overrides")
     @classmethod
@@ -393,7 +386,7 @@ def _run_dir(folder: Path, cell: Cell) -> str:
 def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
     if isinstance(values, dict):
         return values
-    return {value if isinstance(value, str) else json.dumps(value): value for value in values}
+    return {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False): value for value in values}
 
 
 def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -402,4 +395,4 @@ def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def override(key: str, value: Any) -> str:
     """A setting as `key=value`, as the command line takes it."""
-    return f"{key}={json.dumps(value)}"
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"

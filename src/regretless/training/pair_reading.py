@@ -64,7 +64,9 @@ def pair_table(
         table = reading.make(PairTable.temporary, opened, source)
         reading.report()
         return table
-    key = fingerprint([FORMAT, content, source, reading.settings(), versions()])
+    # Not the path of a file: a run folder that was moved or copied has the same pairs.
+    named = opened.name if isinstance(opened, Path) else source
+    key = fingerprint([FORMAT, content, named, reading.settings(), versions()])
     folder = Path(args.pairs_cache_dir or args.cache_dir / "pairs") / key
     complete = folder / REFUSED
     with args.main_process_first(local=args.save_on_each_node, desc="reading of the pairs"):
