@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,7 @@ import torch
 from regretless.core import errors
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.files import read_json, write_json
+from regretless.core.python_process import run_module
 
 TASK, RESULT, ENDED = "task.json", "result.json", "ended.json"
 """Files in the folder: what to train; what rank 0 returned; which process ended first when training failed."""
@@ -54,7 +54,7 @@ def train_in_processes(task: Mapping[str, Any], count: int, folder: Path) -> dic
     # The processes read standard input until its end, which comes when this process closes it or is gone. A session of
     # their own keeps the terminal's Ctrl-C from them: this process answers it.
     with subprocess.Popen(
-        [sys.executable, "-m", "regretless.training.launcher", str(folder), str(count)],
+        run_module("regretless.training.launcher", str(folder), str(count)),
         stdin=subprocess.PIPE,
         env=_environment(count),
         start_new_session=True,
@@ -69,13 +69,9 @@ def train_in_processes(task: Mapping[str, Any], count: int, folder: Path) -> dic
 
 def _environment(count: int) -> dict[str, str]:
     """This process's environment, with its CPU threads divided among the processes."""
-    values = {
-        # Started with `python -m`, a process would import modules from the working directory before installed ones.
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
-    }
+    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}
     # Below errors, torch's C++ code warns of what cannot be changed here (DDP: no unused parameters were found).
-    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | values
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | threads
 
 
 def _free_gpu_memory() -> None:
