@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from regretless.core.progress import BarState, send_bars
 from regretless.core.python_process import multiprocessing_starts
+from regretless.core.secrets import hide
 
 CHUNK = 1 << 16
 ORIGIN = "regretless.core.fork_origin"
@@ -238,7 +239,7 @@ def _run(
         work, arguments = pickle.loads(task)
         result["value"] = work(*arguments)
     except Exception as error:
-        result |= {"error": portable(error), "traceback": traceback.format_exc()}
+        result |= {"error": portable(error), "traceback": hide(traceback.format_exc())}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     send(result)

@@ -24,6 +24,7 @@ from regretless.core import workers
 from regretless.core.children import portable
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import write_text
+from regretless.core.secrets import revealed
 from regretless.core.settings import Section
 from regretless.core.terminal import console
 from regretless.core.workers import Advance, Need, Worker
@@ -122,7 +123,7 @@ def _connect(ray: Any, config: ClusterConfig) -> None:
         ray.init(
             address=config.address,
             job_config=None if config.address.startswith("ray://") else job,  # Ray's client adds no folders
-            runtime_env=config.runtime_env or None,
+            runtime_env=revealed(config.runtime_env) or None,
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False if config.address == "local" else None,

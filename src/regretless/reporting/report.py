@@ -18,6 +18,7 @@ from regretless import __version__
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.run_folder import BASE
+from regretless.core.secrets import storable, without_secrets
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
 from regretless.data.messages import full_text, read_message
@@ -167,7 +168,8 @@ def _environment() -> jinja2.Environment:
         "cut": views.cut,
         # A table has tool calls as JSON, and null for what a message lacks.
         "full_text": lambda message: full_text(read_message(message)),
-        "settings": lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True),
+        # Run folders of earlier versions may have secrets.
+        "settings": lambda value: yaml.safe_dump(storable(without_secrets(value)), sort_keys=False, allow_unicode=True),
     }
     return environment
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint
 from regretless.core.python_process import multiprocessing_starts
+from regretless.core.secrets import revealed
 from regretless.data.records import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import (
@@ -99,7 +100,7 @@ class VllmEngine:
             )
         try:
             with multiprocessing_starts():
-                return self._vllm.LLM(**(arguments | self.options.engine_args))
+                return self._vllm.LLM(**(arguments | revealed(self.options.engine_args)))
         except (ValueError, TypeError, RuntimeError, OSError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigError(f"model {config.label}: vLLM cannot load it: {reason}") from error
