@@ -236,3 +236,16 @@ def test_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
         connected(ClusterConfig(address="127.0.0.1:1"), tmp_path),
     ):
         pass
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_workers_search_the_working_directory_only_if_this_process_does(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    import ray
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, *[""][: int(here)]])
+    with connected(nodes.config, tmp_path):
+        searched = ray.get(ray.remote(lambda: sys.path).remote())
+    assert (str(tmp_path) in searched) is here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from inspect import Parameter, Signature
@@ -16,6 +17,7 @@ from regretless.cli.flags import check_options
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.ranks import lost_process_error
+from regretless.core.secrets import hide
 from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
@@ -517,11 +519,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         known = storage_error(error) or lost_process_error(error)
         if known is None:
-            raise
+            typer.echo(printable(hide(traceback.format_exc())), err=True)
+            sys.exit(1)
         _fail(known)
 
 
 def _fail(error: RegretlessError) -> NoReturn:
     """Print the error and exit with its exit code."""
-    typer.echo(printable(f"error: {error}"), err=True)
+    typer.echo(printable(hide(f"error: {error}")), err=True)
     sys.exit(error.exit_code)

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from regretless.core.progress import BarState, send_bars
+from regretless.core.python_process import multiprocessing_starts
+from regretless.core.secrets import hide
 
 CHUNK = 1 << 16
 ORIGIN = "regretless.core.fork_origin"
@@ -102,9 +104,10 @@ class Children:
     def import_ahead(self) -> None:
         """Let the imports begin, beside this process's own work."""
         self._context.set_forkserver_preload(self._preload)
-        resource_tracker.ensure_running()  # which would unblock the signal again
-        with _unseen_main(), _no_interrupt():
-            forkserver.ensure_running()
+        with multiprocessing_starts():
+            resource_tracker.ensure_running()  # which would unblock the signal again
+            with _unseen_main(), _no_interrupt():
+                forkserver.ensure_running()
 
     def start(self, name: str, work: Callable[..., Any], *arguments: Any, log: Path | None = None) -> None:
         """Call `work(*arguments)`, a function of a module, in a new process.
@@ -114,8 +117,10 @@ class Children:
         ours, theirs = self._context.Pipe()
         output, writer = (None, None) if log is not None else self._context.Pipe(duplex=False)
         self.import_ahead()
+        # Pickled apart from the rest: the child unpickles it after it has this process's `sys.path`.
+        task = pickle.dumps((work, arguments))
         process = self._context.Process(
-            target=_run, args=(theirs, writer or log, dict(os.environ), work, arguments), name=name
+            target=_run, args=(theirs, writer or log, dict(os.environ), list(sys.path), task), name=name
         )
         with _unseen_main():
             process.start()
@@ -208,12 +213,13 @@ def _run(
     parent: Connection,
     output: Connection | Path,
     environment: Mapping[str, str],
-    work: Callable[..., Any],
-    arguments: Sequence[Any],
+    paths: Sequence[str],
+    task: bytes,
 ) -> None:
-    # That of the process it is forked from is older.
+    # Those of the process it is forked from are older.
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:] = paths
     # A terminal's Ctrl-C reaches all its processes: the parent answers, and this one ends with it. Not SIG_IGN, which
     # programs that this process starts would inherit.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -230,9 +236,10 @@ def _run(
         send_bars(send)
     result: dict[str, Any] = {"value": None, "error": None, "traceback": ""}
     try:
+        work, arguments = pickle.loads(task)
         result["value"] = work(*arguments)
     except Exception as error:
-        result |= {"error": portable(error), "traceback": traceback.format_exc()}
+        result |= {"error": portable(error), "traceback": hide(traceback.format_exc())}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     send(result)

@@ -10,9 +10,10 @@ import platform
 import re
 import secrets
 import socket
+import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from regretless.core import workers
 from regretless.core.children import portable
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import write_text
+from regretless.core.secrets import revealed
 from regretless.core.settings import Section
 from regretless.core.terminal import console
 from regretless.core.workers import Advance, Need, Worker
@@ -102,14 +104,26 @@ def _import_ray() -> Any:
     return ray
 
 
+class _SearchedHere(list[str]):
+    """Folders that Ray puts in front of what workers import from, without a working directory that is not searched
+    in this process either."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        searched = {path or str(Path.cwd()) for path in sys.path}
+        super().extend(folder for folder in folders if folder in searched)
+
+
 def _connect(ray: Any, config: ClusterConfig) -> None:
     try:
         if found := re.fullmatch(r"(?:ray://)?(.+):(\d+)", config.address):
             # Ray itself would try for minutes, and then end the process.
             socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=10).close()
+        job = ray.job_config.JobConfig()
+        job._py_driver_sys_path = _SearchedHere()
         ray.init(
             address=config.address,
-            runtime_env=config.runtime_env or None,
+            job_config=None if config.address.startswith("ray://") else job,  # Ray's client adds no folders
+            runtime_env=revealed(config.runtime_env) or None,
             log_to_driver=False,
             logging_level=logging.ERROR,
             include_dashboard=False if config.address == "local" else None,

@@ -9,28 +9,28 @@ import re
 import textwrap
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
+from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
 LONGEST_SHOWN = 120
 """Most characters of a value in a message."""
-SECRETS = ("api_key", "apikey", "secret", "password", "auth_token", "access_token")
-"""A setting whose name contains one of these words may be a secret in the wrong place: its value is hidden."""
-
-
 LONGEST_NAME = 100
 """Bytes; file systems allow 255 in a name, and prefixes and suffixes are added."""
 
@@ -81,6 +81,23 @@ class Section(BaseModel):
         numbers = _numbers(cls)
         return {key: _as_texts(value) if key in numbers else value for key, value in values.items()}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_secrets_as_such(cls, values: Any) -> Any:
+        # A setting with a type of its own is no secret; one of any kind is what its name says.
+        if not isinstance(values, Mapping):
+            return values
+        open_ones = _open_settings(cls)
+        return {
+            key: kept_secret(str(key), value) if key in open_ones or key not in cls.model_fields else value
+            for key, value in values.items()
+        }
+
+    @model_serializer(mode="wrap")
+    def _without_secrets(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        values: dict[str, Any] = handler(self)
+        return cast(dict[str, Any], storable(values)) if info.mode == "json" else values
+
     @field_validator("*")
     @classmethod
     def _of_64_bits(cls, value: Any) -> Any:
@@ -127,6 +144,7 @@ def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
     for item in items:
         keys, inside = _place(section, item)
         message, value = item["msg"].removeprefix("Value error, "), item["input"]
+        value = kept_secret(".".join(keys), value)
         # What a section reports about one of its settings belongs to that setting's key.
         named = re.match(r"([\w.]+): ", message)
         if named and any(named[1].split(".")[0] in one.model_fields for one in inside):
@@ -134,14 +152,14 @@ def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
             value = value.get(named[1]) if isinstance(value, Mapping) else value
         key = ".".join(keys) or "(top level)"
         if item["type"] == "extra_forbidden":
-            shown = "(hidden)" if any(word in key.lower() for word in SECRETS) else _shown(value)
-            text = f"unknown key (got {shown}); {_meant(keys[-1], inside)}"
+            text = f"unknown key (got {_shown(value)}); {_meant(keys[-1], inside)}"
         elif item["type"] == "missing":
             text = "required, not given"
         elif "got " in message or (isinstance(value, Mapping) and item["type"] == "value_error"):
             text = lower(message)
         else:
             text = f"{lower(message)} (got {_shown(value)})"
+        text = hide(text)
         if text not in found.setdefault(key, []):
             found[key].append(text)
     # A value that fits none of several types has an error for each.
@@ -163,6 +181,8 @@ def lower(message: str) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, Secret):
+        return HIDDEN
     return textwrap.shorten(repr(value), LONGEST_SHOWN, placeholder=" …")
 
 
@@ -194,6 +214,12 @@ def _numbers(section: type[Section]) -> frozenset[str]:
     """The settings that are numbers, or lists of numbers, and cannot be true or false."""
     kinds = ((name, field.annotation) for name, field in section.model_fields.items())
     return frozenset(name for name, kind in kinds if _may_be(kind, (int, float)) and not _may_be(kind, (bool, Any)))
+
+
+@functools.cache
+def _open_settings(section: type[Section]) -> frozenset[str]:
+    """The settings that hold values of any kind: arguments of other programs."""
+    return frozenset(name for name, field in section.model_fields.items() if _may_be(field.annotation, (Any,)))
 
 
 def _may_be(annotation: Any, kinds: tuple[Any, ...]) -> bool:

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from regretless.core.ranks import is_first_process
+from regretless.core.secrets import hide_known
 from regretless.core.text_cleaning import printable
 
 
@@ -30,6 +31,7 @@ class _Terminal(Console):
             yield segment if text is segment.text else Segment(text, segment.style)
 
     def _shown(self, text: str) -> str:
+        text = hide_known(text)
         if text.isascii() or self.encoding.startswith("utf"):
             return printable(text)
         # Some terminals cannot print Greek letters (LANG=C).

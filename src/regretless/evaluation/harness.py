@@ -19,6 +19,7 @@ from pydantic import Field
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import read_json, write_json
 from regretless.core.intervals import Interval, difference_over_seeds, known, paired_difference, t_interval, wilson
+from regretless.core.python_process import run_code, run_module
 from regretless.core.run_folder import BASE
 from regretless.core.settings import Section
 from regretless.data.rows import read_rows
@@ -57,9 +58,9 @@ class HarnessSettings(Section):
 def check_harness(settings: HarnessSettings) -> None:
     """Raise ConfigError unless the environment has lm_eval."""
     python = settings.python or sys.executable
-    found = "import importlib.util, sys; sys.exit(importlib.util.find_spec('lm_eval') is None)"
+    found = "import importlib.util; sys.exit(importlib.util.find_spec('lm_eval') is None)"
     try:
-        done = subprocess.run([python, "-c", found], capture_output=True, check=False)
+        done = subprocess.run(run_code(found, python=settings.python), capture_output=True, check=False)
     except OSError as error:
         raise ConfigError(f"{python}: cannot be run ({error.strerror})") from error
     if done.returncode != 0:
@@ -105,7 +106,7 @@ def command(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig,
     }
     values |= {"tokenizer": model.tokenizer, "trust_remote_code": model.trust_remote_code or None}
     given = {name: value for name, value in values.items() if value is not None}
-    words = [settings.python or sys.executable, "-m", "lm_eval", "run", "--model", "hf"]
+    words = [*run_module("lm_eval", python=settings.python), "run", "--model", "hf"]
     # As JSON, because a path may contain a comma.
     words += ["--model_args", json.dumps(given), "--tasks", *tasks, "--batch_size", str(settings.batch_size)]
     words += ["--log_samples", "--output_path", str(output)]

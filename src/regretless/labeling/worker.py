@@ -1,7 +1,7 @@
 """Process that runs one verifier for `regretless.labeling.worker_pool`: JSON rows in, JSON outcomes out, one line each.
 
-`python -m regretless.labeling.worker MODULE FUNCTION SECONDS` imports the function, calls `warm_up()` of its module if
-it exists, reports that it is ready, and answers until its input ends. It is a separate module, without fork or pickle:
+Run as a script with MODULE FUNCTION SECONDS, it imports the function, calls `warm_up()` of its module if it exists,
+reports that it is ready, and answers until its input ends. It is a separate module, without fork or pickle:
 the parent may hold threads and an accelerator, and its main module must not be imported again.
 """
 

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from regretless.core.errors import ConfigError, RegretlessError
+from regretless.core.python_process import run_module
 from regretless.data.records import Verdict
 from regretless.labeling.base import DIED, Check
 from regretless.labeling.worker import WAITING
@@ -38,13 +38,12 @@ class Worker:
         """Start the process; `seconds` is the time limit of a row, in processor time."""
         self.seconds = seconds
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        paths = os.pathsep.join(path or str(os.curdir) for path in sys.path)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "regretless.labeling.worker", check.__module__, check.__qualname__, str(seconds)],
+            run_module("regretless.labeling.worker", check.__module__, check.__qualname__, str(seconds)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # so that what a verifier starts can be ended with it
         )
         assert self.process.stdin and self.process.stdout

@@ -19,6 +19,7 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.paths import check_page
 from regretless.core.run_folder import BASE
+from regretless.core.secrets import storable, without_secrets
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
 from regretless.data.messages import full_text, read_message
@@ -169,7 +170,8 @@ def _environment() -> jinja2.Environment:
         "cut": views.cut,
         # A table has tool calls as JSON, and null for what a message lacks.
         "full_text": lambda message: full_text(read_message(message)),
-        "settings": lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True),
+        # Run folders of earlier versions may have secrets.
+        "settings": lambda value: yaml.safe_dump(storable(without_secrets(value)), sort_keys=False, allow_unicode=True),
     }
     return environment
 

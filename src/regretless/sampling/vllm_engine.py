@@ -16,6 +16,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint
+from regretless.core.python_process import multiprocessing_starts
+from regretless.core.secrets import revealed
 from regretless.data.records import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import (
@@ -97,7 +99,8 @@ class VllmEngine:
                 "model.dtype, model.revision, vllm.tensor_parallel_size and their like"
             )
         try:
-            return self._vllm.LLM(**(arguments | self.options.engine_args))
+            with multiprocessing_starts():
+                return self._vllm.LLM(**(arguments | revealed(self.options.engine_args)))
         except (ValueError, TypeError, RuntimeError, OSError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ConfigError(f"model {config.label}: vLLM cannot load it: {reason}") from error

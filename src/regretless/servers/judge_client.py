@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from regretless.core.errors import BudgetError, DataError
+from regretless.core.secrets import revealed
 from regretless.core.settings import Section
 from regretless.core.terminal import console
 from regretless.data.records import Message
@@ -63,6 +64,8 @@ class JudgeAccess(Section):
         limit = {server.limit_parameter: "set max_reply_tokens"} if server is not None else {}
         reasons = RESERVED | own | limit
         refused = [f"{name} ({reasons[name]})" for name in values if name in reasons]
+        secret = [name for name, value in values.items() if revealed(value) != value]
+        refused += [f"{name} (server.api_key_env names the variable with the key)" for name in secret]
         if refused:
             raise ValueError(f"expected parameters without a setting of their own; remove {', '.join(refused)}")
         return values

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError
+from regretless.core.secrets import HIDDEN, Secret
 from regretless.core.settings import Section
 
-HIDDEN = "(hidden)"
 VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 OPENAI_ADDRESS = "https://api.openai.com/v1"
@@ -80,7 +80,7 @@ class ServerConfig(Section):
     def _has_no_secret(cls, value: Any) -> Any:
         if not _are_plain_urls(value):
             raise ValueError(
-                "expected an http(s) address without user, password or query, like http://localhost:8000/v1"
+                "expected an http(s) address without user, password, query or fragment, like http://localhost:8000/v1"
             )
         return value
 
@@ -110,7 +110,7 @@ class ServerConfig(Section):
                 f"server: the environment variable {name} is not set; put the API key there, or name another variable "
                 "in api_key_env (for a local server without a key, set base_url)"
             )
-        return key
+        return Secret(key).get_secret_value()
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """Dollars for these tokens; None if the prices are not set."""
@@ -136,7 +136,7 @@ def _are_plain_urls(value: Any) -> bool:
 
 def _is_plain_url(value: Any) -> bool:
     # Searches the whole text: a slash in a password would end what the parser reads as the host.
-    if not isinstance(value, str) or "@" in value or "?" in value:
+    if not isinstance(value, str) or any(mark in value for mark in "@?#"):
         return False
     try:
         parts = urlsplit(value)

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 import tenacity
 
 from regretless.core.errors import ServerError
+from regretless.core.secrets import HIDDEN, SHORTEST
 from regretless.core.text_cleaning import one_line
 from regretless.servers.limits import Budget, Pace, Spending
 from regretless.servers.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
-from regretless.servers.server_settings import HIDDEN, ServerConfig
+from regretless.servers.server_settings import ServerConfig
 
 if TYPE_CHECKING:
     import openai
@@ -31,8 +32,6 @@ OUT_OF_CREDIT = "insufficient_quota"
 LONGEST_WAIT = 600.0
 """Seconds; if a server asks for a longer pause, the run stops."""
 LONGEST_BACKOFF = 60.0
-SHORTEST_SECRET = 8
-"""Minimum length of a key: shorter ones (EMPTY, none) are placeholders; hiding them would damage words in replies."""
 
 
 class Unanswered(Exception):
@@ -201,7 +200,7 @@ class _Hide:
     """Removes the API key from texts: some servers quote it in their error messages."""
 
     def __init__(self, key: str | None) -> None:
-        self._forms = {key, json.dumps(key)[1:-1]} if key and len(key) >= SHORTEST_SECRET else set()
+        self._forms = {key, json.dumps(key)[1:-1]} if key and len(key) >= SHORTEST else set()
 
     def __call__(self, text: str) -> str:
         for form in self._forms:

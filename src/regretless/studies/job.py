@@ -11,6 +11,7 @@ from pathlib import Path
 
 from regretless.core.errors import RegretlessError, storage_error
 from regretless.core.run_folder import RunFolder
+from regretless.core.secrets import hide
 from regretless.core.terminal import console
 from regretless.core.unit_store import UnitStore
 from regretless.modeling.load import quiet_libraries
@@ -66,5 +67,5 @@ def run_job(job: Job, threads: int) -> None:
             pipeline.do_stages(recipe, folder, job.stages or ())
     except Exception as raised:
         known = raised if isinstance(raised, RegretlessError) else storage_error(raised)
-        console.print(str(known or traceback.format_exc()), soft_wrap=True)
+        console.print(hide(str(known or traceback.format_exc())), soft_wrap=True)
         raise known or raised from None

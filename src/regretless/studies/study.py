@@ -16,6 +16,7 @@ from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
 from regretless.core.paths import OutputPath
 from regretless.core.run_folder import BASE
+from regretless.core.secrets import is_secret, revealed
 from regretless.core.settings import FolderName, Section, Seed
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
@@ -98,7 +99,12 @@ class SearchConfig(Section):
     @classmethod
     def _of_training(cls, value: dict[str, list[Any] | RangeConfig]) -> dict[str, list[Any] | RangeConfig]:
         for key, values in value.items():
-            if not key.startswith("train.") or key.startswith("train.methods.") or key in ("train.seed", OBJECTIVE):
+            if (
+                is_secret(key)
+                or not key.startswith("train.")
+                or key.startswith("train.methods.")
+                or key in ("train.seed", OBJECTIVE)
+            ):
                 raise ValueError(f"{key}: expected a setting of training that methods have in common, as train.beta")
             if isinstance(values, list) and (len(values) < 2 or len({json.dumps(one) for one in values}) < len(values)):
                 raise ValueError(f"{key}: expected at least two values, each once")
@@ -209,6 +215,8 @@ class StudyConfig(Section):
     def _some_values(cls, value: dict[str, Any]) -> dict[str, Any]:
         if empty := [key for key, values in value.items() if not values]:
             raise ValueError(f"{', '.join(empty)}: expected at least one value")
+        if secret := [key for key in value if is_secret(key)]:
+            raise ValueError(f"{', '.join(secret)}: a secret would be the name of a variant; put it under `settings`")
         return value
 
     @model_validator(mode="after")
@@ -395,4 +403,4 @@ def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def override(key: str, value: Any) -> str:
     """A setting as `key=value`, as the command line takes it."""
-    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+    return f"{key}={json.dumps(revealed(value), ensure_ascii=False)}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from accelerate.utils import parse_flag_from_env
@@ -17,6 +18,7 @@ from transformers.trainer_utils import HubStrategy
 
 from regretless.core.errors import problems_of, reject
 from regretless.core.ranks import processes
+from regretless.core.secrets import without_secrets
 from regretless.core.stage_folder import CACHE
 from regretless.data.tokenization import MAX_LENGTH
 from regretless.objectives import build
@@ -374,7 +376,13 @@ class PreferenceConfig(TrainingArguments):
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments by name; tokens for logging in are hidden, and a padding token is none of them."""
-        return {**super().to_dict(), "pad_token": self.pad_token}
+        return {**without_secrets(super().to_dict()), "pad_token": self.pad_token}
+
+    def without_secrets(self) -> Self:
+        """A copy that may be saved."""
+        saved = copy.copy(self)
+        saved.__dict__ = without_secrets(self.__dict__)
+        return saved
 
     @property
     def cache_dir(self) -> Path:

@@ -1,4 +1,4 @@
-"""Runs torch's elastic launcher for the processes of one training: python -m regretless.training.launcher FOLDER N."""
+"""Runs torch's elastic launcher for the processes of one training; run as a script with FOLDER N."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from regretless.core.files import write_json
+from regretless.core.python_process import run_module
 from regretless.training.processes import ENDED, LOGS, end_with_parent
 
 
@@ -34,7 +35,8 @@ def main() -> None:
         logs_specs=DefaultLogsSpecs(str(folder / LOGS), redirects=dict.fromkeys(range(1, count), Std.ALL)),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "regretless.training.worker", str(folder))
+        interpreter, *arguments = run_module("regretless.training.worker", str(folder))
+        elastic_launch(config, interpreter)(*arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         write_json(folder / ENDED, {"rank": rank, "exit_code": failure.exitcode})

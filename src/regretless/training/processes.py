@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import Iterable, Mapping
@@ -23,6 +22,8 @@ import torch
 from regretless.core import errors
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.files import read_json, write_json
+from regretless.core.python_process import run_module
+from regretless.core.secrets import hide
 
 TASK, RESULT, ENDED = "task.json", "result.json", "ended.json"
 """Files in the folder: what to train; what rank 0 returned; which process ended first when training failed."""
@@ -40,10 +41,13 @@ def visible_gpus() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-def train_in_processes(task: Mapping[str, Any], count: int, folder: Path) -> dict[str, Any]:
+def train_in_processes(
+    task: Mapping[str, Any], count: int, folder: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Run a task (`train.run_task`) in `count` new processes; returns its summary. Their messages are those of rank 0.
 
     folder: an own folder for the files that the processes exchange, emptied first; gone after a success.
+    environment: variables for them, besides this process's.
     The processes end with this one, however it ends: also by SIGKILL, and by Ctrl-C.
     Raises what a process raised; RegretlessError for a process that ended without a word.
     """
@@ -54,9 +58,9 @@ def train_in_processes(task: Mapping[str, Any], count: int, folder: Path) -> dic
     # The processes read standard input until its end, which comes when this process closes it or is gone. A session of
     # their own keeps the terminal's Ctrl-C from them: this process answers it.
     with subprocess.Popen(
-        [sys.executable, "-m", "regretless.training.launcher", str(folder), str(count)],
+        run_module("regretless.training.launcher", str(folder), str(count)),
         stdin=subprocess.PIPE,
-        env=_environment(count),
+        env={**_environment(count), **environment},
         start_new_session=True,
     ) as launcher:
         code = launcher.wait()
@@ -69,13 +73,9 @@ def train_in_processes(task: Mapping[str, Any], count: int, folder: Path) -> dic
 
 def _environment(count: int) -> dict[str, str]:
     """This process's environment, with its CPU threads divided among the processes."""
-    values = {
-        # Started with `python -m`, a process would import modules from the working directory before installed ones.
-        "PYTHONSAFEPATH": "1",
-        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count)),
-    }
+    threads = {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // count))}
     # Below errors, torch's C++ code warns of what cannot be changed here (DDP: no unused parameters were found).
-    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | values
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | os.environ | threads
 
 
 def _free_gpu_memory() -> None:
@@ -100,9 +100,9 @@ def write_failure(folder: Path, error: Exception, rank: int) -> None:
     known = error if isinstance(error, RegretlessError) else storage_error(error)
     values = {
         "kind": None if known is None else type(known).__name__,
-        "message": str(known or error),
-        "problems": known.problems if isinstance(known, ConfigError) else [],
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": hide(str(known or error)),
+        "problems": list(map(hide, known.problems)) if isinstance(known, ConfigError) else [],
+        "traceback": hide("".join(traceback.format_exception(error))),
     }
     write_json(folder / FAILED.format(rank=rank), values)
 

@@ -163,7 +163,13 @@ class PublishingTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         self.write_cards_in_saved_adapters()
-        super()._save(output_dir, state_dict)
+        # It writes all arguments beside the model.
+        args: Any = vars(self)["args"]
+        self.args = args.without_secrets()
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args = args
         if self.args.should_save:
             model = self.accelerator.unwrap_model(self.model)
             if isinstance(model, PeftModel):

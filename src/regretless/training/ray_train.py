@@ -15,6 +15,7 @@ from regretless.core.cluster import WorkersConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
 from regretless.core.ranks import is_first_process
+from regretless.core.secrets import Secret, revealed
 from regretless.core.terminal import bar, print_note
 from regretless.training import log
 from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
@@ -54,13 +55,16 @@ def workers_of(settings: WorkersConfig, processes: int | Literal["auto"]) -> Ray
     return None if count == 1 and not gpus else RayWorkers(count, gpus, settings.cpus)
 
 
-def train_on_ray(task: Mapping[str, Any], workers: RayWorkers, folder: Path) -> dict[str, Any]:
+def train_on_ray(
+    task: Mapping[str, Any], workers: RayWorkers, folder: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Run a task (`train.run_task`) on workers of a Ray cluster; returns its summary.
 
     When a worker or its node is lost, all start again and resume from the last checkpoint, which is said.
 
     folder: an own folder for files that workers and driver exchange, emptied first, gone after a success; like the
     task's files and folders, all nodes must see it under the same path.
+    environment: variables for the workers.
     Raises what a worker raised; ray.train's error if there were too many losses.
     """
     import ray.train
@@ -72,7 +76,12 @@ def train_on_ray(task: Mapping[str, Any], workers: RayWorkers, folder: Path) -> 
     trainer = TorchTrainer(
         _worker,
         # Ray gives each worker a working directory of its own: relative paths start here.
-        train_loop_config={"task": dict(task), "folder": here, "directory": str(Path.cwd())},
+        train_loop_config={
+            "task": dict(task),
+            "folder": here,
+            "directory": str(Path.cwd()),
+            "environment": {name: Secret(value) for name, value in environment.items()},
+        },
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers.count,
             use_gpu=workers.gpus > 0,
@@ -139,6 +148,7 @@ def _worker(config: dict[str, Any]) -> None:
     # An error that would come again: the workers end without a word, and the driver raises it.
     if is_explained(folder):
         return
+    os.environ |= revealed(config["environment"])
     if Path(config["directory"]).is_dir():
         os.chdir(config["directory"])
     quiet_libraries()

@@ -63,13 +63,13 @@ def run(
         return _train(config, objective, model, pairs, output)
     task, folder = task_of(config, objective, model, pairs, output), output.with_name(output.name + CACHE) / "processes"
     if ray_workers is None:
-        return train_in_processes(task, count, folder)
+        return train_in_processes(task, count, folder, config.environment(objective))
     reject(f"train {objective}", config.division_problems(objective, ray_workers.count))
-    return train_on_ray(task, ray_workers, folder)
+    return train_on_ray(task, ray_workers, folder, config.environment(objective))
 
 
 def task_of(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
-    """The arguments of `run` as a JSON value, for another process."""
+    """The arguments of `run` as a JSON value, for another process, without secrets (`TrainConfig.environment`)."""
     # A model to pretrain has further settings, its data and its start: they are arguments here.
     others = set(type(config).model_fields) - set(TrainConfig.model_fields)
     return {

@@ -6,13 +6,14 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
 from regretless.core.errors import problems_of
 from regretless.core.ranks import processes
+from regretless.core.secrets import Secret, revealed
 from regretless.core.settings import Section, setting_error
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names
 from regretless.training.argument_checks import argument_problems, argument_problems_here
@@ -246,6 +247,14 @@ class TrainConfig(Section):
 
     def values_for(self, objective: str) -> dict[str, Any]:
         """Hyperparameters and arguments of one method: its own entry overrides the common ones."""
+        return cast(dict[str, Any], revealed(self._kept_values_for(objective)))
+
+    def environment(self, objective: str) -> dict[str, str]:
+        """Variables that another process needs to train with one method, besides what may be written into a file."""
+        token = self.values_for(objective).get("hub_token")
+        return {} if token is None else {"HF_TOKEN": token}
+
+    def _kept_values_for(self, objective: str) -> dict[str, Any]:
         common = {
             key: value
             for key, value in (self.__pydantic_extra__ or {}).items()
@@ -257,7 +266,11 @@ class TrainConfig(Section):
 
     def result_settings(self, objective: str, count: int) -> dict[str, Any]:
         """The settings of one method that the result of `count` processes depends on."""
-        values = {key: value for key, value in self.values_for(objective).items() if key not in {*STEP_SIZE, SEQUENCE}}
+        values = {
+            key: value
+            for key, value in self._kept_values_for(objective).items()
+            if key not in {*STEP_SIZE, SEQUENCE} and not isinstance(value, Secret)
+        }
         return {**values, PAIRS: self.step_pairs(objective, count)}
 
     def split_for(self, objective: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One of several processes that train: python -m regretless.training.worker FOLDER, under torch's launcher."""
+"""One of several processes that train: run as a script with FOLDER, under torch's launcher."""
 
 from __future__ import annotations
 
