@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regretless.core.text_cleaning import clean_row
+from regretless.core.text_cleaning import whole_row
 from regretless.data.messages import read_template_arguments
 from regretless.data.preference_columns import (
     EQUAL,
@@ -113,7 +113,7 @@ def _cleaned(row: Any) -> Any:
     if not isinstance(row, Mapping):
         return row
     try:
-        return clean_row(row)
+        return whole_row(row)
     except ValueError as error:
         return error
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jinja2
 import pyarrow as pa
-import yaml
 from markupsafe import Markup
 from pydantic import Field
 
@@ -20,6 +19,7 @@ from regretless.core.files import write_text
 from regretless.core.run_folder import BASE
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
+from regretless.core.yaml_settings import dump_text
 from regretless.data.messages import full_text, read_message
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
@@ -167,7 +167,7 @@ def _environment() -> jinja2.Environment:
         "cut": views.cut,
         # A table has tool calls as JSON, and null for what a message lacks.
         "full_text": lambda message: full_text(read_message(message)),
-        "settings": lambda value: yaml.safe_dump(value, sort_keys=False, allow_unicode=True),
+        "settings": dump_text,
     }
     return environment
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray, connected
@@ -20,6 +19,7 @@ from regretless.core.ranks import is_first_process, processes
 from regretless.core.run_folder import BASE, RunFolder
 from regretless.core.stages import STAGES
 from regretless.core.terminal import print_note, terminal
+from regretless.core.yaml_settings import dump_text
 from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.harness import FOLDER as HARNESS
 from regretless.evaluation.results import INSPECT, results_table
@@ -104,7 +104,7 @@ def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> No
     """Write the recipe into its run folder; if all of its stages run, move an earlier recipe's results aside."""
     if is_first_process():
         values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster", "parallel"})
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        text = dump_text(values)
         stage_record.begin(folder.path, text, stages_of(recipe))
         write_text(folder.path / RECIPE, text)
     if not only:
