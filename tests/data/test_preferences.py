@@ -11,10 +11,13 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flat_pairs import pair_of
 from regretless.core.errors import DataError
+from regretless.data import rows
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.records import Pair, Response
 from regretless.data.rejected_rows import check_some_left
@@ -572,3 +575,19 @@ def test_key_when_an_object_has_it_twice_then_the_row_is_refused(tmp_path: Path,
     if refused[0].reason.startswith("not valid JSON"):
         with pytest.raises(DataError, match=re.escape(f"a.json: not valid JSON: {reason}")):
             read_pairs(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_row_when_it_is_longer_than_any_row_needs_then_it_is_refused_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(rows, "LONGEST_ROW", 2000)
+    long = [GOOD, GOOD | {"chosen": "x" * 5000}, GOOD]
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(long), tmp_path / name)
+    elif name == "a.json":
+        (tmp_path / name).write_text(json.dumps(long))
+    else:
+        write_lines(tmp_path / name, long)
+    pairs, refused = read_pairs(tmp_path / name)
+    assert len(pairs) == 2 and [(refusal.line, refusal.reason) for refusal in refused] == [(2, rows.TOO_LONG)]
