@@ -225,6 +225,11 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
     assert found["notes"][1] == "5 of 5 pairs have equal scores on both sides: they express no preference"
     shown = capsys.readouterr().out
     assert "margin at the start" in shown and "behavior − reference" not in shown
+    found, _ = inspect(tmp_path, [*bare[1:], changed(bare[0], chosen_score=2.5)], policy, sample=0)
+    assert (found["data"]["equal_scores"], found["data"]["lower_scores"]) == (4, 1)
+    assert "1 of 5 pairs have a lower score on the chosen side: check which side is the better one" in str(
+        found["notes"]
+    )
 
 
 def test_pairs_when_their_responses_have_different_models_then_they_are_counted_and_the_note_says_what_that_does(

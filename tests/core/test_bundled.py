@@ -41,7 +41,7 @@ def test_name_when_a_file_has_it_then_the_file_goes_first(tmp_path: Path, monkey
     assert load_recipe(Path("quickstart")).name == "quickstart"
     with pytest.raises(ConfigError, match=r"math/qwen3: cannot be read .*similar ones: .*math/qwen3-4b"):
         load_recipe(Path("math/qwen3"))
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="found a folder"):
         load_recipe(tmp_path)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flat_pairs import pair_of
 from regretless.core.errors import DataError
+from regretless.data import rows
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.records import Pair, Response
 from regretless.data.rejected_rows import check_some_left
@@ -379,6 +384,12 @@ def test_folder_when_a_line_is_broken_then_the_error_gives_the_cause_and_a_way_t
 def test_source_when_nothing_is_there_then_the_error_names_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no\.jsonl: no such file"):
         read_pairs(tmp_path / "no.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe\.jsonl: expected a file, found a pipe; write it to a file first"):
+        read_pairs(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.parquet").symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"zero\.parquet: expected a file, found a device"):
+        read_pairs(tmp_path / "zero.parquet")
     with pytest.raises(DataError, match=r"\*\.jsonl: patterns are not read; give the folder"):
         read_pairs(tmp_path / "*.jsonl")
     with pytest.raises(DataError, match="nothing: no such file or folder"):
@@ -526,10 +537,57 @@ def test_column_when_of_another_type_then_nothing_is_converted_and_the_row_is_re
     assert [refusal.reason[: len(reason)] for refusal in refused] == [reason]
 
 
-def test_text_when_it_holds_half_a_character_then_it_is_replaced_in_files_and_in_memory(tmp_path: Path) -> None:
-    row = GOOD | {"chosen": " 4\ud800", "pair_id": "\udfff"}
-    (in_memory,), _ = parse_pairs([row])
-    (in_file,), _ = read_pairs(write_lines(tmp_path / "a.jsonl", [row]))
-    assert (
-        (in_memory.chosen.text, in_memory.pair_id) == (in_file.chosen.text, in_file.pair_id) == (" 4\ufffd", "\ufffd")
-    )
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"chosen": " 4\ud800"}, r"chosen: half of a surrogate pair, '\ud800', which no file can store"),
+        ({"pair_id": "\udfff"}, r"pair_id: half of a surrogate pair, '\udfff', which no file can store"),
+        ({"x": {"a": [{"b\ude00": 1}]}}, r"x: half of a surrogate pair, '\ude00', which no file can store"),
+        ({"tools": '[{"a": "\\ud800"}]'}, "tools: expected list or JSON of one, got"),
+        ({"\ud83d": 1}, r"half of a surrogate pair, '\ud83d', which no file can store"),
+    ],
+)
+def test_text_when_it_holds_half_a_character_then_the_row_is_refused_from_files_and_memory(
+    tmp_path: Path, columns: dict[str, Any], reason: str
+) -> None:
+    rows = [GOOD | {"chosen": " 4\ud83d\ude00"}, GOOD | columns]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    lines = write_lines(tmp_path / "a.jsonl", rows)
+    for pairs, refused in (parse_pairs(rows), read_pairs(lines), read_pairs(tmp_path / "a.json")):
+        assert [pair.chosen.text for pair in pairs] == [" 4\U0001f600"]
+        assert [refusal.reason[: len(reason)] for refusal in refused] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ('"chosen": "4"', "'chosen' occurs twice in an object that begins with ('prompt', '1')"),
+        ('"metadata": {"a": 1, "a": 2}', "'a' occurs twice in an object that begins with ('a', 1)"),
+        (r'"tools": "[{\"a\": 1, \"a\": 2}]"', "tools: expected list or JSON of one"),
+    ],
+)
+def test_key_when_an_object_has_it_twice_then_the_row_is_refused(tmp_path: Path, columns: str, reason: str) -> None:
+    line = f'{{"prompt": "1", "chosen": "2", "rejected": "3", {columns}}}'
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(GOOD)}\n{line}\n")
+    pairs, refused = read_pairs(tmp_path / "a.jsonl")
+    assert (len(pairs), refused[0].line) == (1, 2) and reason in refused[0].reason
+    (tmp_path / "a.json").write_text(f"[{line}]")
+    if refused[0].reason.startswith("not valid JSON"):
+        with pytest.raises(DataError, match=re.escape(f"a.json: not valid JSON: {reason}")):
+            read_pairs(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_row_when_it_is_longer_than_any_row_needs_then_it_is_refused_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(rows, "LONGEST_ROW", 2000)
+    long = [GOOD, GOOD | {"chosen": "x" * 5000}, GOOD]
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(long), tmp_path / name)
+    elif name == "a.json":
+        (tmp_path / name).write_text(json.dumps(long))
+    else:
+        write_lines(tmp_path / name, long)
+    pairs, refused = read_pairs(tmp_path / name)
+    assert len(pairs) == 2 and [(refusal.line, refusal.reason) for refusal in refused] == [(2, rows.TOO_LONG)]

@@ -121,10 +121,11 @@ def test_strategy_no_when_typed_bare_then_it_is_the_word_and_not_false(tmp_path:
     path = write(
         tmp_path / "r.yaml", {**TRAINING, "train": {**TRAINING["train"], "methods": {"ipo": {"eval_strategy": False}}}}
     )
-    recipe = load_recipe(path, ["train.save_strategy=no", "train.bf16=no"])
+    recipe = load_recipe(path, ["train.save_strategy=no", "train.bf16=no", "train.logging_steps=1_0"])
     assert recipe.train is not None
     values = recipe.train.values_for("ipo")
     assert (values["save_strategy"], values["eval_strategy"], values["bf16"]) == ("no", "no", False)
+    assert values["logging_steps"] == 10 and type(values["save_strategy"]) is str
     again = Recipe.parse(recipe.model_dump(exclude_unset=True), "x")
     assert again.train is not None and again.train.values_for("ipo") == values
 

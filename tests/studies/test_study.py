@@ -85,6 +85,7 @@ RECIPE = {
     },
     "report": {},
 }
+MANY = {f"train.{name}": [*range(100)] for name in "abcd"}
 STUDY: dict[str, Any] = {
     "name": "small",
     "recipe": "small.yaml",
@@ -147,6 +148,11 @@ def test_study_when_read_then_it_is_every_combination_with_each_seed_where_it_be
         ({"seeds": {"training": [1, 1]}}, "a seed occurs twice"),
         ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "two runs have this name"),
         ({"seed": [0]}, "seed"),
+        ({"overrides": MANY}, "200000000 runs, .* at most 10000"),
+        (
+            {"search": {"values": MANY, "methods": {"dpo": MANY}, "benchmarks": {"a": {"dataset": "a.jsonl"}}}},
+            "search: 100000000 runs",
+        ),
         ({"store": "s3://bucket/units"}, "store: expected a path on this machine"),
         ({"store": ""}, "store: expected a path, got nothing"),
     ],

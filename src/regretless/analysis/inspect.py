@@ -142,6 +142,7 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
     pairs = [pair for pair, _ in rows]
     distinct = {(pair.prompt_ids, *_ids(pair)) for pair in pairs}
     # Numbers and texts differ from row to row; the rest of the reason does not.
+    gains = _gains(rows)
     reasons = Counter(re.sub(r"'[^']*'|\d[\d.]*", "…", refusal.reason) for refusal in refused)
     return {
         "pairs": len(pairs),
@@ -152,7 +153,8 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "distinct_responses": len(set(_responses(pairs))),
         "repeated_pairs": len(pairs) - len(distinct),
         "reversed_pairs": sum((prompt, *reversed(sides)) in distinct for prompt, *sides in distinct if len(sides) == 2),
-        "equal_scores": sum(_equal_scores(row) for _, row in rows),
+        "equal_scores": sum(score == 0 for score in gains),
+        "lower_scores": sum(score < 0 for score in gains),
         "different_models": sum(_different_models(row) for _, row in rows),
         "without_behavior_logps": missing_values(pairs),
         "impossible_behavior_logps": _impossible(pairs),
@@ -192,9 +194,10 @@ def _ids(pair: TokenizedPair) -> list[Ids]:
     return [side.ids for side in pair.sides]
 
 
-def _equal_scores(pair: Pair) -> bool:
-    scores = [side.score for side in pair.sides.values()]
-    return None not in scores and len(set(scores)) == 1
+def _gains(rows: Sequence[Row]) -> list[float]:
+    """What the chosen side's score has above the rejected one's, of pairs that have both."""
+    scores = ([side.score for side in pair.sides.values()] for _, pair in rows)
+    return [both[0] - both[1] for both in scores if len(both) == 2 and both[0] is not None and both[1] is not None]
 
 
 def _different_models(pair: Pair) -> bool:
@@ -235,6 +238,11 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{data['equal_scores']} of {data['pairs']} pairs have equal scores on both sides: "
             "they express no preference"
+        )
+    if data["lower_scores"]:
+        notes.append(
+            f"{data['lower_scores']} of {data['pairs']} pairs have a lower score on the chosen side: check which side "
+            "is the better one, and that higher scores are better"
         )
     if data["different_models"]:
         notes.append(

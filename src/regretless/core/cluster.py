@@ -25,7 +25,7 @@ from regretless.core.children import portable
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import write_text
 from regretless.core.secrets import revealed
-from regretless.core.settings import Section
+from regretless.core.settings import DECIDED, Section
 from regretless.core.terminal import console
 from regretless.core.workers import Advance, Need, Worker
 
@@ -52,7 +52,7 @@ class ClusterConfig(Section):
     address: str = "local"
     """Address of the cluster: `local` starts one on this machine, `auto` finds the one that this machine belongs to,
     `ray://host:port` or `host:port` names one."""
-    runtime_env: dict[str, Any] = Field(default={})
+    runtime_env: Annotated[dict[str, Any], DECIDED] = Field(default={})
     """Ray's runtime environment of the workers, such as `pip`, `env_vars` or `working_dir`."""
     sample: WorkersConfig = WorkersConfig()
     """Workers that sample responses, those of `evaluate` included."""

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import secrets
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,12 @@ from typing import Any
 import xxhash
 
 from regretless.core.errors import DataError
-from regretless.core.text_cleaning import clean_text, json_value
+from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_text, json_value
 
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.regretless")
 """What an interrupted process was about to delete, or to move: no other program has such names (`leftover`)."""
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe; write it to a file first", stat.S_IFSOCK: "a socket"}
+"""What else than a file may be at a path, by its type; all others are devices."""
 
 
 def leftover(path: Path) -> Path:
@@ -94,13 +98,62 @@ def json_line(row: Mapping[str, Any]) -> str:
     return clean_text(line) + "\n"
 
 
+def what_is_not_a_file(path: Path) -> str | None:
+    """What is at a path instead of a file, for messages; None if there is a file, or nothing.
+
+    A pipe would block its reader, and a device may have no end.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    return None if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "a device")
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    """Text of a file (UTF-8) of at most so many characters.
+
+    Raises OSError if there is no file, or something else than one, and ValueError if it is longer, or not UTF-8.
+    """
+    if kind := what_is_not_a_file(path):
+        raise OSError(errno.EINVAL, f"expected a file, found {kind}", str(path))
+    with path.open(encoding="utf-8") as handle:
+        text = handle.read(-1 if most is None else most + 1)
+    if most is not None and len(text) > most:
+        raise ValueError(f"more than {most} characters")
+    return text
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Value of a JSON text, in which a duplicate key is an error: Python's own reader uses the last one.
+
+    Raises ValueError.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:
+        if "digits" in str(error):
+            raise ValueError(f"an integer of more than {MOST_DIGITS} digits") from error
+        raise
+
+
+def _object(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(entries)
+    if len(values) < len(entries):
+        twice = next(name for name, count in Counter(name for name, _ in entries).items() if count > 1)
+        raise ValueError(f"{twice!r:.60} occurs twice in an object that begins with {entries[0]!r:.60}")
+    return values
+
+
 def read_json(path: Path) -> Any:
     """Value of a JSON file. Raises DataError that names the file if it is missing or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_text(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path}: not valid JSON: {error}") from error
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializationInfo,
@@ -29,6 +30,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from regretless.core.errors import reject
 from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
+MOST_PROBLEMS = 100
+"""Most problems of one section that a message lists."""
 LONGEST_SHOWN = 120
 """Most characters of a value in a message."""
 LONGEST_NAME = 100
@@ -56,6 +59,31 @@ Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 """A random seed in settings. NumPy takes none of more bits."""
 MOST = 2**63 - 1
 """Greatest whole number in settings: libraries take none of more bits."""
+
+
+class Unquoted(str):
+    """A text that YAML 1.1 reads as something else where it has no quotes: `no`, `1_000`, `2026-01-02`.
+
+    The type of a setting decides what it is; only a setting of any type has to refuse it (`DECIDED`).
+    """
+
+    __slots__ = ()
+
+
+def _refuse_unquoted(value: Any) -> Any:
+    if isinstance(value, Unquoted):
+        raise ValueError(
+            f"{value} without quotes is a text in YAML 1.2 and something else in YAML 1.1; write true, false or a "
+            f'plain number, or "{value}" for a text'
+        )
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for item in inside:
+        _refuse_unquoted(item)
+    return value
+
+
+DECIDED = BeforeValidator(_refuse_unquoted)
+"""For settings of other programs, whose types are not known here: what YAML's versions read differently is refused."""
 
 
 class Section(BaseModel):
@@ -111,7 +139,9 @@ class Section(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            reject(where, _describe(cls, error.errors()))
+            items = error.errors()
+            more = [f"and {len(items) - MOST_PROBLEMS} more"] if len(items) > MOST_PROBLEMS else []
+            reject(where, [*_describe(cls, items[:MOST_PROBLEMS]), *more])
             raise  # unreachable: a ValidationError has at least one item
 
 

@@ -32,33 +32,43 @@ def is_clean(text: str) -> bool:
     return text.isascii() or _LONE.search(text) is None
 
 
-def clean_value(value: Any) -> Any:
-    """`clean_text` of every text, including keys, in a value that is not too deep."""
+def whole_text(text: str) -> str:
+    """The text with surrogate halves joined where both are present. Raises ValueError where one is missing."""
+    if is_clean(text):
+        return text
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+    if half := _LONE.search(joined):
+        raise ValueError(f"half of a surrogate pair, {half[0]!r}, which no file can store")
+    return joined
+
+
+def whole_value(value: Any) -> Any:
+    """`whole_text` of every text, including keys, in a value that is not too deep."""
     if isinstance(value, str):
-        return clean_text(value)
+        return whole_text(value)
     if isinstance(value, Mapping):
-        return {clean_value(key): clean_value(item) for key, item in value.items()}
+        return {whole_value(key): whole_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [clean_value(item) for item in value]
+        return [whole_value(item) for item in value]
     return value
 
 
-def clean_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a row in memory with `clean_text` of every text; lists of numbers are not scanned.
+def whole_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row with `whole_text` of every text; lists of numbers are not scanned.
 
-    Raises ValueError if a column is nested deeper than `MAX_DEPTH`.
+    Raises ValueError if half of a character is missing, or a column is nested deeper than `MAX_DEPTH`.
     """
-    return {clean_text(str(name)): _clean_column(str(name), value) for name, value in row.items()}
+    return {whole_text(str(name)): _whole_column(clean_text(str(name)), value) for name, value in row.items()}
 
 
-def _clean_column(name: str, value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, Mapping) or (isinstance(value, list | tuple) and not _is_number(value[:1])):
-        if is_too_deep(value):
-            raise ValueError(f"{name}: nested deeper than {MAX_DEPTH} levels")
-        return clean_value(value)
-    return value
+def _whole_column(name: str, value: Any) -> Any:
+    nested = isinstance(value, Mapping) or (isinstance(value, list | tuple) and not _is_number(value[:1]))
+    if nested and is_too_deep(value):
+        raise ValueError(f"{name}: nested deeper than {MAX_DEPTH} levels")
+    try:
+        return whole_value(value) if nested or isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _is_number(first: Sequence[Any]) -> bool:

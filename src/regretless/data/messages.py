@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from regretless.core.errors import DataError
-from regretless.core.text_cleaning import clean_text, clean_value
+from regretless.core.files import parse_json
+from regretless.core.text_cleaning import clean_text, whole_value
 from regretless.data.records import Message, Text
 from regretless.data.schema import Unusable, found
 
@@ -113,9 +114,9 @@ def from_json(value: Any, name: str, kind: type) -> Any:
     """A value of a kind (dict or list), or of JSON of one; None for nothing. Raises Unusable."""
     given = value
     try:
-        value = clean_value(json.loads(value)) if isinstance(value, str) and value else value
-    except (ValueError, RecursionError):
-        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(given)}") from None
+        value = whole_value(parse_json(value)) if isinstance(value, str) and value else value
+    except ValueError as error:
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(given)} ({error})") from None
     if value is None or (isinstance(value, str) and value == ""):
         return None
     if isinstance(value, tuple | np.ndarray):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from regretless.data.labeled_pairs import hint
 from regretless.data.messages import from_json, is_empty, read_message
 from regretless.data.records import PER_TOKEN, SIDES, Message, Side, SideName, Text
 from regretless.data.schema import (
@@ -101,10 +102,13 @@ def read_texts(row: Mapping[str, Any], keys: Keys) -> tuple[Text, Text, Text | N
     rejected = _text(row, keys.rejected)
     missing = [name for name, text in ((keys.chosen, chosen), (keys.rejected, rejected)) if text is None]
     if chosen is None or (keys.need_rejected and rejected is None):
-        hint = "; chosen_key, rejected_key and prompt_key name other columns" if len(missing) == 2 else ""
-        if hint and (marks := [name for name in MARKS if row.get(name) is not None]):
-            hint = f"; single responses with a {marks[0]} are unpaired data: give each row a good and a bad response"
-        raise Unusable(f"missing column(s) {', '.join(missing)}; found {_present(row)}{hint}")
+        advice = hint(row) if len(missing) == 2 else ""
+        if advice is None and (marks := [name for name in MARKS if row.get(name) is not None]):
+            advice = f"single responses with a {marks[0]} are unpaired data: give each row a good and a bad response"
+        if advice is None:
+            advice = "chosen_key names a column with the better response in every row, rejected_key one with the worse"
+        more = f"; {advice}" if advice else ""
+        raise Unusable(f"missing column(s) {', '.join(missing)}; found {_present(row)}{more}")
     implicit = prompt is None
     prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, keys)
     if implicit and isinstance(prompt, str):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from regretless.core.text_cleaning import clean_row
+from regretless.core.text_cleaning import whole_row
+from regretless.data.labeled_pairs import from_labeled
 from regretless.data.messages import read_template_arguments
 from regretless.data.preference_columns import (
     EQUAL,
@@ -113,7 +114,7 @@ def _cleaned(row: Any) -> Any:
     if not isinstance(row, Mapping):
         return row
     try:
-        return clean_row(row)
+        return whole_row(row)
     except ValueError as error:
         return error
 
@@ -127,7 +128,7 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]
         media = row.get(name)
         if media is not None and (not isinstance(media, Sequence | np.ndarray) or len(media)):
             raise Unusable(f"{name}: only text is read; remove the column if the texts do not need it")
-    row = from_openai(row)
+    row = from_labeled(from_openai(row), keys.chosen, keys.prompt)
     prompt, chosen, rejected = read_texts(row, keys)
     columns = PAIR.check(row)
     kind = columns.kind or ("masked" if columns.rejected_mask_len else "original")

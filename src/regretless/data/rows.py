@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from codecs import BOM_UTF8
@@ -15,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
-from regretless.core.files import atomic_path
-from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_text, clean_value, is_too_deep
+from regretless.core.files import atomic_path, json_line, parse_json, what_is_not_a_file
+from regretless.core.text_cleaning import MAX_DEPTH, clean_text, is_too_deep, whole_row
 from regretless.data.messages import parts_of, stored_text
 from regretless.data.records import SIDES, Pair, Response, Side
 from regretless.data.rejected_rows import Refusal
@@ -39,6 +40,9 @@ FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
 """Suffixes of compressed files and archives."""
+LONGEST_ROW = 2**26
+"""Most bytes of a row: the tokens of a million, with ids and log-probabilities, need about half of it."""
+TOO_LONG = f"more than {LONGEST_ROW} bytes in one row"
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a character in JSON."""
 
@@ -164,44 +168,46 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
     with path.open("rb") as handle:
-        for number, line in enumerate(handle, 1):
-            if line.strip():
+        for number in itertools.count(1):
+            line = handle.readline(LONGEST_ROW + 1)
+            if not line:
+                return
+            if len(line) > LONGEST_ROW:
+                while line and not line.endswith(b"\n"):
+                    line = handle.readline(LONGEST_ROW)
+                yield number, Refusal(str(path), number, TOO_LONG)
+            elif line.strip():
                 yield number, _parse_line(path, number, line.removeprefix(BOM_UTF8) if number == 1 else line)
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any] | Refusal:
     try:
         text = line.decode()
-        row = json.loads(text)
+        row = parse_json(text)
     except UnicodeDecodeError as error:
         return Refusal(str(path), number, f"not valid UTF-8: {error.reason} at byte {error.start}")
-    except (ValueError, RecursionError) as error:
-        return Refusal(str(path), number, f"not valid JSON: {_reason(error)}")
+    except ValueError as error:
+        return Refusal(str(path), number, f"not valid JSON: {error}")
     return _object(path, number, row, text)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return f"nested deeper than {MAX_DEPTH} levels"
-    return f"an integer of more than {MOST_DIGITS} digits" if "digits" in str(error) else str(error)
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
     try:
         text = path.read_bytes().removeprefix(BOM_UTF8).decode()
-        rows = json.loads(text)
+        rows = parse_json(text)
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not valid UTF-8: {error.reason} at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: not valid JSON: {_reason(error)}; one object a line belongs in a .jsonl file"
-        ) from error
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}; one object a line belongs in a .jsonl file") from error
     if not isinstance(rows, list):
         raise DataError(f"{path}: expected a JSON list of objects, got {type(rows).__name__}")
-    half = SURROGATE.search(text) is not None
+    half, long = SURROGATE.search(text) is not None, len(text) > LONGEST_ROW
     del text
     for number, row in enumerate(rows, 1):
-        yield number, _object(path, number, row, "\\ud800" if half else "", always=True)
+        if long and len(json_line(row)) > LONGEST_ROW:
+            yield number, Refusal(str(path), number, TOO_LONG)
+        else:
+            yield number, _object(path, number, row, "\\ud800" if half else "", always=True)
 
 
 def _object(path: Path, number: int, row: Any, text: str, *, always: bool = False) -> dict[str, Any] | Refusal:
@@ -210,7 +216,10 @@ def _object(path: Path, number: int, row: Any, text: str, *, always: bool = Fals
         return Refusal(str(path), number, f"expected a JSON object, got {type(row).__name__}")
     if (always or text.count("[") + text.count("{") > MAX_DEPTH) and is_too_deep(row):
         return Refusal(str(path), number, f"nested deeper than {MAX_DEPTH} levels")
-    return clean_value(row) if SURROGATE.search(text) is not None else row
+    try:
+        return whole_row(row) if SURROGATE.search(text) is not None else row
+    except ValueError as error:
+        return Refusal(str(path), number, str(error), row)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
@@ -252,6 +261,8 @@ def row_count(path: Path) -> int | None:
 
 
 def _batch_rows(path: Path, first: int, batch: pa.RecordBatch) -> Sequence[dict[str, Any] | Refusal]:
+    if batch.nbytes > LONGEST_ROW:
+        return [_single_row(path, first + place, batch.slice(place, 1)) for place in range(len(batch))]
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except (ValueError, OverflowError):  # texts that are not UTF-8, dates that Python does not have
@@ -260,6 +271,8 @@ def _batch_rows(path: Path, first: int, batch: pa.RecordBatch) -> Sequence[dict[
 
 
 def _single_row(path: Path, number: int, batch: pa.RecordBatch) -> dict[str, Any] | Refusal:
+    if batch.nbytes > LONGEST_ROW:
+        return Refusal(str(path), number, TOO_LONG)
     row: dict[str, Any] = {}
     for name in batch.schema.names:
         try:
@@ -282,6 +295,8 @@ def check_is_file(path: Path) -> None:
         files = sorted(file.name for file in path.iterdir() if file.suffix in FILE_SUFFIXES)
         inside = f" with {', '.join(files[:3])}{' and more' if len(files) > 3 else ''}; name one" if files else ""
         raise DataError(f"{path}: expected a file, found a folder{inside}")
+    if kind := what_is_not_a_file(path):
+        raise DataError(f"{path}: expected a file, found {kind}")
     if path.is_symlink():
         raise DataError(f"{path}: no such file: it is a link to {path.readlink()}, which does not exist")
     raise DataError(f"{path}: no such file")

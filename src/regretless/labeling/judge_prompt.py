@@ -13,6 +13,7 @@ import jinja2
 from jinja2.sandbox import SandboxedEnvironment
 
 from regretless.core.errors import ConfigError, reject
+from regretless.core.files import read_text
 from regretless.data.messages import full_text
 from regretless.data.prompts import SYSTEM_LINES
 from regretless.data.records import Message, Text
@@ -118,7 +119,7 @@ class Template:
         self.where = path or f"{name}.jinja"
         try:
             packaged = resources.files("regretless.labeling").joinpath(f"rubrics/{name}.jinja")
-            source = packaged.read_text("utf-8") if path is None else Path(path).expanduser().read_text("utf-8")
+            source = packaged.read_text("utf-8") if path is None else read_text(Path(path).expanduser())
             # Sandboxed, because a template may come with somebody else's recipe. Nothing is escaped: this is not HTML.
             environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
             self._template = environment.from_string(source)

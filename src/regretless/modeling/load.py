@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from peft import PeftConfig, PeftModel
@@ -30,7 +30,7 @@ from transformers.utils.logging import disable_progress_bar
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
-from regretless.core.settings import Section
+from regretless.core.settings import DECIDED, Section
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, set_template_arguments, turn_end_ids
 from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
 
@@ -59,12 +59,12 @@ class ModelConfig(Section):
     """Hub id or folder of the tokenizer; the model's own by default."""
     chat_template: str | None = None
     """Chat template: chatml, llama3, gemma, or the path of a Jinja file; the tokenizer's own by default."""
-    chat_template_kwargs: dict[str, bool | int | str] | None = None
+    chat_template_kwargs: Annotated[dict[str, bool | int | str] | None, DECIDED] = None
     """Arguments of the chat template for all prompts and responses, such as `{enable_thinking: false}`, by which the
     assistant's reasoning is left out of both sides of a pair; those of a row have precedence."""
     trust_remote_code: bool = False
     """Whether Python code that comes with the model may run."""
-    architecture: dict[str, Any] | None = None
+    architecture: Annotated[dict[str, Any] | None, DECIDED] = None
     """A transformers configuration with its `model_type`, for a model with random weights in place of `name_or_path`.
     Vocabulary size and special token ids come from `tokenizer` where they are not given."""
     init_seed: int = 0

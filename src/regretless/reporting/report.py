@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jinja2
 import pyarrow as pa
-import yaml
 from markupsafe import Markup
 from pydantic import Field
 
@@ -22,6 +21,7 @@ from regretless.core.run_folder import BASE
 from regretless.core.secrets import storable, without_secrets
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
+from regretless.core.yaml_settings import dump_text
 from regretless.data.messages import full_text, read_message
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
@@ -171,7 +171,7 @@ def _environment() -> jinja2.Environment:
         # A table has tool calls as JSON, and null for what a message lacks.
         "full_text": lambda message: full_text(read_message(message)),
         # Run folders of earlier versions may have secrets.
-        "settings": lambda value: yaml.safe_dump(storable(without_secrets(value)), sort_keys=False, allow_unicode=True),
+        "settings": lambda value: dump_text(storable(without_secrets(value))),
     }
     return environment
 

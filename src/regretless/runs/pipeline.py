@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray, connected
@@ -18,6 +17,7 @@ from regretless.core.ranks import is_first_process, processes
 from regretless.core.run_folder import RECIPE, RunFolder
 from regretless.core.stages import STAGES
 from regretless.core.terminal import print_note, terminal
+from regretless.core.yaml_settings import dump_text
 from regretless.evaluation.results import results_table
 from regretless.runs import cards
 from regretless.runs.preflight import asked_for, recipe_problems
@@ -92,7 +92,7 @@ def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> No
     if is_first_process():
         values = recipe.model_dump(mode="json", exclude_unset=True, exclude={"output_dir", "cluster", "parallel"})
         stage_record.check_ours(folder.path)
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        text = dump_text(values)
         stage_record.begin(folder.path, text, stages_of(recipe))
         write_text(folder.path / RECIPE, text)
     if not only:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, runtime_che
 from pydantic import Field, model_validator
 
 from regretless.core.errors import ServerError
-from regretless.core.settings import Section, Seed
+from regretless.core.settings import DECIDED, Section, Seed
 from regretless.data.records import FinishReason, LogpsKind, Text
 from regretless.servers.server_settings import ServerConfig
 
@@ -59,7 +59,7 @@ class VllmOptions(Section):
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Log-probabilities that vLLM records; it has one kind at a time. `raw`: of the model's own distribution, which
     regret needs. `processed`: of the distribution that is sampled from, after temperature, top-p, top-k, penalties."""
-    engine_args: dict[str, Any] = Field(default={})
+    engine_args: Annotated[dict[str, Any], DECIDED] = Field(default={})
     """Any other argument of vLLM's `LLM`, as `max_num_seqs` or `enforce_eager`."""
 
 

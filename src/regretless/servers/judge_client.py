@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from regretless.core.errors import BudgetError, DataError
 from regretless.core.secrets import revealed
-from regretless.core.settings import Section
+from regretless.core.settings import DECIDED, Section
 from regretless.core.terminal import console
 from regretless.data.records import Message
 from regretless.servers.ask import Answers, Question, UnreadableError, ask_all, describe
@@ -43,7 +43,7 @@ class JudgeAccess(Section):
     """Reasoning effort of a judge that reasons: low, medium or high. The paper uses medium."""
     max_reply_tokens: int = Field(default=8192, ge=1)
     """Most tokens in a judge's reply, reasoning included. A reply that is cut cannot be read."""
-    parameters: dict[str, Any] = Field(default={})
+    parameters: Annotated[dict[str, Any], DECIDED] = Field(default={})
     """Further request parameters, by the names that the server has for them; none that another setting determines."""
     attempts: int = Field(default=3, ge=1)
     """How often the judge is asked in all if its replies cannot be read; then the question counts as failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.paths import OutputPath
 from regretless.core.run_folder import BASE
 from regretless.core.secrets import is_secret, revealed
-from regretless.core.settings import FolderName, Section, Seed
+from regretless.core.settings import DECIDED, FolderName, Section, Seed
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
@@ -28,9 +29,17 @@ from regretless.studies.compared_runs import Run
 RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""
 OBJECTIVE = "train.objective"
+MOST_RUNS = 10_000
+"""Each is checked before the first begins, which takes milliseconds."""
 NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
 Seeds = list[Seed]
 Number = Annotated[int, Field(strict=True)] | float
+
+
+def check_count(count: int, where: str) -> None:
+    """Raise ConfigError for more runs than a study may have."""
+    if count > MOST_RUNS:
+        raise ConfigError(f"{where}: {count} runs, where a study has at most {MOST_RUNS}; vary fewer settings together")
 
 
 class SeedsConfig(Section):
@@ -76,10 +85,10 @@ class SearchConfig(Section):
     and make `trials` trials."""
     trials: int | None = Field(default=None, ge=1)
     """Number of trials of each method, for `tpe` and `random`."""
-    values: dict[str, list[Any] | RangeConfig] = Field(min_length=1)
+    values: Annotated[dict[str, list[Any] | RangeConfig], DECIDED] = Field(min_length=1)
     """Settings of training by key, such as `train.learning_rate`, each with at least two values, or, for `tpe` and
     `random`, a range. They take precedence over the method's own settings in the recipe."""
-    methods: dict[str, dict[str, list[Any] | RangeConfig]] = Field(default={})
+    methods: Annotated[dict[str, dict[str, list[Any] | RangeConfig]], DECIDED] = Field(default={})
     """Methods with values of their own in place of `values`; in a grid they must have as many combinations."""
     seeds: Seeds = Field(default=[0, 1, 2])
     """Training seeds of each trial; the trial with the best mean over them is taken."""
@@ -147,6 +156,7 @@ class SearchConfig(Section):
     def grid(self, method: str = "") -> list[dict[str, Any]]:
         """Every combination of values of a method, of a search without ranges."""
         lists = {key: values for key, values in self.space(method).items() if isinstance(values, list)}
+        check_count(math.prod(map(len, lists.values())), "search")
         return [dict(zip(lists, taken, strict=True)) for taken in itertools.product(*lists.values())]
 
     @property
@@ -195,10 +205,10 @@ class StudyConfig(Section):
     """Objectives to train, each by itself; by default those of the recipe."""
     seeds: SeedsConfig = SeedsConfig()
     """Seeds over which every model and method is repeated."""
-    overrides: dict[str, list[Any] | dict[str, Any]] = Field(default={})
+    overrides: Annotated[dict[str, list[Any] | dict[str, Any]], DECIDED] = Field(default={})
     """Settings by key, such as `mask.count` or `train.beta`, with a list of values, or values by label. Every
     combination is a variant; null removes a section."""
-    settings: dict[str, Any] = Field(default={})
+    settings: Annotated[dict[str, Any], DECIDED] = Field(default={})
     """Settings of all runs, by key."""
     search: SearchConfig | None = None
     """Choose settings of training for every model, variant and method before the study."""
@@ -357,6 +367,8 @@ def _cells(
     problems: dict[str, list[str]] = {}
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
     variants = [_labelled(values).items() for values in config.overrides.values()]
+    count = math.prod(map(len, [*variants, *seeds, config.models or [""]]))
+    check_count(count, str(path))
     for model, settings in (config.models or {"": {}}).items():
         runs = [
             (dict(zip(config.overrides, taken, strict=True)), more, data_seed, training_seed)

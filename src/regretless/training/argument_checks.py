@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Annotated, Any, Union
 
@@ -26,7 +26,7 @@ from transformers.training_args import OptimizerNames, trainer_log_levels
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
 
 from regretless.core.errors import ConfigError
-from regretless.core.settings import MOST_SEED
+from regretless.core.settings import MOST_SEED, Unquoted
 
 BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
     ({"gt": 0}, ("learning_rate", "num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
@@ -73,6 +73,15 @@ CHOICES_NAMED = 8
 """Most choices in a message, the nearest first."""
 
 _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
+
+
+def as_declared(kind: type[TrainingArguments], name: str, text: Unquoted) -> Any:
+    """What a text without quotes in YAML is to the type of an argument: `no` is false where that is true or false."""
+    hint = _hints(kind).get(name, str)
+    if {*(typing.get_args(hint) or (hint,))} <= {bool, int, float, type(None)}:
+        with suppress(ValidationError):
+            return TypeAdapter(hint).validate_python(text)
+    return str(text)
 
 
 def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:

@@ -14,9 +14,9 @@ from pydantic_core import InitErrorDetails
 from regretless.core.errors import problems_of
 from regretless.core.ranks import processes
 from regretless.core.secrets import Secret, revealed
-from regretless.core.settings import Section, setting_error
+from regretless.core.settings import Section, Unquoted, setting_error
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names
-from regretless.training.argument_checks import argument_problems, argument_problems_here
+from regretless.training.argument_checks import argument_problems, argument_problems_here, as_declared
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.training.processes import visible_gpus
@@ -284,8 +284,11 @@ STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
 
 
 def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with a strategy `no`, which YAML reads as false, as the word that transformers knows."""
+    """The settings with a strategy `false` as `no`, the word that transformers knows, and no text `Unquoted`."""
     found = {key: "no" if key in STRATEGIES and value is False else value for key, value in values.items()}
+    found |= {
+        key: as_declared(PreferenceConfig, key, value) for key, value in found.items() if isinstance(value, Unquoted)
+    }
     if isinstance(methods := found.get("methods"), Mapping):
         found["methods"] = {
             name: _spelled_out(entry) if isinstance(entry, Mapping) else entry for name, entry in methods.items()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any
 import yaml
 
 from regretless.core.errors import ConfigError, reject
+from regretless.core.files import parse_json, read_text
+from regretless.core.yaml_settings import load_text
 from regretless.data.records import Message
 from regretless.evaluation.chat.files import local_path
 
@@ -93,15 +94,15 @@ def _entries(benchmark: str, path: str | None, where: str) -> Mapping[str, Any]:
     try:
         if path is None:
             source = resources.files("regretless.evaluation.chat").joinpath(f"templates/{benchmark}.yaml")
-            values = yaml.safe_load(source.read_text("utf-8"))
+            values = load_text(source.read_text("utf-8"))
         else:
-            text = local_path(path).read_text("utf-8")
+            text = read_text(local_path(path))
             values = _parse(path, text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"judge prompt {where}: cannot be read ({error}); set it to the path of a text file"
         ) from error
-    except (yaml.YAMLError, json.JSONDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"judge prompt {where}: not valid: {error}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"judge prompt {where}: expected templates by name, got {type(values).__name__}")
@@ -110,9 +111,9 @@ def _entries(benchmark: str, path: str | None, where: str) -> Mapping[str, Any]:
 
 def _parse(path: str, text: str) -> Any:
     if path.endswith((".yaml", ".yml")):
-        return yaml.safe_load(text)
+        return load_text(text)
     if path.endswith(".jsonl"):
-        rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        rows = [parse_json(line) for line in text.splitlines() if line.strip()]
         return {row.get("name"): row for row in rows if isinstance(row, Mapping)}
     parts = {role: content.strip() for role, content in CHATML.findall(text)} or {"user": text}
     return {"system_prompt": parts.get("system", ""), "prompt_template": parts.get("user", "")}
