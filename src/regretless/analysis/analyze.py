@@ -27,7 +27,7 @@ from regretless.data.rejected_rows import check_some_left
 from regretless.data.rows import read_rows
 from regretless.data.tokenization import tokenize_pairs
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
-from regretless.modeling.training_folder import PAIR_SCORES, Trained, complete_checkpoints, trained_model
+from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
 
 Responses = Mapping[str, Mapping[str, Path]]
@@ -120,7 +120,7 @@ def _drift(
 ) -> dict[str, Any]:
     state = policy.state
     end = state.get("global_step")
-    saved = complete_checkpoints(policy.folder)
+    saved = saved_checkpoints(policy.folder)
     steps = evenly([step for step in saved if step != end], config.checkpoints)
     points = [point(sample, 0, start, start)]
     for step in steps:
