@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from regretless.analysis import token_rewards
 from regretless.analysis.calibration import OBSERVED, calibration
@@ -45,6 +45,13 @@ class AnalyzeConfig(TokenRewardsConfig):
     data."""
     checkpoints: int = Field(default=8, ge=0)
     """Most checkpoints of each training to score as well, evenly spread over those that were saved."""
+
+    @field_validator("policies")
+    @classmethod
+    def _are_not_the_base(cls, value: dict[str, str]) -> dict[str, str]:
+        if BASE in map(str.casefold, value):
+            raise ValueError(f"the name {BASE} is the reference's; choose another one")
+        return value
 
 
 def run(
