@@ -285,7 +285,7 @@ def test_settings_when_shared_go_to_each_benchmark_and_its_own_go_over_them() ->
         ({}, "at least one benchmark"),
         (
             {"benchmarks": {"a": {"benchmark": "gsm8k"}}, "chat": {"a": entry}},
-            "chat: a: `benchmarks` has the same label",
+            "chat: `benchmarks` has the same label: a",
         ),
         ({"chat": {"a": {**entry, "benchmark": "arena"}}}, "chat.a: .*'alpaca_eval', 'arena_hard', 'mt_bench'"),
         ({"chat": {"a": {**entry, "benchmark": "arena_hard"}}}, "baseline: required, not given"),

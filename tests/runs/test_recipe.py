@@ -26,6 +26,9 @@ TRAINING: dict[str, Any] = {
     },
 }
 
+CHAT: dict[str, Any] = {"benchmark": "mt_bench", "judge": "m", "questions": "q.jsonl"}
+PRETRAIN: dict[str, Any] = {"model": {"name_or_path": "m"}, "data": "d.jsonl"}
+
 
 def write(path: Path, values: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -328,3 +331,62 @@ def test_paths_below_the_home_folder_when_the_recipe_has_a_problem_then_only_mis
     said = str(caught.value)
     assert "pairs.limit: " in said and f"no such file or folder: {tmp_path / 'model'}" in said
     assert "pairs.jsonl" not in said
+
+
+SHARED_NAMES: dict[str, tuple[dict[str, Any], str]] = {
+    "evaluate, objective": (
+        {"evaluate": {"policies": {"dpo": "other"}}},
+        "evaluate.policies.dpo: another model of the run has this name",
+    ),
+    "evaluate, objective in capitals": (
+        {"evaluate": {"policies": {"DPO": "other"}}},
+        "evaluate.policies.DPO: another model of the run has this name",
+    ),
+    "evaluate, base": ({"evaluate": {"policies": {"Base": "other"}}}, "evaluate.policies: the name Base has a meaning"),
+    "evaluate, results": (
+        {"evaluate": {"policies": {"results.json": "other"}}},
+        "evaluate.policies: the name results.json has a meaning",
+    ),
+    "evaluate, twice": (
+        {"evaluate": {"policies": {"a": "x", "A": "y"}}},
+        "evaluate.policies: the names a, A differ in case alone",
+    ),
+    "benchmark and chat": (
+        {"evaluate": {"benchmarks": {"AIME": {"benchmark": "math500"}}, "chat": {"aime": CHAT}}},
+        "evaluate.chat: `benchmarks` has the same label: AIME, aime",
+    ),
+    "benchmark, harness": (
+        {"evaluate": {"benchmarks": {"Harness": {"benchmark": "math500"}}}},
+        "evaluate.benchmarks: the name harness has a meaning",
+    ),
+    "analyze, objective": (
+        {"analyze": {"policies": {"dpo": "other"}}},
+        "analyze.policies.dpo: another model of the run has this name",
+    ),
+    "analyze, evaluated": (
+        {"evaluate": {"policies": {"a": "x"}}, "analyze": {"policies": {"a": "y"}}},
+        "analyze.policies.a: another model of the run has this name",
+    ),
+    "analyze, base": (
+        {"analyze": {"policies": {"base": "other"}}},
+        "analyze.policies: the name base is",
+    ),
+    "pretrain": ({"pretrain": {"a": PRETRAIN, "A": PRETRAIN}}, "pretrain: the names a, A differ in case alone"),
+}
+
+
+@pytest.mark.parametrize(("sections", "problem"), SHARED_NAMES.values(), ids=SHARED_NAMES)
+def test_models_when_two_would_share_a_name_or_a_folder_then_the_recipe_is_refused(
+    sections: dict[str, Any], problem: str
+) -> None:
+    evaluate = {"benchmarks": {"b": {"benchmark": "math500"}}, **sections.get("evaluate", {})}
+    with pytest.raises(ConfigError) as caught:
+        parse_recipe({**TRAINING, **sections, "evaluate": evaluate}, "recipe")
+    assert [text[: len(problem)] for text in caught.value.problems] == [problem], caught.value.problems
+
+
+def test_model_when_named_again_by_the_same_name_then_it_can_be_analyzed() -> None:
+    policies = {"dpo": "{run}/train/dpo", "a": "x"}
+    evaluate = {"benchmarks": {"b": {"benchmark": "math500"}}, "policies": {"a": "x"}}
+    recipe = parse_recipe({**TRAINING, "evaluate": evaluate, "analyze": {"policies": policies}}, "recipe")
+    assert recipe.analyze is not None and recipe.analyze.policies == policies

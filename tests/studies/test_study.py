@@ -85,18 +85,21 @@ RECIPE = {
     },
     "report": {},
 }
-MANY = {f"train.{name}": [*range(100)] for name in "abcd"}
 STUDY: dict[str, Any] = {
     "name": "small",
     "recipe": "small.yaml",
     "methods": ["dpo", "repo"],
     "seeds": {"training": [0, 1]},
 }
+JUDGED: dict[str, Any] = {
+    "benchmarks": {"other": {"dataset": "{run}/world/test.jsonl", "answer_column": "answer"}},
+}
 
 
 def load(folder: Path, changes: dict[str, Any] | None = None, **options: Any) -> Study:
     (folder / "small.yaml").write_text(yaml.safe_dump(RECIPE))
-    (folder / "study.yaml").write_text(json.dumps({**STUDY, "output_dir": str(folder / "out"), **(changes or {})}))
+    values = {**STUDY, "output_dir": str(folder / "out"), **(changes or {})}
+    (folder / "study.yaml").write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     return load_study(folder / "study.yaml", **options)
 
 
@@ -138,6 +141,10 @@ def test_study_when_read_then_it_is_every_combination_with_each_seed_where_it_be
         assert recipe.run_dir == tmp_path / "out" / "runs" / cell.name
 
 
+LONG = "a" * 300
+TEN = [*range(10)]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -145,16 +152,38 @@ def test_study_when_read_then_it_is_every_combination_with_each_seed_where_it_be
         ({"methods": ["dpoo"]}, "dpoo"),
         ({"overrides": {"train.bet": [0.1]}}, "train.bet"),
         ({"overrides": {"train.beta": []}}, "expected at least one value"),
+        ({"overrides": {"train.beta": [1, "1"]}}, "overrides: train.beta=1: a value occurs twice"),
         ({"seeds": {"training": [1, 1]}}, "a seed occurs twice"),
-        ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "two runs have this name"),
+        ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "a-b: two runs have this folder"),
+        ({"models": {"a": {}, "A": {}}, "seeds": {}}, "A: two runs have this folder"),
+        ({"models": {"..": {}}, "seeds": {}}, r"\.\.: expected at most 200 bytes, beginning with a letter"),
+        ({"models": {"..": {}}}, r"\.\._training-0: expected at most 200 bytes, beginning with a letter"),
+        ({"models": {".": {}}, "seeds": {}}, r"\.: expected at most 200 bytes, beginning with a letter"),
+        ({"models": {LONG: {}}, "seeds": {}}, f"{LONG}: expected at most 200 bytes"),
+        ({"overrides": {"train.beta": {LONG: 1, "b": 2}}}, f"train.beta={LONG}_training-0: expected at most 200 bytes"),
+        ({"models": {"": {}, "b": {}}}, "models: expected labels that are not empty"),
         ({"seed": [0]}, "seed"),
-        ({"overrides": MANY}, "200000000 runs, .* at most 10000"),
-        (
-            {"search": {"values": MANY, "methods": {"dpo": MANY}, "benchmarks": {"a": {"dataset": "a.jsonl"}}}},
-            "search: 100000000 runs",
-        ),
         ({"store": "s3://bucket/units"}, "store: expected a path on this machine"),
         ({"store": ""}, "store: expected a path, got nothing"),
+        ({"distance_to": "nope"}, "distance_to: expected one of dpo, repo, got nope"),
+        ({"distance_to": "nope", "methods": []}, "distance_to: expected one of dpo, repo, ipo, got nope"),
+        ({"baseline": "nope"}, "baseline: expected one of base, dpo, repo, got nope"),
+        (
+            {"baseline": "train.beta=1", "overrides": {"train.beta": [2, 3]}},
+            "dpo, repo, train.beta=2, train.beta=3, got",
+        ),
+        (
+            {"search": {"values": {"train.beta": [1, 2]}, "methods": {"nope": {"train.beta": [1, 2]}}, **JUDGED}},
+            "search.methods: expected one of dpo, repo, got nope",
+        ),
+        (
+            {"overrides": {f"train.{name}": TEN for name in "abcdefgh"}},
+            "expected at most 10,000 runs, got 200,000,000: every combination is one",
+        ),
+        (
+            {"search": {"values": {f"train.{name}": TEN for name in "abcdefgh"}, **JUDGED}},
+            "search: expected at most 10,000 runs, got 300,000,000: every combination is one",
+        ),
     ],
 )
 def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(
@@ -162,6 +191,27 @@ def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         load(tmp_path, changes)
+
+
+@pytest.mark.parametrize("label", ["a/b", "../a", "a\x00b", "a b", "😀a", "-a", "con"])
+def test_run_when_its_label_is_no_name_of_a_folder_then_its_folder_is_in_the_study(tmp_path: Path, label: str) -> None:
+    study = load(tmp_path, {"models": {f"m{label}": {}}, "seeds": {}})
+    (cell,) = study.cells
+    assert cell.model == f"m{label}"
+    assert cell.recipe.run_dir.parent == tmp_path / "out" / "runs" and "\0" not in cell.name
+
+
+def test_value_when_it_has_a_character_beyond_16_bits_then_the_run_has_it(tmp_path: Path) -> None:
+    study = load(tmp_path, {"settings": {"sample.prompts.answer_column": "😀"}})
+    assert all(cell.recipe.sample and cell.recipe.sample.prompts.answer_column == "😀" for cell in study.cells)
+
+
+def test_problems_of_names_and_of_recipes_when_read_then_they_are_reported_together(tmp_path: Path) -> None:
+    models = {"a": {"sample": {"n": 0}}, "..": {}}
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"models": models, "distance_to": "nope", "baseline": "other", "seeds": {}})
+    starts = ["distance_to: expected", "baseline: expected", "sample.n: ", "..: expected at most"]
+    assert [text[: len(start)] for text, start in zip(caught.value.problems, starts, strict=True)] == starts
 
 
 def test_problems_of_several_runs_when_read_then_they_are_reported_together(tmp_path: Path) -> None:

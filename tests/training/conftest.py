@@ -108,7 +108,8 @@ def make_trainer(
             "use_cpu": True,
             "max_tokens_per_microbatch": 60,
         }
-        rest = {name: arguments.pop(name) for name in ("eval_dataset", "ref_model", "callbacks") if name in arguments}
+        others = ("eval_dataset", "ref_model", "callbacks", "optimizers", "optimizer_cls_and_kwargs")
+        rest = {name: arguments.pop(name) for name in others if name in arguments}
         model = arguments.pop("model", None) or make_model()
         torch.manual_seed(11)
         plain = {"r": 4, "lora_alpha": 8, "lora_dropout": dropout, "target_modules": "all-linear"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import itertools
 import json
 import os
@@ -171,14 +172,32 @@ def test_sharded_model_when_trained_by_two_processes_then_it_is_that_of_one_and_
 
 
 @pytest.mark.usefixtures("recipe")
-def test_training_when_it_resumes_then_it_says_from_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_when_it_resumes_then_it_says_from_where_and_why_not_from_a_later_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = TrainConfig(**TRAIN, save_steps=2)
-    given = (ModelConfig(name_or_path=str(tmp_path / "model")), tmp_path / "pairs.jsonl", tmp_path / "trained")
+    output = tmp_path / "trained"
+    given = (ModelConfig(name_or_path=str(tmp_path / "model")), tmp_path / "pairs.jsonl", output)
+
+    def said() -> str:
+        train.run(config, "dpo", *given)
+        text = " ".join(capsys.readouterr().err.split())
+        assert filecmp.cmp(output / "adapter_model.safetensors", tmp_path / "expected", False)
+        return text
+
     train.run(config, "dpo", *given)
+    shutil.copy(output / "adapter_model.safetensors", tmp_path / "expected")
     assert "resumes" not in capsys.readouterr().err
-    (tmp_path / "trained" / "checkpoint-4" / "trainer_state.json").unlink()
-    train.run(config, "dpo", *given)
-    assert "train dpo: resumes from checkpoint-2\n" in capsys.readouterr().err
+    (output / "checkpoint-4" / "trainer_state.json").unlink()
+    found = said()
+    assert "note: checkpoint-4: trainer_state.json is missing; it is not resumed from" in found
+    assert "train dpo: resumes from checkpoint-2 " in found
+    for checkpoint in output.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    found = said()
+    for step in (4, 2):
+        assert f"checkpoint-{step}: optimizer.pt cannot be read (No such file or directory); it is not" in found
+    assert "train dpo: starts over, without a complete checkpoint" in found
 
 
 @pytest.mark.usefixtures("recipe")

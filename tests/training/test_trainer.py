@@ -201,7 +201,8 @@ def test_resume_when_stopped_at_a_checkpoint_then_parameters_are_bit_equal(
     broken = tmp_path / "parts" / "checkpoint-12"
     broken.mkdir()
     (broken / "trainer_state.json").write_text('{"global_step": 1')
-    assert last_complete_checkpoint(tmp_path / "parts") == str(tmp_path / "parts" / "checkpoint-9")
+    problem = "checkpoint-12: trainer_state.json is broken"
+    assert last_complete_checkpoint(tmp_path / "parts") == (str(tmp_path / "parts" / "checkpoint-9"), [problem])
 
     resumed = make_trainer(**options, output_dir=str(tmp_path / "parts"))
     resumed.train(resume_from_checkpoint=True)

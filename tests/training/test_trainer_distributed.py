@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from launching import (
     train,
 )
 from regretless.data.tokenization import TokenizedPair
+from regretless.modeling.training_folder import checkpoint_problem, last_complete_checkpoint
 from regretless.training.sharding import FSDP2
 
 
@@ -127,7 +129,7 @@ def test_two_processes_when_few_steps_are_asked_for_then_both_have_the_reference
 
 
 @pytest.mark.slow
-def test_sharded_checkpoint_when_loaded_then_training_goes_on_from_it_and_one_process_reads_it(
+def test_sharded_checkpoint_when_the_next_one_is_damaged_then_training_goes_on_from_it_and_one_process_reads_it(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast, pairs: list[TokenizedPair]
 ) -> None:
     arguments = ARGUMENTS | {
@@ -141,10 +143,18 @@ def test_sharded_checkpoint_when_loaded_then_training_goes_on_from_it_and_one_pr
     task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False, "arguments": arguments}
     whole, log = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task)
     assert log[-1]["step"] == 5
-    last, middle = (tmp_path / "run" / "out" / f"checkpoint-{step}" for step in (5, 2))
+    last, damaged, middle = (tmp_path / "run" / "out" / f"checkpoint-{step}" for step in (5, 4, 2))
     merge_fsdp_weights(str(last / "pytorch_model_fsdp_0"), str(tmp_path / "merged"))
     assert_equal(load_file(tmp_path / "merged" / "model.safetensors"), whole)
-    again, log_again = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=str(middle))
+    shutil.rmtree(last)
+    (shard,) = (damaged / "optimizer_0").glob("__1_*.distcp")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    assert last_complete_checkpoint(last.parent) == (
+        str(middle),
+        [f"checkpoint-4: optimizer_0/{shard.name} is not as it was written"],
+    )
+    again, log_again = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=True)
+    assert checkpoint_problem(damaged) is None, "it was written anew"
     assert_equal(again, whole)
     assert_logged(log_again, log, ("loss", "rewards/margins", "logps/chosen", "eval_loss", "train_loss"), rel=1e-6)
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from regretless.core.errors import ConfigError, NonFiniteLossError
 from regretless.data.tokenization import TokenizedPair
-from regretless.modeling.training_folder import load_weights
+from regretless.modeling.training_folder import list_files, load_weights
 from regretless.training import trainer as trainer_module
 from regretless.training.reference import ReferenceLogps
 from regretless.training.trainer import PreferenceTrainer
@@ -108,6 +108,7 @@ def test_mixture_when_all_weights_are_trained_then_resuming_and_the_best_model_h
     weights = load_file(file)
     del weights["model.norm.weight"]
     save_file(weights, file, {"format": "pt"})
+    list_files(file.parent)
     with pytest.raises(ConfigError, match=r"missing_keys: model\.norm\.weight"):
         make("whole").train(resume_from_checkpoint=str(file.parent))
 

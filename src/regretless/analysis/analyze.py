@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from regretless.analysis import token_rewards
 from regretless.analysis.calibration import OBSERVED, calibration
@@ -27,7 +27,7 @@ from regretless.data.rejected_rows import check_some_left
 from regretless.data.rows import read_rows
 from regretless.data.tokenization import tokenize_pairs
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
-from regretless.modeling.training_folder import PAIR_SCORES, Trained, complete_checkpoints, trained_model
+from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
 
 Responses = Mapping[str, Mapping[str, Path]]
@@ -45,6 +45,13 @@ class AnalyzeConfig(TokenRewardsConfig):
     data."""
     checkpoints: int = Field(default=8, ge=0)
     """Most checkpoints of each training to score as well, evenly spread over those that were saved."""
+
+    @field_validator("policies")
+    @classmethod
+    def _are_not_the_base(cls, value: dict[str, str]) -> dict[str, str]:
+        if BASE in map(str.casefold, value):
+            raise ValueError(f"the name {BASE} is the reference's; choose another one")
+        return value
 
 
 def run(
@@ -120,7 +127,7 @@ def _drift(
 ) -> dict[str, Any]:
     state = policy.state
     end = state.get("global_step")
-    saved = complete_checkpoints(policy.folder)
+    saved = saved_checkpoints(policy.folder)
     steps = evenly([step for step in saved if step != end], config.checkpoints)
     points = [point(sample, 0, start, start)]
     for step in steps:

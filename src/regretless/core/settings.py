@@ -8,8 +8,8 @@ import functools
 import re
 import textwrap
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Self, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -52,8 +52,25 @@ def check_name(value: str) -> str:
     return value
 
 
+def in_one_folder(names: Iterable[str]) -> list[str]:
+    """Those of the names that would share a folder: equal ones, and on some file systems those that differ in case."""
+    by_folder: dict[str, list[str]] = {}
+    for name in names:
+        by_folder.setdefault(name.casefold(), []).append(name)
+    return [name for alike in by_folder.values() if len(alike) > 1 for name in alike]
+
+
+def _check_apart(values: dict[str, Item]) -> dict[str, Item]:
+    if alike := in_one_folder(values):
+        raise ValueError(f"the names {', '.join(alike)} differ in case alone, and become folders; choose others")
+    return values
+
+
+Item = TypeVar("Item")
 FolderName = Annotated[str, AfterValidator(check_name)]
 """A name in settings that becomes part of a path."""
+ByFolder = Annotated[dict[FolderName, Item], AfterValidator(_check_apart)]
+"""Settings by such a name; each name has a folder."""
 MOST_SEED = 2**32 - 1
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 """A random seed in settings. NumPy takes none of more bits."""

@@ -18,7 +18,8 @@ from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
 from regretless.core.run_folder import BASE
-from regretless.core.settings import FolderName, Section, Seed
+from regretless.core.settings import ByFolder, Section, Seed, in_one_folder
+from regretless.core.stage_folder import UNUSED
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
@@ -42,6 +43,8 @@ from regretless.servers.server_settings import ServerConfig
 
 INSPECT = "inspect"
 """Folder of Inspect's logs among those of the models."""
+TAKEN = {BASE, SAMPLES, INSPECT, UNUSED, "results.json"}
+"""What else lies among the folders of the models."""
 PASS_AT_1 = "Pass@1 (%)"
 
 
@@ -87,11 +90,11 @@ class BenchmarkSource(Section):
 class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, optional sampling runs over seeds, and chat benchmarks."""
 
-    benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
+    benchmarks: ByFolder[BenchmarkSource] = Field(default={})
     """Benchmarks with gold answers, each under a label of your choice; null removes one that the recipe extends."""
-    chat: dict[FolderName, ChatBenchmark] = Field(default={})
+    chat: ByFolder[ChatBenchmark] = Field(default={})
     """Benchmarks whose answers a judge reads, each under a label of your choice; null removes one."""
-    policies: dict[FolderName, str] = Field(default={})
+    policies: ByFolder[str] = Field(default={})
     """Further models to evaluate besides `model` and what `train` makes, each under a label of your choice: folders of
     trained models or adapters, or hub ids."""
     harness: list[str] = Field(default=[])
@@ -165,12 +168,15 @@ class EvaluateConfig(Section):
     def _benchmarks_with_names(self) -> Self:
         if not self.benchmarks and not self.chat and not self.harness:
             raise ValueError("expected at least one benchmark in `benchmarks` or `chat`, or a task in `harness`")
-        if harness.FOLDER in self.benchmarks.keys() | self.chat.keys():
-            raise ValueError(f"benchmarks: {harness.FOLDER}: this name has a meaning of its own; choose another one")
-        if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
-            raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another one")
-        if taken := sorted(self.policies.keys() & {BASE, SAMPLES, INSPECT}):
-            raise ValueError(f"policies: {', '.join(taken)}: this name has a meaning of its own; choose another one")
+        labels = [*self.benchmarks, *self.chat]
+        if harness.FOLDER in map(str.casefold, labels):
+            raise ValueError(f"benchmarks: the name {harness.FOLDER} has a meaning of its own; choose another one")
+        if twice := in_one_folder(labels):
+            raise ValueError(
+                f"chat: `benchmarks` has the same label: {', '.join(dict.fromkeys(twice))}; choose another"
+            )
+        if taken := [label for label in self.policies if label.casefold() in TAKEN]:
+            raise ValueError(f"policies: the name {', '.join(taken)} has a meaning of its own; choose another one")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from transformers import PreTrainedModel
 from transformers.trainer_utils import rotate_checkpoints
 
-from regretless.core.errors import ConfigError
-from regretless.core.files import read_json
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.files import LEFTOVER, read_json, write_json
 from regretless.core.run_folder import RUN, resolve
 from regretless.core.stage_folder import MANIFEST
 from regretless.modeling.load import ModelConfig
@@ -24,6 +26,14 @@ from regretless.objectives import hyperparameter_names
 ADAPTER = "adapter_config.json"
 """File that tells an adapter's folder from a model's."""
 STATE, PAIR_SCORES = "trainer_state.json", "pair_scores.jsonl"
+CHECKPOINT = "checkpoint-"
+FILES = "files.json"
+"""The file of a checkpoint that lists the others."""
+LOG_STATE = "log_state.json"
+"""A file that checkpoints of this package have, and those of another Trainer do not (`training/log_state.py`)."""
+STATES = ("optimizer*", "scheduler.pt", "rng_state*.pth")
+"""Files, or folders, that a Trainer's checkpoint has besides the model."""
+BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -84,43 +94,99 @@ def trained_model(start: ModelConfig, trained: str, run: Path) -> ModelConfig:
     return ModelConfig(name_or_path=trained, **kept)
 
 
-def complete_checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder that were written to their end, by step, in order.
+def saved_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder whose model was written to its end, by step, in order.
 
     trainer_state.json is the last file of a checkpoint: one that is missing or broken marks a save that was cut off.
     """
-    found: dict[int, Path] = {}
-    for path in folder.glob("checkpoint-*"):
-        number = path.name.removeprefix("checkpoint-")
+    return {step: path for step, path in _checkpoints(folder).items() if _state_problem(path) is None}
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    """Everything that is named like a checkpoint, by step, in order."""
+    numbers = {path.name.removeprefix(CHECKPOINT): path for path in folder.glob(f"{CHECKPOINT}*")}
+    return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
+
+
+def list_files(checkpoint: Path) -> None:
+    """Write down the size and content of every file of a checkpoint, before its last one, trainer_state.json."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and not LEFTOVER.match(path.name))
+    names = {path.relative_to(checkpoint).as_posix(): path for path in files}
+    write_json(checkpoint / FILES, {name: _content(path) for name, path in names.items() if name not in (STATE, FILES)})
+
+
+def checkpoint_problem(checkpoint: Path) -> str | None:
+    """Why training cannot go on from a checkpoint: a file that is missing or not as it was written; None if it can.
+
+    The files are those that `list_files` wrote down. A checkpoint of another Trainer has no such list: of the states
+    that it holds besides the model, none may be missing.
+    """
+    if (problem := _state_problem(checkpoint)) is not None:
+        return problem
+    if (checkpoint / FILES).exists():
+        return _changed_file(checkpoint)
+    missing = [name for name in STATES if not any(checkpoint.glob(name))]
+    if missing:
+        return f"there is no {' and no '.join(missing)}" + (" (save_only_model)" if missing == [*STATES] else "")
+    return f"{FILES} is missing" if (checkpoint / LOG_STATE).exists() else None
+
+
+def _changed_file(checkpoint: Path) -> str | None:
+    try:
+        listed = read_json(checkpoint / FILES)
+    except DataError:
+        return f"{FILES} is broken"
+    for name, content in listed.items():
         try:
-            state = json.loads((path / STATE).read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            continue
-        if number.isdigit() and state.get("global_step") == int(number):
-            found[int(number)] = path
-    return dict(sorted(found.items()))
+            if _content(checkpoint / name) != content:
+                return f"{name} is not as it was written"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
+def _state_problem(checkpoint: Path) -> str | None:
+    try:
+        state = json.loads((checkpoint / STATE).read_bytes())
+    except (OSError, ValueError) as error:
+        return f"{STATE} is {'broken' if isinstance(error, ValueError) else 'missing'}"
+    step, number = state.get("global_step") if isinstance(state, dict) else None, checkpoint.name
+    is_another = number.startswith(CHECKPOINT) and number != f"{CHECKPOINT}{step}"
+    return f"{STATE} is of step {step}" if step is None or is_another else None
+
+
+def _content(file: Path) -> list[Any]:
+    """Size in bytes, and a hash of at most 64 MiB of them: evenly spread blocks, the first and the last among them."""
+    size, digest = file.stat().st_size, xxhash.xxh3_128()
+    count = math.ceil(size / BLOCK)
+    with file.open("rb") as handle:
+        for number in sorted({*range(0, count, max(1, math.ceil(count / 63))), max(0, count - 1)}):
+            handle.seek(number * BLOCK)
+            digest.update(handle.read(BLOCK))
+    return [size, digest.hexdigest()]
 
 
 def clear_checkpoints(last: Path, limit: int | None) -> None:
-    """Delete remains of interrupted checkpoints beside the `last` one, so that at most `limit` stay.
+    """Delete what was cut off behind the `last` complete checkpoint, and old ones, so that at most `limit` stay.
 
-    These are half-written ones, and old ones whose deletion was interrupted. The Trainer deletes by a folder's
-    modification time, and an interrupted deletion has made that of an old checkpoint later than that of newer ones: it
-    would be kept in their place.
+    The Trainer deletes old ones by their folders' modification time. A deletion that was interrupted has made that of
+    an old checkpoint later than that of newer ones, and it would be kept in their place: it goes first.
     """
-    complete = complete_checkpoints(last.parent).values()
-    for path in last.parent.glob("checkpoint-*"):
-        if path.name.removeprefix("checkpoint-").isdigit() and path not in complete:
+    step = int(last.name.removeprefix(CHECKPOINT))
+    for number, path in _checkpoints(last.parent).items():
+        problem = _state_problem if limit is None or number > step else checkpoint_problem
+        if number != step and problem(path) is not None:
             shutil.rmtree(path)
     best = read_json(last / STATE).get("best_model_checkpoint")
     rotate_checkpoints(str(last.parent), limit, best)
 
 
-def last_complete_checkpoint(folder: Path) -> str | None:
-    """The checkpoint-N with the largest N that training can go on from, or None.
-
-    One without the optimizer's state (`save_only_model`) holds a model and nothing to go on with; the random state is
-    saved with the optimizer's, in whatever files that lies.
-    """
-    found = [path for path in complete_checkpoints(folder).values() if any(path.glob("rng_state*.pth"))]
-    return str(found[-1]) if found else None
+def last_complete_checkpoint(folder: Path) -> tuple[str | None, list[str]]:
+    """The checkpoint-N with the largest N that training can go on from, or None; and why not from each later one."""
+    problems: list[str] = []
+    for path in reversed(_checkpoints(folder).values()):
+        problem = checkpoint_problem(path)
+        if problem is None:
+            return str(path), problems
+        problems.append(f"{path.name}: {problem}")
+    return None, problems

@@ -394,7 +394,7 @@ class Counting:
         steps = estimate.counts.get("steps")
         if steps is not None:
             self._training_files(estimate, steps)
-            checkpoint = last_complete_checkpoint(unit.folder) if unit.state is State.INTERRUPTED else None
+            checkpoint, _ = last_complete_checkpoint(unit.folder) if unit.state is State.INTERRUPTED else (None, [])
             if checkpoint is not None:
                 estimate.parts = int(Path(checkpoint).name.removeprefix("checkpoint-")), int(steps)
 

@@ -18,8 +18,8 @@ from regretless.core.bundled import find
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.paths import OutputPath
-from regretless.core.run_folder import PATH_KEYS
-from regretless.core.settings import MOST_SEED, FolderName, Section, Seed, setting_error, sound_part
+from regretless.core.run_folder import PATH_KEYS, RUN
+from regretless.core.settings import MOST_SEED, ByFolder, FolderName, Section, Seed, setting_error, sound_part
 from regretless.core.terminal import print_note
 from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
@@ -101,11 +101,11 @@ class Recipe(Section):
     """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None
     """Generate the embedded world: problems, tokenizer and demonstrations."""
-    pretrain: dict[FolderName, PretrainConfig] = Field(default_factory=dict)
+    pretrain: ByFolder[PretrainConfig] = Field(default_factory=dict)
     """Models to train from scratch before anything else, by name; each is written to `{run}/pretrain/<name>`."""
     model: ModelConfig | None = None
     """The policy before preference training; it is also the reference model."""
-    prompts: dict[FolderName, PromptSource] = Field(default_factory=dict)
+    prompts: ByFolder[PromptSource] = Field(default_factory=dict)
     """Sources of prompts, by name; they are combined into `{run}/prompts/prompts.jsonl` (`prompt`, `answer`)."""
     sample: SampleConfig | None = None
     """Answer the prompts with behavior models, with the log-probability of every token."""
@@ -145,6 +145,8 @@ class Recipe(Section):
             recipe = handler(values)
         except ValidationError as error:
             errors = [setting_error(item["loc"], item["msg"], item["input"], item["type"]) for item in error.errors()]
+        else:
+            errors = [setting_error(key, problem, name) for key, problem, name in _taken_labels(recipe)]
         errors += [setting_error(tuple(key.split(".")), problem, {}) for key, problem in _misfits(values)]
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
@@ -222,6 +224,22 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     report = values.get("report")
     if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in present:
         yield "report.figures", "no token rewards to draw; add `analyze`"
+
+
+def _taken_labels(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Key, problem and label of models that settings name like other models of the run."""
+    trained = {} if recipe.train is None else {name: f"{RUN}/train/{name}" for name in recipe.train.objectives}
+    evaluated = {} if recipe.evaluate is None else recipe.evaluate.policies
+    analyzed = {} if recipe.analyze is None else recipe.analyze.policies
+    for section, labels, others in (("evaluate", evaluated, trained), ("analyze", analyzed, trained | evaluated)):
+        for label, folder in labels.items():
+            same = [other for name, other in others.items() if name.casefold() == label.casefold()]
+            if same and (section == "evaluate" or _in_run(folder, recipe) != _in_run(same[0], recipe)):
+                yield (section, POLICIES, label), "another model of the run has this name; choose another one", label
+
+
+def _in_run(folder: str, recipe: Recipe) -> Path:
+    return Path(folder.replace(RUN, str(recipe.run_dir)))
 
 
 def run_folder(name: str, output_dir: str | None = None) -> Path:

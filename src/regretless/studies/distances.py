@@ -25,7 +25,7 @@ from regretless.studies.comparison import Column, Comparison, Decoding, Row
 from regretless.studies.evaluations import PASS_AT_1
 from regretless.studies.job import Job
 from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
-from regretless.studies.study import NOT_IN_NAMES, Cell, Study
+from regretless.studies.study import Cell, Study
 
 FOLDER, FILE = "distances", "score_distance.json"
 MSE = "MSE to"
@@ -106,14 +106,12 @@ def _recipe(study: Study, cells: Sequence[Cell], failed: set[tuple[str, str]]) -
     }
     if first.model is None or not any(row.method == study.config.distance_to for row in trained):
         return None
-    seeds = {"data": cells[0].data_seed, "training": cells[0].training_seed}
-    parts = [cells[0].model, *(f"{kind}-{seed}" for kind, seed in seeds.items() if seed is not None)]
-    name = NOT_IN_NAMES.sub("-", "_".join(filter(None, parts))).strip("-") or "models"
+    name = cells[0].start
     analyze = {} if first.analyze is None else first.analyze.model_dump(exclude_unset=True)
     policies = {row.label: str(folder.resolve()) for row, folder in trained.items()}
-    return parse_recipe(
+    recipe = parse_recipe(
         {
-            "name": name,
+            "name": FOLDER,
             "output_dir": str((study.folder / FOLDER / name).resolve()),
             "seed": first.seed,
             "threads": first.threads,
@@ -123,6 +121,7 @@ def _recipe(study: Study, cells: Sequence[Cell], failed: set[tuple[str, str]]) -
         },
         f"{study.path}: distance_to",
     )
+    return recipe.model_copy(update={"name": name})
 
 
 def _row(cell: Cell, method: str) -> Row:

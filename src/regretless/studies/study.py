@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,28 +18,24 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.paths import OutputPath
 from regretless.core.run_folder import BASE
 from regretless.core.secrets import is_secret, revealed
-from regretless.core.settings import DECIDED, FolderName, Section, Seed
+from regretless.core.settings import DECIDED, ByFolder, FolderName, Section, Seed, in_one_folder
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
 from regretless.smoke.miniature import TRAIN as SET_BY_SMOKE
 from regretless.smoke.miniature import smoke_recipe
-from regretless.studies.compared_runs import Run
+from regretless.studies.compared_runs import SEPARATOR, Run
 
 RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""
 OBJECTIVE = "train.objective"
 MOST_RUNS = 10_000
-"""Each is checked before the first begins, which takes milliseconds."""
+"""Of a study, and of its search: each is checked before the first begins, which takes milliseconds."""
+LONGEST_RUN_NAME = 200
+"""Bytes; file systems allow 255 in a name, and prefixes and suffixes are added."""
 NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
 Seeds = list[Seed]
 Number = Annotated[int, Field(strict=True)] | float
-
-
-def check_count(count: int, where: str) -> None:
-    """Raise ConfigError for more runs than a study may have."""
-    if count > MOST_RUNS:
-        raise ConfigError(f"{where}: {count} runs, where a study has at most {MOST_RUNS}; vary fewer settings together")
 
 
 class SeedsConfig(Section):
@@ -96,10 +92,10 @@ class SearchConfig(Section):
     """Data seeds of each trial; by default the study's first. With these and `seeds` both, every combination."""
     sampler_seed: Seed = 0
     """Random seed of the sampler. The same seed gives the same first trials to every method."""
-    benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
+    benchmarks: ByFolder[BenchmarkSource] = Field(default={})
     """Benchmarks with gold answers that trials are judged by, by the mean of Pass@1. No problem of the study's own
     benchmarks may be among theirs."""
-    chat: dict[FolderName, dict[str, Any]] = Field(default={})
+    chat: ByFolder[dict[str, Any]] = Field(default={})
     """Chat benchmarks that trials are judged by, as in `evaluate.chat`, whose common settings apply: by the mean of win
     rates, or of MT-Bench scores. No question of the study's own benchmarks may be among theirs. If there are
     `benchmarks` as well, each model is judged by the kind that its recipe evaluates."""
@@ -134,7 +130,7 @@ class SearchConfig(Section):
                 raise ValueError(f"values: {', '.join(ranges)}: a grid needs a list of values; or set sampler: tpe")
             if self.trials is not None:
                 raise ValueError("trials: a grid tries every combination once; remove it, or set sampler: tpe")
-            counts = {method: len(self.grid(method)) for method in self.methods}
+            counts = {method: self._combinations(method) for method in self.methods}
             if wrong := [f"{method} has {count}" for method, count in counts.items() if count != self.budget]:
                 raise ValueError(
                     f"methods: every method tries as many combinations; `values` has {self.budget}, {', '.join(wrong)}"
@@ -156,13 +152,15 @@ class SearchConfig(Section):
     def grid(self, method: str = "") -> list[dict[str, Any]]:
         """Every combination of values of a method, of a search without ranges."""
         lists = {key: values for key, values in self.space(method).items() if isinstance(values, list)}
-        check_count(math.prod(map(len, lists.values())), "search")
         return [dict(zip(lists, taken, strict=True)) for taken in itertools.product(*lists.values())]
+
+    def _combinations(self, method: str = "") -> int:
+        return prod(len(values) for values in self.space(method).values() if isinstance(values, list))
 
     @property
     def budget(self) -> int:
         """Number of trials of each method."""
-        return len(self.grid()) if self.trials is None else self.trials
+        return self._combinations() if self.trials is None else self.trials
 
     @property
     def in_miniature(self) -> Self:
@@ -227,6 +225,9 @@ class StudyConfig(Section):
             raise ValueError(f"{', '.join(empty)}: expected at least one value")
         if secret := [key for key in value if is_secret(key)]:
             raise ValueError(f"{', '.join(secret)}: a secret would be the name of a variant; put it under `settings`")
+        labels = {key: [_label(one) for one in values] for key, values in value.items()}
+        if twice := [f"{key}={label}" for key, found in labels.items() for label in found if found.count(label) > 1]:
+            raise ValueError(f"{', '.join(dict.fromkeys(twice))}: a value occurs twice")
         return value
 
     @model_validator(mode="after")
@@ -241,13 +242,21 @@ class StudyConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _compares_what_is_trained(self) -> Self:
-        if self.distance_to and self.methods and self.distance_to not in self.methods:
-            raise ValueError(f"distance_to: expected one of {', '.join(self.methods)}, got {self.distance_to}")
+    def _can_be_counted(self) -> Self:
+        variants = prod(map(len, self.overrides.values())) * max(1, len(self.models))
+        runs = {"": variants * prod(len(seeds) or 1 for seeds in (self.seeds.data, self.seeds.training))}
+        if self.search is not None and self.search.trials is None:
+            seeds = prod(len(seeds) or 1 for seeds in (self.search.data_seeds, self.search.seeds))
+            runs["search: "] = variants * (1 + len(self.search.methods)) * self.search.budget * seeds
+        for where, count in runs.items():
+            if count > MOST_RUNS:
+                raise ValueError(f"{where}expected at most {MOST_RUNS:,} runs, got {count:,}: every combination is one")
         return self
 
     @model_validator(mode="after")
     def _has_recipes(self) -> Self:
+        if "" in self.models:
+            raise ValueError("models: expected labels that are not empty")
         without = [label for label, settings in self.models.items() if RECIPE not in settings]
         if self.recipe is None and (without or not self.models):
             raise ValueError(f"recipe: required{': ' + ', '.join(without) + ' name none' if without else ''}")
@@ -271,10 +280,22 @@ class Cell:
     @property
     def name(self) -> str:
         """Its folder, and its name in messages."""
+        return self._name(self.settings) or "run"
+
+    @property
+    def settings(self) -> list[str]:
+        """Its variant, setting by setting."""
+        return [f"{key}={label}" for key, label in self.variant.items()]
+
+    @property
+    def start(self) -> str:
+        """The part of its name that runs of the same model and seeds share."""
+        return self._name(()) or "models"
+
+    def _name(self, variant: Iterable[str]) -> str:
         seeds = {"data": self.data_seed, "training": self.training_seed}
-        parts = [self.model, *(f"{key}={label}" for key, label in self.variant.items())]
-        parts += [f"{kind}-{seed}" for kind, seed in seeds.items() if seed is not None]
-        return NOT_IN_NAMES.sub("-", "_".join(part for part in parts if part)).strip("-") or "run"
+        parts = [self.model, *variant, *(f"{kind}-{seed}" for kind, seed in seeds.items() if seed is not None)]
+        return NOT_IN_NAMES.sub("-", "_".join(filter(None, parts))).strip("-")
 
     @property
     def methods(self) -> list[str]:
@@ -287,7 +308,7 @@ class Cell:
         return Run(
             self.recipe.run_dir,
             model=self.model or self.recipe_name,
-            variant=", ".join(f"{key}={label}" for key, label in self.variant.items()) or None,
+            variant=SEPARATOR.join(self.settings) or None,
             data_seed=self.data_seed,
             train_seed=self.training_seed,
         )
@@ -326,7 +347,24 @@ def load_study(
     folder = Path(config.output_dir or f"runs/{config.name}")
     folder = folder.with_name(f"{folder.name}-smoke") if smoke and output_dir is None else folder
     store = Path(config.store) if config.store and not smoke else folder / "units"
-    return with_cells(Study(config, path, overrides, folder, store, [], smoke))
+    return with_cells(Study(config, path, overrides, folder, store, [], smoke), problems=_unknown_names)
+
+
+def _unknown_names(config: StudyConfig, cells: Sequence[Cell]) -> list[str]:
+    """Problems of the settings that name a method or a variant of the study. cells: the runs without problems."""
+    methods = [*config.methods, *(method for cell in cells for method in cell.methods)]
+    named = [("distance_to", config.distance_to, methods)] if config.distance_to else []
+    named += [] if config.search is None else [("search.methods", name, methods) for name in config.search.methods]
+    evaluated = [cell for cell in cells if cell.recipe.evaluate is not None]
+    if evaluated:
+        policies = [name for cell in evaluated if cell.recipe.evaluate for name in cell.recipe.evaluate.policies]
+        variants = [name for cell in cells if cell.run.variant for name in (*cell.settings, cell.run.variant)]
+        named.append(("baseline", config.baseline, [BASE, *methods, *policies, *variants]))
+    return [
+        f"{key}: expected one of {', '.join(dict.fromkeys(names))}, got {name}"
+        for key, name, names in named
+        if names and name not in names
+    ]
 
 
 Further = tuple[Mapping[str, str], Sequence[str]]
@@ -337,23 +375,31 @@ def with_cells(
     study: Study,
     further: Callable[[str, Mapping[str, str]], Sequence[Further]] = lambda *_: [({}, ())],
     change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+    problems: Callable[[StudyConfig, Sequence[Cell]], list[str]] = lambda *_: [],
 ) -> Study:
     """The study with the runs that its settings stand for.
 
     further: what the runs of a model and variant have besides; each item gives runs of its own. change: applied to
-    every recipe.
-    Raises ConfigError that lists the problems of all recipes.
+    every recipe. problems: of the settings together with the runs.
+    Raises ConfigError that lists the problems of all recipes, of the runs' names, and these.
     """
+    found, in_recipes = _cells(study, further, change)
+    names = [cell.name for cell in found]
+    in_names = [f"{name}: two runs have this folder; choose other labels" for name in in_one_folder(names)]
+    in_names += [
+        f"{name}: expected at most {LONGEST_RUN_NAME} bytes, beginning with a letter, a digit or _: it becomes a "
+        "folder; choose other labels, which values can have, too (key: {label: value})"
+        for name in names
+        if re.match(r"\w", name) is None or len(name.encode()) > LONGEST_RUN_NAME
+    ]
+    reject(str(study.path), list(dict.fromkeys([*problems(study.config, found), *in_recipes, *in_names])))
     cells = [
         replace(
             cell,
             recipe=cell.recipe.model_copy(update={"name": cell.name, "output_dir": _run_dir(study.folder, cell)}),
         )
-        for cell in _cells(study, further, change)
+        for cell in found
     ]
-    names = [cell.name for cell in cells]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    reject(str(study.path), [f"{name}: two runs have this name; choose other labels" for name in twice])
     return replace(study, cells=cells)
 
 
@@ -361,14 +407,13 @@ def _cells(
     study: Study,
     further: Callable[[str, Mapping[str, str]], Sequence[Further]],
     change: Callable[[Recipe], Recipe],
-) -> list[Cell]:
+) -> tuple[list[Cell], list[str]]:
+    """The runs whose recipes have no problems, and the problems of the others."""
     config, path = study.config, study.path
     cells: list[Cell] = []
     problems: dict[str, list[str]] = {}
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
     variants = [_labelled(values).items() for values in config.overrides.values()]
-    count = math.prod(map(len, [*variants, *seeds, config.models or [""]]))
-    check_count(count, str(path))
     for model, settings in (config.models or {"": {}}).items():
         runs = [
             (dict(zip(config.overrides, taken, strict=True)), more, data_seed, training_seed)
@@ -395,8 +440,7 @@ def _cells(
             except ConfigError as error:
                 for problem in error.problems:
                     problems.setdefault(problem, []).append(place)
-    reject(str(path), [f"{problem} (in {', '.join(dict.fromkeys(places))})" for problem, places in problems.items()])
-    return cells
+    return cells, [f"{problem} (in {', '.join(dict.fromkeys(places))})" for problem, places in problems.items()]
 
 
 def _run_dir(folder: Path, cell: Cell) -> str:
@@ -404,9 +448,12 @@ def _run_dir(folder: Path, cell: Cell) -> str:
 
 
 def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(values, dict):
-        return values
-    return {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False): value for value in values}
+    return values if isinstance(values, dict) else {_label(value): value for value in values}
+
+
+def _label(value: Any) -> str:
+    """The label of a value without one."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,8 @@ from accelerate.utils import gather_object
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.core.files import read_json, write_text
+from regretless.modeling.training_folder import LOG_STATE
 from regretless.training.metrics import RunningMeans, TokenCount
-
-FILE = "log_state.json"
-"""File name in a checkpoint."""
 
 
 class LogState(TrainerCallback):
@@ -40,7 +38,7 @@ class LogState(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Restore the sums of the checkpoint; without them (another Trainer's checkpoint), sums start at its step."""
-        file = None if self.checkpoint is None else self.checkpoint / FILE
+        file = None if self.checkpoint is None else self.checkpoint / LOG_STATE
         self._postponed = False
         if file is None or not file.is_file():
             self._first_step = state.global_step
@@ -75,7 +73,7 @@ class LogState(TrainerCallback):
             "total_loss": trainer._total_loss_scalar,
             "processes": parts,
         }
-        write_text(folder / FILE, json.dumps(sums))  # NaN stays NaN, as in the log
+        write_text(folder / LOG_STATE, json.dumps(sums))  # NaN stays NaN, as in the log
 
     def mean_loss(self) -> float:
         """Mean loss of all steps up to now, those before the checkpoint included; every process has to call it.

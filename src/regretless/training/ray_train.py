@@ -19,6 +19,7 @@ from regretless.core.secrets import Secret, revealed
 from regretless.core.terminal import bar, print_note
 from regretless.training import log
 from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
+from regretless.training.resuming import note_skipped
 
 STARTED = "started-{number}.json"
 """Where each start of the workers began; in the folder that they and the driver share."""
@@ -130,9 +131,11 @@ def _report(training: concurrent.futures.Future[Any], folder: Path, file: Path) 
 def _report_starts(folder: Path, number: int) -> int:
     """Say which starts of the workers came after the first `number`; returns how many there are now."""
     while (file := folder / STARTED.format(number=number)).is_file():
+        start = read_json(file)
+        note_skipped(start["problems"])
         if number:
-            checkpoint = read_json(file)["checkpoint"]
-            where = f"resumes from {checkpoint}" if checkpoint else "starts over: there was no checkpoint yet"
+            checkpoint = start["checkpoint"]
+            where = f"resumes from {checkpoint}" if checkpoint else "starts over: there was no complete checkpoint"
             print_note(f"a training worker or its node was lost; training {where}")
         number += 1
     return number
@@ -154,8 +157,9 @@ def _worker(config: dict[str, Any]) -> None:
     quiet_libraries()
     if is_first_process():
         number = len(list(folder.glob(STARTED.format(number="*"))))
-        checkpoint = last_complete_checkpoint(Path(config["task"]["output"]))
-        write_json(folder / STARTED.format(number=number), {"checkpoint": checkpoint})
+        checkpoint, problems = last_complete_checkpoint(Path(config["task"]["output"]))
+        start = {"checkpoint": checkpoint, "problems": problems}
+        write_json(folder / STARTED.format(number=number), start)
     try:
         summary = run_task(config["task"])
     except Exception as error:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import TrainingArguments
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_text
@@ -20,42 +21,56 @@ from regretless.core.terminal import print_note
 
 FILE = "started_with.json"
 """File name in a checkpoint."""
+OPTIMIZER = (
+    *("learning_rate", "optim", "optim_args", "optim_target_modules", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon"),
+)
+SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs")
+"""Arguments whose values a checkpoint's optimizer and schedule bring with them."""
+ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau")
+"""Schedules whose rates do not depend on when training ends."""
+IN_EFFECT = (
+    *("max_grad_norm", "max_length", "max_prompt_length", "truncation", "group_pairs", "router_aux_loss_coef"),
+    *("bf16", "fp16", "trained_dtype"),
+)
+"""Arguments that are in effect from the first step that they are set for."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What decides about a training, besides the settings that the Trainer's own checkpoints keep."""
+    """What decides about a training."""
 
     reference: str | None
     """Key of the reference (`ReferenceModel.key`); None if the objective reads none."""
-    objective: dict[str, Any]
-    """Its name and hyperparameters."""
-    data: list[Any]
-    """Key (None: data without one) and number of the training pairs."""
-    seeds: list[int | None]
-    adapter: list[Any]
-    """Settings of the trained adapters."""
     pairs_per_step: int
     """Pairs in an optimizer step, those of all processes together."""
+    optimization: Mapping[str, Any]
+    """Settings of the optimizer and of its learning rate (`optimization_of`)."""
+    others: Mapping[str, Any]
+    """Everything else, by name."""
 
     def write(self, checkpoint: Path) -> None:
         """Write it into a checkpoint's folder."""
         write_text(checkpoint / FILE, json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, default=str))
 
     def check(self, checkpoint: Path, *, same_bytes: bool, parts: int) -> None:
-        """Compare with the start of the training that wrote a checkpoint, if it says so.
+        """Compare with the start of the training that wrote a checkpoint; for other differences, print a note.
 
         Another number of pairs in a step raises ConfigError: other pairs than those behind the checkpoint would follow.
-        `parts`: of a step, one for each process (or for those together that compute the same pairs). So does a
-        different reference, unless not even an equal start has the `same_bytes` on every machine: for it, and for other
-        differences, a note is printed.
+        `parts`: of a step, one for each process (or for those together that compute the same pairs). So do another
+        optimizer and schedule: part of the settings would be those of the checkpoint, and part those of now. So does a
+        different reference, unless not even an equal start has the `same_bytes` on every machine: then it is noted.
         """
         file = checkpoint / FILE
         if not file.is_file():
+            print_note(
+                f"note: {checkpoint} was written by another Trainer: it does not say whether it was trained with this "
+                "run's pairs, objective, optimizer and schedule of the learning rate"
+            )
             return
         before = read_json(file)
         now = json.loads(json.dumps(dataclasses.asdict(self), default=str))
-        pairs = before.setdefault("pairs_per_step", self.pairs_per_step)  # not in earlier checkpoints
+        pairs = before["pairs_per_step"]
         if pairs != self.pairs_per_step:
             instead = (
                 f"set gradient_accumulation_steps × per_device_train_batch_size to {pairs // parts}"
@@ -67,15 +82,71 @@ class Start:
                 f"run has {self.pairs_per_step}, gradient_accumulation_steps × per_device_train_batch_size "
                 f"{self.pairs_per_step // parts} × {parts} process(es), so that other pairs would follow; {instead}"
             )
-        differ = [name for name, value in now.items() if before.get(name) != value]
-        if "reference" in differ and same_bytes:
+        if before["optimization"] != now["optimization"]:
+            different = _differences(before["optimization"] | before["others"], now["optimization"] | now["others"])
+            raise ConfigError(
+                f"resume_from_checkpoint: {checkpoint} was trained with another optimizer or schedule of the learning "
+                f"rate, which it would partly go on with: {different}; set what was set then, or begin another "
+                "training with the checkpoint's weights as its model"
+            )
+        if before["reference"] != now["reference"] and same_bytes:
             raise ConfigError(
                 f"resume_from_checkpoint: {checkpoint} was trained with another reference: other weights, adapter, "
                 "settings or precision; pass the model, or ref_model, that this training began with (not the "
                 "checkpoint: its weights are read by themselves)"
             )
-        if differ:
-            print_note(f"note: {checkpoint} was trained with another start than this run's: {', '.join(differ)}")
+        before["others"]["reference"], now["others"]["reference"] = before["reference"], now["reference"]
+        if different := _differences(before["others"], now["others"]):
+            print_note(f"note: {checkpoint} was trained with other settings than those of the next steps: {different}")
+
+
+def optimization_of(
+    args: TrainingArguments, steps: int, optimizer: Mapping[str, Any], scheduler: str | None
+) -> dict[str, Any]:
+    """The settings of an optimizer and its schedule.
+
+    steps: of the whole training. optimizer: settings of one that a script has made, or chosen, in place of those in
+    `args`. scheduler: the kind of a schedule that a script has made.
+    """
+    found = dict(optimizer) or {name: getattr(args, name) for name in OPTIMIZER}
+    if scheduler is not None:
+        return {**found, "lr_scheduler": scheduler}
+    found |= {name: getattr(args, name) for name in SCHEDULE} | {"warmup_steps": args.get_warmup_steps(steps)}
+    return found if args.lr_scheduler_type in ENDLESS else {**found, "steps of the whole training": steps}
+
+
+def given_optimizer(optimizer: Any, kind_and_settings: tuple[type, Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The settings of an optimizer that a script has made, or whose kind it has chosen; empty without one."""
+    if kind_and_settings is not None:
+        kind, settings = kind_and_settings
+        plain = {name: value for name, value in settings.items() if isinstance(value, bool | int | float | str | tuple)}
+        return {"optimizer": kind.__name__, **plain}
+    return {} if optimizer is None else {"optimizer": type(optimizer).__name__, **optimizer.defaults}
+
+
+def note_skipped(problems: Sequence[str]) -> None:
+    """Say which checkpoints are not used, and why."""
+    for problem in problems:
+        print_note(f"note: {problem}; it is not resumed from")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Each setting that differs, with both values."""
+    flat = [dict(_flat(values)) for values in (before, now)]
+    return ", ".join(
+        f"{name} {values[0]} then and {values[1]} now"
+        for name in dict.fromkeys([*flat[0], *flat[1]])
+        if (values := [each.get(name, "not set") for each in flat])[0] != values[1]
+    )
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in nested mappings and lists, each with its path as a name."""
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
 
 
 @contextlib.contextmanager

@@ -25,9 +25,8 @@ from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import write_jsonl
 from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
-from regretless.core.terminal import bar, console
+from regretless.core.terminal import bar, console, print_note
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.modeling.training_folder import last_complete_checkpoint
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
@@ -36,6 +35,7 @@ from regretless.training.pair_store import PairTable
 from regretless.training.processes import train_in_processes
 from regretless.training.publish import stage_command
 from regretless.training.ray_train import RayWorkers, train_on_ray
+from regretless.training.resuming import note_skipped
 from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
@@ -121,12 +121,7 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
         model,
         str(pairs),
     )
-    checkpoint = _checkpoint(output, trainer)
-    if checkpoint is None and trainer.is_world_process_zero():
-        for useless in output.glob("checkpoint-*"):
-            shutil.rmtree(useless)
-    if checkpoint is not None and trainer.is_world_process_zero():
-        console.print(f"train {objective}: resumes from {Path(checkpoint).name}", soft_wrap=True)
+    checkpoint = _checkpoint(trainer, objective)
     with _ProgressBar(f"train {objective}") as progress:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)
@@ -144,10 +139,19 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
     return summary
 
 
-def _checkpoint(output: Path, trainer: PreferenceTrainer) -> str | None:
-    """The checkpoint to resume from. Raises ConfigError for one that this trainer's processes cannot read."""
-    checkpoint = last_complete_checkpoint(output)
+def _checkpoint(trainer: PreferenceTrainer, objective: str) -> str | None:
+    """The checkpoint to resume from; which one, and why later ones are of no use, is said.
+
+    Raises ConfigError for one that this trainer's processes cannot read.
+    """
+    checkpoint, problems = trainer.last_complete_checkpoint()
     if checkpoint is None:
+        note_skipped(problems)
+        if trainer.is_world_process_zero():
+            for useless in Path(trainer.args.output_dir).glob("checkpoint-*"):
+                shutil.rmtree(useless)
+            if problems:
+                print_note(f"train {objective}: starts over, without a complete checkpoint")
         return None
     sharded = is_sharded(Path(checkpoint))
     if sharded != writes_shards(trainer.accelerator):
@@ -156,6 +160,8 @@ def _checkpoint(output: Path, trainer: PreferenceTrainer) -> str | None:
             f"strategy: {checkpoint} was written with {was}, and can be read only so; resume with these settings, or "
             "delete the checkpoints to start over"
         )
+    if trainer.is_world_process_zero():
+        console.print(f"train {objective}: resumes from {Path(checkpoint).name}", soft_wrap=True)
     return checkpoint
 
 
@@ -238,7 +244,7 @@ def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -
         )
     metrics: dict[str, float] = dict(result.metrics or {})
     if bad := [name for name, value in metrics.items() if not math.isfinite(value)]:
-        checkpoint = last_complete_checkpoint(output)
+        checkpoint, _ = trainer.last_complete_checkpoint()
         kept = f" The model is in {Path(checkpoint).name}." if checkpoint else ""
         raise NonFiniteLossError(
             f"held-out pairs: {', '.join(bad)} not finite after training.{kept} Check these pairs' log-probabilities, "

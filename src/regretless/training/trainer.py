@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,7 +32,16 @@ from regretless.modeling.row_choice import choose_rows, note_plain_rows, why_not
 from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
-from regretless.modeling.training_folder import STATE, clear_checkpoints, last_complete_checkpoint, load_weights
+from regretless.modeling.training_folder import (
+    CHECKPOINT,
+    FILES,
+    STATE,
+    checkpoint_problem,
+    clear_checkpoints,
+    last_complete_checkpoint,
+    list_files,
+    load_weights,
+)
 from regretless.objectives import Output, build
 from regretless.training.argument_checks import check_liger, check_schedule
 from regretless.training.arguments import PreferenceConfig
@@ -61,11 +71,20 @@ from regretless.training.passes import Idle, Passes, joined
 from regretless.training.publish import PublishingTrainer
 from regretless.training.reference import ReferenceLogps, ReferenceModel, adapter_settings
 from regretless.training.reference_pass import Asked, fill, pairs_read
-from regretless.training.resuming import Start, reading
+from regretless.training.resuming import (
+    IN_EFFECT,
+    Start,
+    given_optimizer,
+    note_skipped,
+    optimization_of,
+    reading,
+)
 from regretless.training.same_start import share_weights
 from regretless.training.sequence import check_together, sequence_group
 from regretless.training.sharding import whole_weights
 from regretless.training.step import weighed
+
+T = TypeVar("T")
 
 
 class PreferenceTrainer(PublishingTrainer):
@@ -152,6 +171,8 @@ class PreferenceTrainer(PublishingTrainer):
             **taken(kwargs),
         )
         check_optimizer(self.optimizer, self.model)
+        self._given_optimizer = given_optimizer(self.optimizer, self.optimizer_cls_and_kwargs)
+        self._given_scheduler = None if self.lr_scheduler is None else type(self.lr_scheduler).__name__
         if self.is_fsdp_enabled and getattr(causal_model(model), "is_quantized", False):
             raise ConfigError("model: a quantized base is not sharded (untested); use ddp, one copy for each process")
         if self.is_fsdp_enabled and args.compile_layers:
@@ -294,39 +315,65 @@ class PreferenceTrainer(PublishingTrainer):
     # --- training ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train; `resume_from_checkpoint=True` resumes from the last complete checkpoint in output_dir."""
-        last = last_complete_checkpoint(Path(self.args.output_dir)) if resume_from_checkpoint else None
+        """Train; `resume_from_checkpoint=True` resumes from the last complete checkpoint in output_dir.
+
+        Raises ConfigError for a checkpoint with a file that is missing or damaged, and for one of a training with
+        another optimizer, schedule of the learning rate, reference or number of pairs in a step.
+        """
+        last, problems = self.last_complete_checkpoint() if resume_from_checkpoint else (None, [])
         self._check_model()
         if resume_from_checkpoint is True:
             if last is None:
-                raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from")
+                why = f" ({'; '.join(problems)})" if problems else ""
+                raise ConfigError(f"{self.args.output_dir}: no complete checkpoint to resume from{why}")
             resume_from_checkpoint = last
-        if resume_from_checkpoint and not (Path(resume_from_checkpoint) / STATE).is_file():
-            raise ConfigError(f"resume_from_checkpoint: {resume_from_checkpoint}: no complete checkpoint is there")
-        if last is not None and Path(str(resume_from_checkpoint)) == Path(last):
-            if self.args.should_save:
-                clear_checkpoints(Path(last), self.args.save_total_limit)
+        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if checkpoint is not None:
+            if last is not None and checkpoint == Path(last):
+                note_skipped(problems)
+                if self.args.should_save:
+                    clear_checkpoints(checkpoint, self.args.save_total_limit)
+            elif problem := self._of_first_process(checkpoint_problem, checkpoint):
+                raise ConfigError(f"resume_from_checkpoint: {checkpoint}: no complete checkpoint is there: {problem}")
             self.accelerator.wait_for_everyone()
-        self._log_state.checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
-        if self._log_state.checkpoint is not None:
+        self._log_state.checkpoint = checkpoint
+        self._started = self._start()
+        if checkpoint is not None:
             # Some adapters begin with a decomposition of the weights, which another machine rounds in another way.
             decomposed = self.reference.is_start_of_training and isinstance(self.model, PeftModel)
-            self._start().check(self._log_state.checkpoint, same_bytes=not decomposed, parts=self._parts)
-        self._prepare_reference_of_steps(self._log_state.checkpoint)
+            self._started.check(checkpoint, same_bytes=not decomposed, parts=self._parts)
+        self._prepare_reference_of_steps(checkpoint)
         with self._live_log.until_the_end():
-            output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint), **kwargs)
         self.write_cards_in_saved_adapters()
         return output._replace(training_loss=output.metrics["train_loss"])
 
+    def last_complete_checkpoint(self) -> tuple[str | None, list[str]]:
+        """The checkpoint in output_dir that `train` can resume from, and why none of the later ones can be used."""
+        return self._of_first_process(last_complete_checkpoint, Path(self.args.output_dir))
+
+    def _of_first_process(self, function: Callable[[Path], T], path: Path) -> T:
+        """What the first process finds at a path, on every process: they have to agree."""
+        found = function(path) if self.accelerator.is_main_process else None
+        result: T = gather_object([found])[0]
+        return result
+
     def _start(self) -> Start:
         args, data = self.args, self.train_dataset
+        steps = self.set_initial_training_values(args, self.get_train_dataloader())[-1]
         return Start(
             reference=self._open_reference().folder.name if "reference" in self.objective.required else None,
-            objective={"name": self.objective.name, **self.objective.model_dump(mode="json")},
-            data=[] if data is None else [data.key, len(data)],
-            seeds=[args.seed, args.data_seed],
-            adapter=adapter_settings(self.model),
             pairs_per_step=args.per_device_train_batch_size * self._parts,
+            optimization=optimization_of(args, steps, self._given_optimizer, self._given_scheduler),
+            others={
+                "objective": {"name": self.objective.name, **self.objective.model_dump(mode="json")},
+                "data": {"hash": data.key, "pairs": len(data)},
+                "seed": args.seed,
+                "data_seed": args.data_seed,
+                "adapter": adapter_settings(self.model),
+                "processes": self.accelerator.num_processes,
+                **{name: getattr(args, name) for name in IN_EFFECT},
+            },
         )
 
     @property
@@ -343,11 +390,20 @@ class PreferenceTrainer(PublishingTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint, which is complete when its `trainer_state.json` is: the last file."""
-        folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
+        folder = Path(self._get_output_dir(trial)) / f"{CHECKPOINT}{self.state.global_step}"
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)  # what an earlier training has left may be damaged
         self._log_state.save(folder)
         if self.args.should_save:
-            self._start().write(folder)
+            self._started.write(folder)
         super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write the last of the files that every process writes to a checkpoint, then the list of them all."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            list_files(Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load weights that `_save_checkpoint` wrote into the model."""
@@ -363,8 +419,14 @@ class PreferenceTrainer(PublishingTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_best_model(self) -> None:
+        best = Path(self.state.best_model_checkpoint)
+        if (best / FILES).is_file() and (problem := self._of_first_process(checkpoint_problem, best)):
+            raise ConfigError(
+                f"load_best_model_at_end: {best}: {problem}; resume with load_best_model_at_end=False to take the last "
+                "model, or train anew"
+            )
         if self._has_plain_weights(self.model):
-            load_weights(self.model, Path(self.state.best_model_checkpoint))
+            load_weights(self.model, best)
         else:
             super()._load_best_model()
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from regretless.core.files import write_jsonl
-from regretless.core.settings import FolderName, Section, Seed
+from regretless.core.settings import ByFolder, Section, Seed
 from regretless.world.problems import Arithmetic, Faults, Generator, Problem, solve
 from regretless.world.tokenizer import build_tokenizer
 
@@ -43,7 +43,7 @@ class WorldConfig(Section):
     """The same for the longer test; by default one step more than any other problem."""
     largest_amount: int = Field(default=9, ge=1, le=98)
     """Largest number of things that is bought or given away in one step."""
-    policies: dict[FolderName, PolicyFaults] = Field(min_length=1)
+    policies: ByFolder[PolicyFaults] = Field(min_length=1)
     """Policies to pretrain, by name, with the faults that their demonstrations have."""
 
     @model_validator(mode="after")
