@@ -35,6 +35,7 @@ def replace_model(run: Path, source: Path, label: str) -> Path:
     ("changed", "said"),
     [
         ({"sampling": {"max_new_tokens": 9}}, "max_new_tokens is 64 in base; 9 in dpo"),
+        ({"sampling": {"stop": ["Q:"]}}, "stop is [] in base; ['Q:'] in dpo"),
         ({"verify": {"grade_cut": True}}, "grade_cut is False in base; True in dpo"),
     ],
 )

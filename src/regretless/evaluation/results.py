@@ -36,7 +36,7 @@ from regretless.evaluation.conditions import (
 )
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
-from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, VllmOptions
+from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
@@ -123,6 +123,9 @@ class EvaluateConfig(Section):
     repetition_penalty: Penalty = 1.0
     """Repetition penalty for answers to benchmarks with gold answers; 1 turns it off. The RePO authors' scripts use
     1.05."""
+    stop: StopSetting = Field(default=[])
+    """Texts that end an answer to a benchmark with gold answers, as in `sample`. A pretrained model that goes on with a
+    question of its own is otherwise graded by its answer to that."""
     batch_size: int = Field(default=64, ge=1)
     """Number of answers generated at the same time."""
     seeds: list[Seed] = Field(default_factory=list)
@@ -203,6 +206,7 @@ def summarize(responses: Path) -> dict[str, Any]:
         "pass_at_1": sum(correct.values()) / len(rows),
         "interval": list(interval),
         "cut": sum(row["finish_reason"] == "length" for row in rows),
+        "stopped": sum(row["finish_reason"] == "stop_string" for row in rows),
         "unknown": reasons,
         "verdicts": correct,
     }
