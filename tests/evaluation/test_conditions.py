@@ -35,6 +35,7 @@ def replace_model(run: Path, source: Path, label: str) -> Path:
     ("changed", "said"),
     [
         ({"sampling": {"max_new_tokens": 9}}, "max_new_tokens is 64 in base; 9 in dpo"),
+        ({"sampling": {"stop": ["Q:"]}}, "stop is [] in base; ['Q:'] in dpo"),
         ({"verify": {"grade_cut": True}}, "grade_cut is False in base; True in dpo"),
     ],
 )
@@ -51,6 +52,33 @@ def test_gain_when_two_models_were_evaluated_with_other_settings_then_error_name
         collect(replace_model(run, other, "dpo"))
     assert f"{BENCHMARK}: base and dpo were not answered and graded alike:\n  {said}\n" in str(error.value)
     assert f"or move {run / 'evaluate' / 'dpo' / BENCHMARK} away" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "base"),
+    [
+        ({"name_or_path": "owner/Tiny-1B"}, None),
+        ({"name_or_path": "owner/Tiny-1B", "adapter": "first"}, "the adapter first on owner/Tiny-1B"),
+        ({"name_or_path": "{run}/first"}, "the adapter {run}/first on owner/Tiny-1B"),
+        ({"name_or_path": None, "adapter": "first"}, "the adapter first on a model with random weights"),
+    ],
+)
+def test_gain_when_the_base_is_an_adapter_then_results_name_it_and_its_base(
+    tmp_path: Path, model: dict[str, Any], base: str | None
+) -> None:
+    run = made_run(tmp_path / "run", VERDICTS)
+    (run / "first").mkdir()
+    (run / "first" / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/Tiny-1B"}')
+    for manifest in (run / "evaluate" / "samples" / "base").rglob(MANIFEST):
+        values = read_json(manifest)
+        values["settings"]["model"] = model
+        manifest.write_text(json.dumps(values))
+    found = collect(run / "evaluate")
+    assert found.get("base") == base
+    console = Console(file=io.StringIO(), width=200)
+    console.print(results_table(found))
+    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert (f"base, which gains are over, is {base}" in said) == (base is not None)
 
 
 def test_gain_when_a_gold_answer_was_changed_then_error_counts_the_problems(tmp_path: Path) -> None:

@@ -562,6 +562,80 @@ def test_logps_when_the_server_reports_an_unlikely_token_as_minus_9999_then_the_
     assert said.count("no log-probabilities") == said.count("model colors: 2 responses have no log-probabilities") == 1
 
 
+TOLD = ["The", " answer", ":", " 42", ".\n\n", "Q", ":", " 1"]
+TEXT = "The answer: 42."
+
+
+def cut_reply(tokens: list[str] | None, text: str = TEXT, reason: str = "stop", **told: Any) -> Act:
+    """A chat completion that a server ended at the stop string, with these tokens."""
+    choice = {"index": 0, "finish_reason": reason, "message": {"role": "assistant", "content": text}, **told}
+    if tokens is not None:
+        content = [{"token": token, "logprob": -float(place)} for place, token in enumerate(tokens)]
+        choice["logprobs"] = {"content": content}
+    return completion(choice)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "tokens", "reason", "note"),
+    [
+        (cut_reply(TOLD[:7], stop_reason="\n\nQ:"), TEXT, 4, "stop_string", ""),
+        (cut_reply(TOLD[:7], matched_stop="\n\nQ:"), TEXT, 4, "stop_string", ""),
+        (cut_reply(TOLD[:7], TEXT + "\n\nQ:", stop_reason="\n\nQ:"), TEXT, 4, "stop_string", ""),
+        (cut_reply(TOLD[:7]), TEXT, 4, "stop_string", ""),
+        (cut_reply(TOLD, "".join(TOLD), "length"), TEXT, 4, "stop_string", ""),
+        (cut_reply(TOLD[:4], reason="stop_sequence"), TEXT, 4, "stop_string", ""),
+        (cut_reply(TOLD[:5], stop_reason="\n\nQ:"), TEXT, 4, "stop_string", ""),
+        (cut_reply([" The", *TOLD[1:5]], stop_reason="\n\nQ:"), TEXT, 4, "stop_string", ""),
+        (cut_reply(["\n", "\n", "Q:"], "", stop_reason="\n\nQ:"), "", 0, "stop_string", ""),
+        (cut_reply([], "", stop_reason="\n\nQ:"), "", 0, "stop_string", ""),
+        (cut_reply(["Nothing", " of", " it"], stop_reason="\n\nQ:"), TEXT, None, "stop_string", "show where the stop"),
+        (cut_reply(None, stop_reason="\n\nQ:"), TEXT, None, "stop_string", ""),
+        (cut_reply(None, TEXT + "\n\nQ: 1", "length"), TEXT, None, "stop_string", ""),
+        (cut_reply([*TOLD[:4], ".", "<end>"], stop_reason=None), TEXT, 6, "stop", ""),
+        (cut_reply([*TOLD[:4], ".", "<end>"]), TEXT, 6, "stop", ""),
+        (cut_reply([*TOLD[:4], "."], reason="eos_token"), TEXT, 5, "stop", ""),
+        (cut_reply([*TOLD[:4], "."], stop_reason="another"), TEXT, 5, "stop", ""),
+        (cut_reply([*TOLD[:4], "."]), TEXT, 5, "stop", "does not say of 1 responses"),
+        (cut_reply([*TOLD[:4], "."], reason="length"), TEXT, 5, "length", ""),
+    ],
+)
+def test_reply_when_a_stop_string_is_set_then_text_and_tokens_end_before_it_however_the_server_cuts(
+    reply: Act, text: str, tokens: int | None, reason: str, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_logps = b"logprobs" in reply.body
+    with serving(lambda request: reply) as server:
+        engine = engine_for(server.url, {**PLAIN, "stop": ["\n\nQ:"]}, {"logprobs": has_logps})
+        (found,) = asked(engine, count=1)
+    assert server.requests[-1].body["stop"] == ["\n\nQ:"]
+    assert (found.text, found.finish_reason) == (text, reason)
+    assert found.logps == (None if tokens is None else [-float(place) for place in range(tokens)])
+    assert (None if found.tokens is None else len(found.tokens)) == tokens
+    said = capsys.readouterr().err
+    assert note in said and bool(said) == bool(note)
+
+
+def test_reply_with_ids_when_a_stop_string_spans_tokens_then_the_ids_before_it_are_kept(tmp_path: Path) -> None:
+    backend = Tokenizer(WordLevel({word.strip(): number for number, word in enumerate(WORDS)}, unk_token="<end>"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(tmp_path)
+    tokens = [1, 2, 3, 4, 5]
+    content = [{"token": WORDS[token], "logprob": -float(token)} for token in tokens]
+    message = {"role": "assistant", "content": " red blue"}
+    choice = {"index": 0, "finish_reason": "stop", "message": message, "token_ids": tokens}
+    with serving(lambda request: completion({**choice, "logprobs": {"content": content}})) as server:
+        engine = engine_for(server.url, {**PLAIN, "stop": ["en gr"]})
+        engine = OpenAIEngine(ModelConfig(name_or_path="colors", tokenizer=str(tmp_path)), engine.params)
+        (found,) = asked(engine, count=1)
+    assert (found.token_ids, found.logps, found.finish_reason) == ([1, 2], [-1.0, -2.0], "stop_string")
+    assert found.text == "red blue gre"
+
+
+def test_stop_strings_when_more_than_openais_servers_take_are_refused_for_those() -> None:
+    stop = {**PLAIN, "stop": list("abcde")}
+    assert engine_for("http://127.0.0.1:9/v1", stop).params.stop == list("abcde")
+    with pytest.raises(ConfigError, match="at most 4 stop strings, and stop has 5"):
+        engine_for("http://127.0.0.1:9/v1", stop, {"extensions": False})
+
+
 def test_answer_when_a_filter_ends_it_before_its_first_token_then_its_prompt_is_named() -> None:
     nothing = {"index": 0, "finish_reason": "content_filter", "message": {"content": ""}, "logprobs": None}
     named = r'prompt \d: "Which\?": no text: a filter of the server ended the answer before its first token'

@@ -74,6 +74,7 @@ def test_stage_when_run_writes_every_response_with_what_made_it(settings: dict[s
             "top_k": 40,
             "repetition_penalty": 1.05,
             "max_new_tokens": 6,
+            "stop": [],
             "batch_size": 5,
         }
     assert not (tmp_path / "responses.parts").exists()
@@ -122,7 +123,7 @@ def last(**changes: Any) -> Callable[[list[Completion]], Any]:
         (last(text="a\ud800b"), r"response: expected whole characters, not .*, got 'a\\ud800b'"),
         (last(token_ids=None, tokens=lambda one: ["\ud800"] * len(one.logps)), "tokens: expected whole characters"),
         (last(text=None), "response: expected a value, got null"),
-        (last(finish_reason="eos"), "finish_reason: expected stop or length, got 'eos'"),
+        (last(finish_reason="eos"), "finish_reason: expected stop, length or stop_string, got 'eos'"),
     ],
 )
 def test_engine_when_it_returns_what_cannot_be_read_then_it_and_the_prompt_are_named_and_nothing_is_stored(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import shlex
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from regretless.cli.request import Request
 from regretless.modeling.load import ModelConfig
 from regretless.objectives import OBJECTIVES, Logps, Output
 from regretless.objectives.dpo import DPO
-from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER, render
+from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER, Result, render
 from regretless.runs.recipe import apply_overrides
 from regretless.training.publish import stage_command
 from regretless.training.train_config import TrainConfig
@@ -63,7 +64,7 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
         values = ModelCard(text).data.to_dict()
         assert values["library_name"] == "peft"
         assert "| `beta` | `0.3` |" in text
-        assert "| pairs trained on | `4` |" in text
+        assert "| training pairs | `4` |" in text and "| pairs trained on | `4` |" in text
         (code,) = [block for block in text.split("```")[1::2] if "PreferenceConfig(" in block]
         code = code.removeprefix("python\n")
         names: dict[str, Any] = {"PreferenceConfig": PreferenceConfig, "LoraConfig": LoraConfig}
@@ -85,6 +86,41 @@ def test_trainer_when_it_saves_then_every_way_gives_the_card_and_no_text_of_the_
     assert values["license"] == "mit"
     assert values["datasets"] == ["openai/gsm8k"]
     assert {"dpo", "math", "lora"} <= set(values["tags"])
+
+
+@pytest.mark.parametrize(("steps", "seen"), [(0, 0), (1, 5), (2, 9), (9, 9)])
+def test_card_when_training_ended_early_then_it_counts_the_pairs_that_were_drawn(
+    make_trainer: Callable[..., Any], steps: int, seen: int
+) -> None:
+    rows = [{"prompt": f"w{n}", "chosen": f"w{n} w8", "rejected": f"w{n} w9"} for n in range(4, 13)]
+    trainer = make_trainer(data=rows, objective="dpo", max_steps=max(steps, 1), group_pairs=False)
+    if steps:
+        trainer.train()
+    data = trainer.facts().data
+    assert (data["training pairs"], data["pairs trained on"]) == (9, seen)
+
+
+def test_card_when_training_goes_on_with_an_adapter_then_it_and_its_base_are_named(
+    make_trainer: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    first = make_trainer(objective="dpo", max_steps=1)
+    base = first.model.get_base_model()
+    base.save_pretrained(tmp_path / "base")
+    first.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    first.save_model(str(tmp_path / "round-1"))
+    tokenizer.save_pretrained(tmp_path / "round-1")
+    assert first.facts().start is None
+    second = make_trainer(model=str(tmp_path / "round-1"), lora=False, objective="dpo", max_steps=1)
+    facts = second.facts()
+    assert (facts.base, facts.start) == ("base", "round-1")
+    (line,) = [line for line in facts.command.splitlines() if line.startswith("PreferenceTrainer(")]
+    assert line.startswith("PreferenceTrainer('round-1', args=config") and "peft_config" not in line
+    text = render(dataclasses.replace(facts, results=[Result("gsm8k", "Pass@1", 9, 61.5, None, 5.0)]))
+    assert "Training went on with the adapter `round-1` on this base." in text
+    assert "before this training: the adapter `round-1` on `base`." in text
+    assert "| gain over `round-1` |" in text and "gain over the base model" not in text
+    again = make_trainer(model=str(tmp_path / "base"), objective="dpo", max_steps=1)
+    assert (again.facts().base, again.facts().start) == ("base", None)
 
 
 class _Shifted(DPO):

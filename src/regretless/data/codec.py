@@ -348,16 +348,27 @@ class Codec:
         """One more than the largest id."""
         return max(self.vocabulary.values()) + 1
 
-    def spells(self, ids: Ids, text: str) -> bool:
+    @cached_property
+    def longest(self) -> int:
+        """Upper bound on the characters of a token."""
+        return max(map(len, self.vocabulary))
+
+    def spells(self, ids: Ids, text: str, *, stopped: bool | None = None) -> bool:
         """True if ids decode to a text, apart from end tokens and surrounding white space.
 
         The text may lack the tokens after its last whole character: vLLM omits those that could still become one.
+        `stopped`: a stop string ended it, so the text may go on with the beginning of one more token.
         """
         if max(ids, default=0) >= self.size:
             return False
         body = self.without_end(ids)
         wanted = _plain(self._without_spelled_end(text))
-        return any(_plain(spelled) == wanted for special in (True, False) for spelled in self._spellings(body, special))
+        rest = self.longest - 1 if stopped else 0
+        return any(
+            wanted.startswith(plain := _plain(spelled)) and len(wanted) - len(plain) <= rest
+            for special in (True, False)
+            for spelled in self._spellings(body, special)
+        )
 
     def _spellings(self, ids: Ids, special: bool) -> Iterator[str]:
         """The text of ids; while it ends inside a character, also without the last token."""

@@ -333,6 +333,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, own_id: str, k
         token_numbers=given_numbers(columns.token_numbers),
         model=columns.model,
         complete=False if columns.mask_len else columns.complete,
+        stopped=columns.stopped,
         score=_score(columns, row.get("metadata"), name),
     )
     # A response occurs in several pairs: its tokens, most of the memory, are stored once.

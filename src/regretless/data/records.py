@@ -28,7 +28,8 @@ SideName = Literal["chosen", "rejected"]
 SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
 PER_TOKEN = ("token_ids", "tokens", "logps", "token_numbers")
 """Fields of a response, and of a side, with one value for each token."""
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "stop_string"]
+"""Why a response ended: the model's end token, the limit of tokens, or a text that the settings of sampling name."""
 LogpsKind = Literal["raw", "sampled"]
 
 
@@ -99,6 +100,9 @@ class Side:
     """Name of the model that generated the response."""
     complete: bool | None = None
     """False if the response was truncated (no end-of-sequence token belongs after it)."""
+    stopped: bool | None = None
+    """True if a stop string ended the response: it is not truncated, and no end-of-sequence token belongs after it. Its
+    tokens may lack the last characters of the text: those of the token that the stop string began within."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
 
@@ -116,6 +120,7 @@ class Side:
             logps=self.logps and self.logps[:-count],
             token_numbers=self.token_numbers and {name: row[:-count] for name, row in self.token_numbers.items()},
             complete=False,
+            stopped=None,
             score=None,
         )
 

@@ -31,6 +31,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "sampled_logps": FLOATS,
     "score": pa.float64(),
     "complete": pa.bool_(),
+    "stopped": pa.bool_(),
     "seed": pa.int64(),
 }
 """Columns that are not text; those of a side have its name as prefix, as in `chosen_logps`."""

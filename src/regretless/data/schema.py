@@ -49,7 +49,7 @@ Name = Annotated[str | Integer, Field(description="text or a whole number")]
 Flag = Annotated[bool, Field(description="true or false")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
 Kind = Annotated[Literal["raw", "sampled"], Field(description="raw or sampled")]
-Finish = Annotated[Literal["stop", "length"], Field(description="stop or length")]
+Finish = Annotated[Literal["stop", "length", "stop_string"], Field(description="stop, length or stop_string")]
 VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
 Gold = Annotated[
     str | Integer | Annotated[float, Field(allow_inf_nan=False)], Field(description="text or a finite number")
@@ -164,6 +164,7 @@ class SideColumns(ScoreColumns):
     logprob_with_token: Released | None = None
     model: String | None = None
     complete: Flag | None = None
+    stopped: Flag | None = None
     mask_len: Count | None = None
 
 

@@ -172,6 +172,7 @@ class _Stored:
     """Of the tokens that the model wrote, those of several messages one after another."""
     tokens: tuple[str, ...] | None
     complete: bool | None
+    stopped: bool | None
     tokenizer: str | None
 
     @property
@@ -287,7 +288,8 @@ class _PairEncoder:
                     parts=self._parts(pair, name, side),
                     ids=None if side.token_ids is None else tuple(side.token_ids),
                     tokens=None if side.tokens is None else tuple(side.tokens),
-                    complete=side.complete,
+                    complete=False if side.stopped else side.complete,
+                    stopped=side.stopped,
                     tokenizer=pair.tokenizer,
                 ),
                 side,
@@ -388,7 +390,8 @@ class _PairEncoder:
                 raise
             return self._tokenized(stored, str(reason))
         if stored.complete is False and self.codec.without_end(ids) != ids:
-            raise DataError("marked as truncated, yet its tokens end with an end-of-sequence token")
+            marked = "ended by a stop string" if stored.stopped else "truncated"
+            raise DataError(f"marked as {marked}, yet its tokens end with an end-of-sequence token")
         return _Resolved(ids)
 
     def _of_strings(self, stored: _Stored, tokens: tuple[str, ...]) -> Ids:
@@ -396,6 +399,8 @@ class _PairEncoder:
             raise DataError("token strings of a response of several messages; give token ids")
         # They come from a tokenizer that received the response alone.
         (text,) = stored.own
+        if stored.stopped and text.startswith(spelled := "".join(tokens)):
+            text = spelled
         return self.codec.resolve(tokens, text, tuple(self._encoded(text, behind_text=False)))
 
     def _checked(self, stored: _Stored, ids: Ids) -> Ids:
@@ -411,7 +416,7 @@ class _PairEncoder:
                 "what lies between"
             )
         for number, (piece, text) in enumerate(zip(pieces, texts, strict=True), 1):
-            if not self.codec.spells(piece, text):
+            if not self.codec.spells(piece, text, stopped=stored.stopped):
                 place = "" if len(texts) == 1 else f" of the assistant's message {number}"
                 raise DataError(f"token ids do not spell the text{place} with the policy's tokenizer")
         own = iter(pieces)

@@ -110,7 +110,9 @@ def _settings_in(folder: Path) -> Mapping[str, Any]:
 
 def _decoding(samples: Path) -> dict[str, str]:
     sampling = _settings_in(samples).get("sampling", {})
-    return {f"evaluate.{key}": str(value) for key, value in sampling.items() if key not in NOT_DECODING}
+    # Versions without the setting stopped nowhere.
+    known = {"stop": [], **sampling} if sampling else {}
+    return {f"evaluate.{key}": str(value) for key, value in known.items() if key not in NOT_DECODING}
 
 
 def _problems_with_gold_answers(place: Path) -> dict[str, str]:

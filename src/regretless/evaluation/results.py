@@ -17,9 +17,9 @@ from rich.table import Table
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
-from regretless.core.run_folder import BASE
+from regretless.core.run_folder import BASE, substitute
 from regretless.core.settings import ByFolder, Section, Seed, in_one_folder
-from regretless.core.stage_folder import UNUSED
+from regretless.core.stage_folder import MANIFEST, UNUSED
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
@@ -37,7 +37,8 @@ from regretless.evaluation.conditions import (
 )
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
-from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, VllmOptions
+from regretless.modeling.training_folder import ADAPTER
+from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
@@ -126,6 +127,9 @@ class EvaluateConfig(Section):
     repetition_penalty: Penalty = 1.0
     """Repetition penalty for answers to benchmarks with gold answers; 1 turns it off. The RePO authors' scripts use
     1.05."""
+    stop: StopSetting = Field(default=[])
+    """Texts that end an answer to a benchmark with gold answers, as in `sample`. A pretrained model that goes on with a
+    question of its own is otherwise graded by its answer to that."""
     batch_size: int = Field(default=64, ge=1)
     """Number of answers generated at the same time."""
     seeds: list[Seed] = Field(default_factory=list)
@@ -209,6 +213,7 @@ def summarize(responses: Path) -> dict[str, Any]:
         "pass_at_1": sum(correct.values()) / len(rows),
         "interval": list(interval),
         "cut": sum(row["finish_reason"] == "length" for row in rows),
+        "stopped": sum(row["finish_reason"] == "stop_string" for row in rows),
         "unknown": reasons,
         "verdicts": correct,
     }
@@ -220,6 +225,7 @@ def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
     Shares, not percentages; a bound that cannot be computed is None, as that of a mean over equal seeds. `gain` is the
     paired difference to the base model. Of the sampled passes those count that were made like the ones of the seeds
     `current`, or else like the latest; `left_out`, where there are others, names them.
+    `base`, where the base model is an adapter on another model, names both: gains are not over that model alone.
     `chat` has a row for each metric of a chat benchmark, on its own scale (see `chat_results.collect`), and `harness`,
     where its tasks ran, one for each of their metrics.
     Raises DataError if there is no result, or if the base model and another one answered different problems, or were
@@ -253,9 +259,22 @@ def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
                 }
             )
     found: dict[str, Any] = {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
+    if (base := adapter_of(evaluate_dir)) is not None:
+        found["base"] = base
     if left_out:
         found["left_out"] = left_out
     return {**found, "harness": harness.rows_of(tasks)} if tasks else found
+
+
+def adapter_of(evaluate_dir: Path) -> str | None:
+    """The adapter and its base that the row of the base model stands for; None if it is a whole model."""
+    manifest = next(iter(sorted((evaluate_dir / SAMPLES / BASE).rglob(MANIFEST))), None)
+    model = read_json(manifest)["settings"].get("model", {}) if manifest is not None else {}
+    name, adapter = (str(model.get(key) or "") for key in ("name_or_path", "adapter"))
+    file = Path(substitute(name, evaluate_dir.parent)) / ADAPTER
+    if not adapter and file.is_file():
+        name, adapter = str(read_json(file).get("base_model_name_or_path") or "an unnamed base"), name
+    return f"the adapter {adapter} on {name or 'a model with random weights'}" if adapter else None
 
 
 def _check_tasks(evaluate_dir: Path, tasks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -331,7 +350,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
     shown = [name for name in CELLS if any(row[name] not in ("", "0") for row in rows)]
     shown = [name for name in shown if name != "metric" or len(metrics) > 1]
     table = FoldingTable(title=f"{metric} [95 % interval]")
-    table.caption = "\n".join(results.get("left_out", ())) or None
+    base = [f"{BASE}, which gains are over, is {results['base']}"] if "base" in results else []
+    table.caption = "\n".join([*base, *results.get("left_out", ())]) or None
     for name in shown:
         if name in RIGHT:
             longest = max(len(word) for row in rows for word in row[name].split() or [""])

@@ -203,8 +203,9 @@ def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
         return "not_written_by_the_chat_template"
     texts = [part.text for part in parts if part.own]
     pieces = _by_message(pair, tuple(pair.chosen.token_ids), codec)
-    spells = len(pieces) == len(texts) and all(map(codec.spells, pieces, texts))
-    return None if spells else "ids_do_not_spell_the_text"
+    stopped = pair.chosen.stopped
+    spells = [codec.spells(*both, stopped=stopped) for both in zip(pieces, texts, strict=False)]
+    return None if len(pieces) == len(texts) and all(spells) else "ids_do_not_spell_the_text"
 
 
 def _by_message(pair: Pair, ids: Ids, codec: Codec) -> list[Ids]:

@@ -122,7 +122,7 @@ def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[
     for number, row in enumerate(rows, 1):
         labeled = _with_logps(row, config.logps)
         reason: str | None
-        if not row.response.strip():
+        if not row.response.strip() or row.pieces == []:
             reason = "empty completion"
         elif row.finish_reason == "length":
             reason = "truncated at the token limit (finish_reason length): no end-of-sequence token"
@@ -243,6 +243,7 @@ def _side(response: Response, with_tokens: bool) -> Side:
         id=response.response_id,
         model=response.model,
         complete=None if response.finish_reason is None else True,
+        stopped=True if response.finish_reason == "stop_string" else None,
         score=response.score,
     )
     if not with_tokens:

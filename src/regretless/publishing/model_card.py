@@ -46,7 +46,7 @@ class Result:
     interval: tuple[float, float] | None = None
     """95 % interval."""
     gain: float | None = None
-    """Paired difference to the base model."""
+    """Paired difference to the model before training."""
     gain_interval: tuple[float, float] | None = None
     dataset: str | None = None
     """Hub id of the benchmark's data, if it has one."""
@@ -89,6 +89,8 @@ class Facts:
     results: Sequence[Result] = ()
     report: str | None = None
     """Path or address of the run's report, as seen from the card."""
+    start: str | None = None
+    """The adapter on the base that training went on with, by hub id or the name of its folder."""
     merged: str | None = None
     """For an adapter that was merged into its base: how that was checked."""
 

@@ -184,6 +184,8 @@ class RunData:
     token_rewards: Mapping[str, Any] | None
     comparisons: Mapping[str, Any]
     """Further results of the analyze stage, by the names of their files."""
+    base: str | None = None
+    """What the base model is, where it is an adapter on another model."""
 
 
 def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
@@ -225,6 +227,7 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
             for name in COMPARISONS
             if (content := _json(run_dir / "analyze" / f"{name}.json")) is not None
         },
+        base=results.get("base"),
     )
 
 

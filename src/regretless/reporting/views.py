@@ -217,7 +217,8 @@ def stage_rows(stages: Sequence[FinishedStage]) -> list[FinishedStage]:
             rows.append(replace(stage, name="evaluate", seconds=0.0, counts={}))
         whole = rows[-1].counts
         if stage.name.startswith("evaluate/samples/"):
-            whole = {key: whole.get(key, 0) + counts.get(key, 0) for key in ("responses", "tokens", "cut")}
+            names = ["responses", "tokens", "cut", *(["stopped"] if "stopped" in {*whole, *counts} else [])]
+            whole = {key: whole.get(key, 0) + counts.get(key, 0) for key in names}
         rows[-1] = replace(rows[-1], seconds=rows[-1].seconds + stage.seconds, counts=whole)
     return rows
 

@@ -66,7 +66,7 @@ def evaluate_model(
     passes: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0, "top_p": 1.0, "top_k": 0}}
     passes |= {f"seed-{seed}": {**sampled, "seed": seed} for seed in config.seeds}
     common: dict[str, Any] = {"n": 1, "repetition_penalty": config.repetition_penalty}
-    common |= {"max_new_tokens": config.max_new_tokens, **engine_settings(config)}
+    common |= {"max_new_tokens": config.max_new_tokens, "stop": config.stop, **engine_settings(config)}
     asked = {
         (benchmark, name): SamplingParams(**common, **decoding)
         for benchmark in config.benchmarks

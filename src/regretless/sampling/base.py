@@ -7,19 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from regretless.core.errors import ServerError
 from regretless.core.settings import DECIDED, Section, Seed
 from regretless.data.records import FinishReason, LogpsKind, Text
 from regretless.servers.server_settings import ServerConfig
 
+MOST_STOPS = 16
+"""Stop strings of one setting: each is looked for after every token."""
 LOWEST_TEMPERATURE = 1e-6
 """Above greedy decoding: logits divided by less may leave the range of float32."""
 Penalty = Annotated[float, Field(ge=1e-3, le=1e3)]
 """A repetition penalty; others can take logits out of the range of float32."""
 MOST_NAMED = 10
 """Prompts without a response that a message names."""
+
+
+def _distinct(strings: list[str]) -> list[str]:
+    if repeated := [string for string in dict.fromkeys(strings) if strings.count(string) > 1]:
+        raise ValueError(f"expected different strings, got {repeated[0]!r} twice")
+    return strings
+
+
+StopSetting = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS), AfterValidator(_distinct)
+]
+"""Different texts, none of them empty."""
 P = TypeVar("P", bound=Sized)
 """A prompt in the engine's form; its length orders prompts, and counts where an engine has a limit."""
 
@@ -86,6 +100,9 @@ class SamplingParams(Section):
     1 turns this off. It also applies to greedy decoding."""
     max_new_tokens: int = Field(default=2048, ge=1)
     """Most tokens in a response; a longer one is cut there."""
+    stop: StopSetting = Field(default=[])
+    """Texts that end a response, as `["\\n\\nQuestion:"]` for a pretrained model that goes on with its own question.
+    The response is what comes before the first of them; it is complete, and training puts no end token behind it."""
     batch_size: int = Field(default=64, ge=1)
     """Number of responses generated at the same time. Another size draws other responses from the same seed."""
     seed: Seed = 0
@@ -121,7 +138,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Completion:
-    """One response: its text, and its tokens, including an end-of-sequence token if one was generated."""
+    """One response: its text, and its tokens, including an end-of-sequence token if one was generated.
+
+    Of a response that a stop string ended, the text before that string, and the tokens wholly before it.
+    """
 
     text: str
     token_ids: list[int] | None

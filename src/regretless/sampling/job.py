@@ -40,6 +40,7 @@ from regretless.sampling.base import (
     StreamingEngine,
 )
 from regretless.sampling.engines import ENGINES
+from regretless.sampling.stop_strings import first_of
 
 MAX_PARTS = 200
 """Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""
@@ -386,6 +387,12 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         answer=row.answer,
         **dataclasses.asdict(engine.provenance),
     )
+    if completion.finish_reason != "stop_string" and first_of(completion.text, work.params.stop) is not None:
+        raise _misused(
+            work,
+            f"{_name(row)}: a text that goes on behind a string of `stop`, which StopStrings.applied of "
+            "regretless.sampling.stop_strings would cut",
+        )
     try:
         check_response(vars(response))
     except Unusable as reason:

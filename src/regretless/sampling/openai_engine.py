@@ -21,7 +21,7 @@ from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
 from regretless.data.records import LogpsKind, Text, text_key
 from regretless.data.tokenization import encode_prompt
-from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
+from regretless.modeling.load import ModelConfig, eos_token_ids, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, PromptsUnansweredError, Provenance, SamplingParams, SamplingServer
 from regretless.sampling.openai_logprobs import (
     PROBE_TEMPERATURE,
@@ -30,9 +30,10 @@ from regretless.sampling.openai_logprobs import (
     kind_of,
     meaning_of,
 )
+from regretless.sampling.stop_strings import StopStrings, before_stop, first_of, wholly_before
 from regretless.servers.ask import MOST_FAILURES, MOST_REFUSALS
 from regretless.servers.limits import Budget, Spending
-from regretless.servers.reply import CUTS, NO_LOGPS, UNREPORTED, BadReplyError, Reply
+from regretless.servers.reply import CUTS, NO_LOGPS, SPECIAL_TOKEN, UNREPORTED, BadReplyError, Reply
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.transport import Client, Unanswered
 
@@ -41,7 +42,11 @@ PROBE_TOP = 5
 """Most likely tokens to request when two are needed: vLLM replaces the last one by the sampled token."""
 MOST_SEED = 2**31
 """Servers accept seeds of 32 bits with sign."""
+MOST_STOPS = 4
+"""Stop strings that OpenAI's own servers accept."""
 LONGEST_NAME = 60
+LONGEST_TOKEN = 64
+"""Bytes of text that a server's list of tokens may lack at a stop string: the beginning of one more token."""
 LACKS_LOGPS = (
     "the server returns no log-probabilities; start it so that it does, or set server.logprobs: false for data without "
     "them (for repo_det and the baselines)"
@@ -65,6 +70,17 @@ class ServerPrompt:
         """The beginning of the text, or of the last message, in quotation marks."""
         last = self.text if isinstance(self.text, str) else self.text[-1]["content"]
         return f'"{textwrap.shorten(one_line(last[: 2 * LONGEST_NAME]), LONGEST_NAME, placeholder="…")}"'
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A reply before its first stop string."""
+
+    text: str
+    count: int | None
+    """Number of tokens wholly before the stop string; None if it is unknown."""
+    tokens: list[bytes] | None
+    """These tokens, and what of the text is behind them; None if they need no comparison with the text."""
 
 
 @dataclass
@@ -93,6 +109,17 @@ class _Failures:
     @property
     def are_too_many(self) -> bool:
         return self.in_a_row[True] >= MOST_REFUSALS or self.in_a_row[False] >= MOST_FAILURES
+
+
+def _end_in(tokens: bytes, text: bytes) -> int | None:
+    """Where a text ends in that of its tokens, up to a token behind them; None if the two differ.
+
+    Servers may leave out white space at the text's start.
+    """
+    start = len(tokens) - len(tokens.lstrip()) if text == text.lstrip() else 0
+    inner = tokens[start:]
+    fits = inner.startswith(text) or (text.startswith(inner) and len(text) - len(inner) < LONGEST_TOKEN)
+    return start + len(text) if fits else None
 
 
 def local_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
@@ -125,6 +152,11 @@ class OpenAIEngine:
                 f"model {self.model}: this server has no top_k and no repetition_penalty; set top_k: 0 and "
                 "repetition_penalty: 1, or server.extensions: true if it has"
             )
+        if not self.extensions and len(params.stop) > MOST_STOPS:
+            raise ConfigError(
+                f"model {self.model}: this server takes at most {MOST_STOPS} stop strings, and stop has "
+                f"{len(params.stop)}; remove some, or set server.extensions: true if it takes more"
+            )
         if config.chat_template_kwargs and self.server.endpoint == "chat":
             raise ConfigError(
                 f"model {self.model}: chat_template_kwargs are for a chat template that is applied here, and endpoint: "
@@ -146,6 +178,10 @@ class OpenAIEngine:
         """Responses that were counted as cut for a finish_reason that is not a known one."""
         self._unreported = 0
         """Responses without log-probabilities because the server reports those of likely tokens alone."""
+        self._unplaced = 0
+        """Responses without tokens because these do not show where the stop string begins."""
+        self._unsaid = 0
+        """Responses that the model or a stop string ended, the server does not say which."""
 
     @cached_property
     def kind(self) -> LogpsKind | None:
@@ -311,6 +347,7 @@ class OpenAIEngine:
             "server.extensions: false": ", ".join(self._shape(0, 1.0)),
             "server.send_seed: false": "seed" if server.send_seed else "",
             "server.logprobs: false": "logprobs" if server.logprobs else "",
+            "stop: []": "stop" if self.params.stop else "",
             "another server.limit_parameter": server.limit_parameter if server.endpoint == "chat" else "",
         }
         settings = [f"{setting} ({names})" for setting, names in parameters.items() if names]
@@ -323,6 +360,18 @@ class OpenAIEngine:
                 f"reports {UNREPORTED:g} for an unlikely token, which stands for an unknown value; repo cannot use them"
             )
             self._unreported = 0
+        if self._unplaced:
+            print_note(
+                f"model {self.model}: {self._unplaced} responses have no log-probabilities, because their tokens do "
+                "not show where the stop string begins, so repo cannot use them; models.tokenizer may help"
+            )
+            self._unplaced = 0
+        if self._unsaid:
+            print_note(
+                f"model {self.model}: the server does not say of {self._unsaid} responses whether the model or a stop "
+                "string ended them; they count as ended by the model, so training on their text puts an end token there"
+            )
+            self._unsaid = 0
         if self._unfamiliar:
             found = ", ".join(f"{reason} ({count})" for reason, count in sorted(self._unfamiliar.items()))
             print_note(
@@ -336,7 +385,8 @@ class OpenAIEngine:
         params = self.params
         drawn = {"temperature": params.temperature, "top_p": params.top_p}
         shape = self._shape(params.top_k, params.repetition_penalty)
-        return self._body(prompt, params.max_new_tokens, {**drawn, **shape, "seed": seed % MOST_SEED})
+        stop = {"stop": params.stop} if params.stop else {}
+        return self._body(prompt, params.max_new_tokens, {**drawn, **shape, **stop, "seed": seed % MOST_SEED})
 
     def _key(self, body: Mapping[str, Any]) -> str:
         """Key of a request in the file of replies: of all that says what its reply is, and what it means."""
@@ -387,11 +437,13 @@ class OpenAIEngine:
         if self.server.logprobs and choice.logps is None:
             detail = "a filter of the server ended the answer before its first token"
             raise Unanswered("no text", detail, is_refusal=True)
-        if self.server.logprobs and (problem := reply.text_problem) is not None:
+        cut = self._cut(reply)
+        problem = reply.text_problem if cut is None else reply.problem_between(cut.tokens, cut.text)
+        if self.server.logprobs and problem is not None:
             raise ServerError(
                 f"the log-probabilities do not belong to the text: {problem}; something in the "
-                "server changes the text and not them (a parser of tool calls or reasoning, a stop string): start it "
-                "without that, or set server.logprobs: false"
+                "server changes the text and not them (a parser of tool calls or reasoning, stop strings of its own): "
+                "start it without that, or set server.logprobs: false"
             )
         # Ids that include thoughts do not match a text that does not.
         ids = None if reply.thoughts else choice.ids
@@ -399,10 +451,10 @@ class OpenAIEngine:
         if logps is not None and UNREPORTED in logps:
             self._unreported += 1
             logps = None
-        if not reply.has_ended and reply.finish_reason not in CUTS:
+        if cut is None and not reply.has_ended and reply.finish_reason not in CUTS:
             self._unfamiliar[reply.finish_reason or "null"] += 1
         has_draw = self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain)
-        return Completion(
+        completion = Completion(
             text=reply.content,
             token_ids=ids,
             logps=logps,
@@ -413,6 +465,48 @@ class OpenAIEngine:
             prompt_token_ids=prompt.ids or reply.prompt_token_ids,
             tokens=None if ids is not None else choice.strings,
         )
+        if cut is not None:
+            return before_stop(completion, cut.count, cut.text)
+        if self.params.stop and reply.ended_at(self.params.stop) is None and not self._ends_itself(reply):
+            self._unsaid += 1
+        return completion
+
+    def _ends_itself(self, reply: Reply) -> bool:
+        """Whether the last token is one that ends a response."""
+        ids, written = reply.choice.ids, reply.choice.written
+        if ids and self.tokenizer is not None:
+            return ids[-1] in eos_token_ids(self.tokenizer)
+        return written is not None and len(written) > 0 and SPECIAL_TOKEN.fullmatch(written[-1]) is not None
+
+    def _cut(self, reply: Reply) -> _Cut | None:
+        """What of a reply is before its first stop string; None if no stop string ended it.
+
+        Servers cut the text, and most leave the tokens as they are.
+        """
+        strings, choice = self.params.stop, reply.choice
+        if not strings:
+            return None
+        last = -1 if self._ends_itself(reply) else None
+        if self.tokenizer is not None and choice.ids and not reply.thoughts:
+            found = StopStrings(self.tokenizer, strings).cut(choice.ids[:last])
+            if found is not None:
+                return _Cut(found[1], found[0], None)
+        start = first_of(reply.content, strings)
+        text, tokens = reply.content[:start], (choice.written or [])[:last]
+        joined = b"".join(tokens)
+        at = first_of(joined, [string.encode() for string in strings])
+        if at is None and start is None and not reply.ended_at(strings):
+            return None
+        if at is not None and len(text.encode()) > at:
+            text = joined[:at].decode(errors="replace")
+        elif at is None:
+            at = _end_in(joined, text.encode())
+        if at is None or choice.written is None:
+            self._unplaced += self.server.logprobs
+            return _Cut(text, None, None)
+        count = wholly_before(tokens, at)
+        rest = joined[sum(map(len, tokens[:count])) : at] if at <= len(joined) else text.encode()[-(at - len(joined)) :]
+        return _Cut(text, count, [*tokens[:count], rest])
 
     def _find_kind(self) -> LogpsKind:
         found = None if self.params.is_plain else self._find_meaning()

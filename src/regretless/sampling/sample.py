@@ -105,6 +105,7 @@ def _counts(work: SampleWork) -> dict[str, Any]:
         "responses": len(table),
         "tokens": pc.sum(counts).as_py() or 0,
         "cut": pc.sum(pc.equal(table["finish_reason"], "length")).as_py(),
+        **({"stopped": pc.sum(pc.equal(table["finish_reason"], "stop_string")).as_py()} if work.params.stop else {}),
         **({"kept": earlier} if earlier else {}),
     }
 

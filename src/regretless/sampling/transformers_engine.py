@@ -30,6 +30,7 @@ from regretless.data.records import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, Provenance, SamplingParams
+from regretless.sampling.stop_strings import StopStrings
 
 Measure = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]
 """(logits (B, V), the same shaped to draw from (B, V), drawn token ids (B, 1)) → further numbers (B,) by name."""
@@ -82,18 +83,24 @@ class TransformersEngine:
         padding = torch.tensor(pads, device=device)
         mask = (torch.arange(width, device=device) >= padding[:, None]).long()
         recorder = LogpRecorder(self.params, padding, self.measure)
+        stops = StopStrings(self.tokenizer, self.params.stop)
         with torch.inference_mode(), _seeded(device, seed), self._own_settings_only():
             output = self.model.generate(
                 input_ids=input_ids,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([_Shape(recorder)]),
-                stopping_criteria=StoppingCriteriaList([_Record(recorder)]),
+                stopping_criteria=StoppingCriteriaList(
+                    [_Record(recorder), *([_Stop(stops, width)] if stops.strings else [])]
+                ),
             )
         tokens = output[:, width:]
         raw, sampled = recorder.logps(tokens.shape[1])
         drawn = None if sampled is None else sampled.tolist()
         numbers = {name: rows.tolist() for name, rows in recorder.token_numbers(tokens.shape[1]).items()}
-        return self._completions(prompts, tokens.tolist(), raw.tolist(), drawn, numbers)
+        return [
+            stops.applied(completion)
+            for completion in self._completions(prompts, tokens.tolist(), raw.tolist(), drawn, numbers)
+        ]
 
     def measure(self, logits: Tensor, shaped: Tensor, tokens: Tensor) -> Mapping[str, Tensor]:
         """Further numbers (B,) of the tokens just drawn, by name; this engine records none, a subclass may.
@@ -265,6 +272,17 @@ class _Record(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor | None, **_: Any) -> Tensor:
         self.recorder.record(input_ids)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+class _Stop(StoppingCriteria):
+    """Ends the rows whose newest token completes a stop string. width: number of positions before the first token."""
+
+    def __init__(self, stops: StopStrings, width: int) -> None:
+        self.stops, self.width = stops, width
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **_: Any) -> Tensor:
+        generated = list(input_ids[:, self.width :].cpu().numpy())
+        return torch.tensor(self.stops.end_with(generated), device=input_ids.device)
 
 
 @contextlib.contextmanager

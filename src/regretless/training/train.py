@@ -26,7 +26,7 @@ from regretless.core.files import write_jsonl
 from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
 from regretless.core.terminal import bar, console, print_note
-from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, weights_of
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.data import Groups, PairDataset
@@ -113,6 +113,7 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
             "launch, or leave them to the setting train.processes"
         )
     trainer.data_name = str(pairs)
+    trainer.start = model.adapter if model.name_or_path is None else weights_of(model).adapter
     trainer.command = stage_command(
         objective,
         config.result_settings(objective, count),

@@ -138,6 +138,7 @@ class PreferenceTrainer(PublishingTrainer):
         self.objective = build(args.objective, **args.hyperparameters)
         check_reference(ref_model, self.objective)
         processing_class = tokenizer_for(model, processing_class, args)
+        name = model if isinstance(model, str) and peft_config is None else None
         model, reference, adapters_off = models_of(
             model, ref_model, args, processing_class, quantization_config, peft_config
         )
@@ -186,7 +187,7 @@ class PreferenceTrainer(PublishingTrainer):
         if self.reference.frozen is not None:
             self.reference.frozen.to(self.args.device)
         share_weights(self.accelerator, self.model, self.reference.frozen)
-        self.begin_cards(train_dataset)
+        self.begin_cards(train_dataset, name if isinstance(model, PeftModel) else None)
 
     # --- reference ---------------------------------------------------------------------------------------------------
 
