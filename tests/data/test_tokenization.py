@@ -305,7 +305,9 @@ def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen
     bad = changed(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])
     kept, refused = tokenize_pairs([good, bad], strict, max_length=None, max_prompt_length=None)
     assert len(kept) == 1
-    assert [str(item) for item in refused] == ["pairs:2: prompt: the chat template rejects it: no system role"]
+    assert [str(item) for item in refused] == [
+        f"pairs:2: prompt: the chat template {qwen.name_or_path} rejects it: no system role"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
-import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
@@ -23,7 +22,10 @@ from regretless.modeling.chat_templates import (
     QUESTION,
     answer_end,
     mentions,
+    rendered,
     template_arguments,
+    template_errors,
+    template_name,
     templates,
     without_tools,
     written_around_answer,
@@ -40,6 +42,8 @@ RESERVED = frozenset(
 """Arguments of a chat template that a row cannot set."""
 OPENING = re.compile(rf"{OPEN}\s*({CLOSE}\s*)?$")
 """The beginning of a block of reasoning, or an empty block, at the end of a text."""
+SYNONYMS = {"developer": "system", "function": "tool", "ipython": "tool"}
+"""Other names of a role, for chat templates that do not write messages of that role."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
 
@@ -63,6 +67,7 @@ class Codec:
     tokenizer: Tokenizer
     _around: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _ends: dict[bool, Ids] = field(default_factory=dict, init=False)
+    _roles: dict[Hashable, tuple[str, ...] | DataError] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
@@ -115,14 +120,6 @@ class Codec:
     def end_texts(self) -> list[str]:
         """How the end tokens are spelled."""
         return self.decode([(number,) for number in sorted(self.ends)])
-
-    @cached_property
-    def writes_texts(self) -> bool:
-        """False if the chat template writes a question without its text."""
-        try:
-            return ANSWER in self.tokenizer.apply_chat_template([{**QUESTION, "content": ANSWER}], tokenize=False)
-        except (jinja2.TemplateError, ValueError, TypeError):
-            return True  # it wants more than a question: each row will tell
 
     def answer_end(self, *, tools: bool) -> Ids:
         """The tokens that end an answer in the chat template (that for `tools`), else the end-of-sequence token."""
@@ -216,30 +213,22 @@ class Codec:
         That answer goes on with the last message if it is the assistant's, unless it is to be a new one (`new_turn`).
         `arguments`: further inputs of the template. Raises DataError if the template cannot render all of it.
         """
-        messages, given = self._inputs(messages, arguments)
-        if not self.writes_texts:
-            raise DataError(
-                "prompt: the chat template leaves out contents that are texts (it may expect parts of text and "
-                "pictures); set model.chat_template to one for texts"
-            )
         goes_on = generate and not new_turn and messages[-1]["role"] == "assistant"
-        with _template_errors():
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=generate and not goes_on,
-                    continue_final_message=goes_on,
-                    **given,
-                )
-            )
+        messages, given = self._inputs(messages, arguments, generate=generate and not goes_on)
+        return rendered(
+            self.tokenizer,
+            messages,
+            add_generation_prompt=generate and not goes_on,
+            continue_final_message=goes_on,
+            **given,
+        )
 
     def render_marked(
         self, messages: Sequence[Message], *, generate: bool, arguments: Mapping[str, Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """The same, and the start and end of the parts of the text that the template marks as generated."""
-        messages, given = self._inputs(messages, arguments)
-        with _template_errors():
+        messages, given = self._inputs(messages, arguments, generate=generate)
+        with template_errors(self.tokenizer):
             texts, marks = render_jinja_template(
                 conversations=[messages],
                 chat_template=self.template(given),
@@ -270,7 +259,7 @@ class Codec:
         return without_thoughts(messages, template_arguments(template) | dict(arguments))
 
     def _inputs(
-        self, messages: Sequence[Message], arguments: Mapping[str, Any] | None
+        self, messages: Sequence[Message], arguments: Mapping[str, Any] | None, *, generate: bool
     ) -> tuple[list[Message], dict[str, Any]]:
         """Messages and arguments for the template. Raises DataError if it does not use all that they have."""
         given = dict(arguments or {})
@@ -286,7 +275,58 @@ class Codec:
                     f"{name}: the chat template does not write it; set model.chat_template to one that does, or write "
                     "it into the content as the model generates it"
                 )
-        return messages, given
+        roles = self._written_roles(messages, given, generate)
+        return [{**message, "role": role} for message, role in zip(messages, roles, strict=True)], given
+
+    def _written_roles(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> Sequence[str]:
+        """Roles under which the template writes the contents of all messages: their own, or `SYNONYMS` of these.
+
+        It is asked with other contents: a real one may be in the text anyway, or be written in another form. Raises
+        DataError if a content is left out.
+        """
+        shape = [(message["role"], bool(message["content"].strip()), *sorted(message)) for message in messages]
+        key = repr((shape, generate, without_tools(self.tokenizer, given), "tools" in given))
+        if key not in self._roles:
+            self._roles[key] = self._find_roles(messages, given, generate)
+        found = self._roles[key]
+        if isinstance(found, DataError):
+            raise found
+        return found
+
+    def _find_roles(
+        self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool
+    ) -> tuple[str, ...] | DataError:
+        roles = tuple(message["role"] for message in messages)
+        left_out = self._left_out(messages, roles, given, generate)
+        if left_out == set():
+            return roles
+        # A template that refuses the messages does not tell which role it does not know.
+        others = {role: SYNONYMS[role] for role in left_out or roles if role in SYNONYMS}
+        renamed = tuple(others.get(role, role) for role in roles)
+        if others and self._left_out(messages, renamed, given, generate) == set():
+            return renamed
+        if left_out is None:
+            return roles  # the real messages will tell why
+        return DataError(
+            f"{template_name(self.tokenizer)} leaves out the content of messages with role "
+            f"{', '.join(sorted(left_out))}: it does not know the role, or expects contents of other parts than text; "
+            "change the row, or set model.chat_template to one that writes it"
+        )
+
+    def _left_out(
+        self, messages: Sequence[Message], roles: Sequence[str], given: Mapping[str, Any], generate: bool
+    ) -> set[str] | None:
+        """Roles of the messages whose content is not in the template's text; None if it refuses them."""
+        probes = {place: f"{ANSWER}-{place}-" for place, one in enumerate(messages) if one["content"].strip()}
+        probing = [
+            {**message, "role": role, "content": probes.get(place, message["content"])}
+            for place, (message, role) in enumerate(zip(messages, roles, strict=True))
+        ]
+        try:
+            text = rendered(self.tokenizer, probing, add_generation_prompt=generate, **given)
+        except DataError:
+            return None
+        return {roles[place] for place, probe in probes.items() if probe not in text}
 
     def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
         """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
@@ -399,15 +439,6 @@ class Codec:
         for end in self.end_texts:
             text = text.removesuffix(end)
         return text
-
-
-@contextmanager
-def _template_errors() -> Iterator[None]:
-    """Turns what a chat template raises into DataError."""
-    try:
-        yield
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"prompt: the chat template rejects it: {error}") from error
 
 
 def parsed(arguments: str | None) -> dict[str, Any]:

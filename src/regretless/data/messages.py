@@ -17,8 +17,13 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, as in transformers; it is kept under the first, which chat templates read."""
 PARTS = ("tool_calls", "tool_call_id", "name", REASONING[0])
 """What a message may have besides role and content."""
-SHAREGPT = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
-"""Roles by their names in ShareGPT's form of a message, `from` and `value`."""
+SPEAKERS = {
+    **{"user": "user", "human": "user", "system": "system"},
+    **{"assistant": "assistant", "gpt": "assistant", "bot": "assistant", "model": "assistant"},
+}
+"""Roles by their names in data sets, in lower case."""
+ROLES = SPEAKERS | {name: name for name in ("developer", "tool", "function", "ipython")}
+"""The same, with those that chat templates treat in different ways."""
 UNREADABLE = {
     "function_call": "write it as tool_calls, its present form",
     "audio": "only text is read",
@@ -34,9 +39,10 @@ UNREADABLE = {
 def read_message(item: Any) -> Message:
     """A message: role, content, and of `PARTS` those that it has. Raises Unusable.
 
-    `from` and `value` are read as role and content. A content of parts is joined; a message with tool calls needs none.
-    Arguments of a tool call are an object, also where they are JSON of one, as in OpenAI's format: chat templates write
-    objects. Null entries are dropped, because tables add the entries of all rows to every row.
+    `from` and `value` are read as role and content, and roles by `ROLES`. A content of parts is joined; a message with
+    tool calls needs none. Arguments of a tool call are an object, also where they are JSON of one, as in OpenAI's
+    format: chat templates write objects. Null entries are dropped, because tables add the entries of all rows to every
+    row.
     """
     if not isinstance(item, Mapping):
         raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
@@ -52,7 +58,8 @@ def read_message(item: Any) -> Message:
         content = ""
     if content is None or not isinstance(item.get("role"), str):
         raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
-    message: Message = {"role": item["role"], "content": content}
+    role = item["role"].strip()
+    message: Message = {"role": ROLES.get(role.lower(), role), "content": content}
     if calls:
         message["tool_calls"] = calls
     reasoning = next((item[name] for name in REASONING if item.get(name)), None)
@@ -75,9 +82,9 @@ def _from_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     speaker = item.get("from")
     if speaker is None or item.get("role") is not None:
         return item
-    if not isinstance(speaker, str) or speaker not in SHAREGPT:
-        raise Unusable(f"from: expected one of {', '.join(SHAREGPT)}, got {found(speaker)}; write role and content")
-    return {**item, "role": SHAREGPT[speaker], "content": item.get("value")}
+    if not isinstance(speaker, str) or speaker.strip().lower() not in SPEAKERS:
+        raise Unusable(f"from: expected one of {', '.join(SPEAKERS)}, got {found(speaker)}; write role and content")
+    return {**item, "role": speaker, "content": item.get("value")}
 
 
 def _content(content: Any) -> str | None:

@@ -30,6 +30,8 @@ OF_PROMPT = {"instruction": ("context",), "question": ("input", "context")}
 """Columns that belong to the prompt beside one that was not named, in some data sets. They are not read."""
 LIKELY_PROMPTS = ("query", "problem", "input", "inputs", "user", "context")
 """Columns that hold the prompt in some data sets. They are not read unless `prompt_key` names them."""
+ASKING = ("system", "developer", "user")
+"""Roles of a first message that belongs to the prompt."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
 """Default columns of the text to imitate, if rejected responses are not required."""
 WHOLE_COLUMNS = ("messages", "conversations")
@@ -233,7 +235,7 @@ def _split_prompt(
     if rejected is not None and isinstance(chosen, str) != isinstance(rejected, str):
         raise Unusable("chosen and rejected: expected both texts or both messages")
     whole = isinstance(chosen, list) and (
-        chosen[: len(prompt)] == prompt if isinstance(prompt, list) else chosen[0]["role"] in ("system", "user")
+        chosen[: len(prompt)] == prompt if isinstance(prompt, list) else chosen[0]["role"] in ASKING
     )
     if prompt is not None and not whole:
         if isinstance(prompt, str) and isinstance(chosen, list):

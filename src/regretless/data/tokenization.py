@@ -17,6 +17,7 @@ from regretless.data.records import Pair, Side, SideName, Text
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
+from regretless.modeling.chat_templates import EndlessTemplate
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids
 
 Truncation = Literal["refuse", "keep_start"]
@@ -222,6 +223,8 @@ class _PairEncoder:
             if key not in rendered and key not in self.prompts:
                 try:
                     rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
+                except EndlessTemplate:
+                    raise  # it would be as long for the next row
                 except (ConfigError, DataError) as reason:
                     self.prompts[key] = str(reason)
             # A response that cannot be written is reported with its row, when the pair is processed.
