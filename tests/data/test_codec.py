@@ -110,3 +110,11 @@ def test_world_when_a_conversation_has_a_system_message_then_it_is_in_the_text()
     codec = codec_of(build_tokenizer())
     assert codec.render(turns, generate=True) == "1+12<eos>2+2?"
     assert codec.render([SYSTEM, *turns], generate=True) == "Be brief.1+12<eos>2+2?"
+
+
+def test_tokens_when_shown_then_a_space_of_the_vocabulary_is_seen(shared: Path) -> None:
+    codec = codec_of(AutoTokenizer.from_pretrained(shared / "data/tokenizers/mistral-v1"))
+    assert codec.shown(tuple(codec.encode(["It is"])[0])) == ["▁It", "▁is"]
+    assert codec.shown(tuple(codec.encode_behind([("a\n", "It is")])[0])) == ["It", "▁is"]
+    codec = codec_of(with_template(shared, "qwen3"))
+    assert codec.shown(tuple(codec.encode(["It is\n"])[0])) == ["It", " is", "\n"]

@@ -129,6 +129,75 @@ def test_response_when_the_vocabulary_puts_spaces_before_texts_then_none_is_adde
     assert [*prompt, *encode_response(mistral, "Answer:\n", "4", complete=False)] == joined
 
 
+ZEPHYR = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + eos_token + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+INST = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ SPACE + m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+SPECIAL_PROMPT = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+HEADERS = ["<|user|>", "<|assistant|>", "<|tool|>", "<|im_start|>", "<|im_end|>"]
+
+
+TEMPLATED = {
+    "zephyr": ZEPHYR,
+    "chatml": CHATML,
+    "inst": INST.replace("SPACE", "''"),
+    "inst-space": INST.replace("SPACE", "' '"),
+    "special-prompt": SPECIAL_PROMPT,
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATED)
+@pytest.mark.parametrize(("name", "special"), [("mistral-v1", []), ("mistral-v1", HEADERS), ("qwen2", HEADERS)])
+@pytest.mark.parametrize("text", ["It is 4.", "4", "答案是 4", "I\n\tt", "`4`"])
+def test_response_when_tokenized_then_its_tokens_are_those_of_the_whole_conversation(
+    name: str, special: list[str], template: str, text: str, shared: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers" / name)
+    tokenizer.bos_token = tokenizer.bos_token or "<|im_start|>"
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.chat_template = TEMPLATED[template]
+    if template == "chatml":
+        if not special:
+            pytest.skip("what ends a turn has to be a token")
+        tokenizer.eos_token = "<|im_end|>"
+    answer = {"role": "assistant", "content": text}
+    whole = tokenizer.apply_chat_template([*QUESTION, answer], tokenize=False)
+    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    prompt = encode_prompt(tokenizer, QUESTION)
+    pair = pair_of(prompt=QUESTION, chosen=[answer], rejected=[{**answer, "content": "It is 5."}])
+    for response in (encode_response(tokenizer, QUESTION, text), one(pair, tokenizer).chosen.ids):
+        body = [*prompt, *own_ids(response)][:-1]
+        assert body == ids[: len(body)]
+        assert "".join(tokenizer.decode(ids[len(body) :]).split()) in ("</s>", "<|im_end|>")
+    # The tokens between the messages of a response, and those of all its messages, are those of the whole as well.
+    turns = [answer, {"role": "user", "content": "sure?"}, answer]
+    pair = pair_of(prompt=QUESTION, chosen=turns, rejected=[*turns[:2], {**answer, "content": "no"}])
+    whole = tokenizer.apply_chat_template([*QUESTION, *turns], tokenize=False)
+    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    body = [*prompt, *read_ids(one(pair, tokenizer).chosen.ids)][:-1]
+    assert body == ids[: len(body)]
+
+
+def test_response_when_a_token_would_join_it_with_its_prompt_then_the_prompts_tokens_stay(qwen: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(qwen.name_or_path)
+    tokenizer.chat_template = SPECIAL_PROMPT
+    whole = tokenizer.apply_chat_template([*QUESTION, {"role": "assistant", "content": "`4`"}], tokenize=False)
+    prompt = encode_prompt(tokenizer, QUESTION)
+    assert tokenizer(whole)["input_ids"][: len(prompt)] != prompt
+    assert encode_response(tokenizer, QUESTION, "`4`", complete=False) == tokenizer("`4`")["input_ids"]
+
+
 def test_response_when_it_has_several_turns_then_all_are_written_by_the_template(qwen: Any) -> None:
     turns = [
         {"role": "assistant", "content": "4"},

@@ -44,6 +44,10 @@ OPENING = re.compile(rf"{OPEN}\s*({CLOSE}\s*)?$")
 """The beginning of a block of reasoning, or an empty block, at the end of a text."""
 SYNONYMS = {"developer": "system", "function": "tool", "ipython": "tool"}
 """Other names of a role, for chat templates that do not write messages of that role."""
+ANCHOR = 64
+"""Characters: more than the longest special token, which may end a prompt."""
+SPACE = "\u2581"
+"""A space in SentencePiece vocabularies; decoding a text leaves out the first."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
 
@@ -87,16 +91,25 @@ class Codec:
             )
         return texts
 
-    def encode_responses(self, texts: Sequence[str], *, behind_text: bool) -> list[list[int]]:
-        """Ids of response texts; `behind_text`: exactly as spelled, because plain text precedes them.
+    def encode_behind(self, texts: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Ids of texts as they stand behind others: (what precedes, as `anchor` returns it; text).
 
-        SentencePiece vocabularies put a space before a text. A chat model writes its answers with it; after a plain
-        prompt it would be a character that the data do not have.
+        SentencePiece vocabularies put a space before a text by itself, which is there behind some texts and not behind
+        others. Where the two share a token, the text is tokenized as behind a line break: the prompt's tokens stay.
         """
-        if not (behind_text and self.adds_space):
-            return self.encode(texts)
-        anchor = self.encode(["\n"])[0]
-        return [ids[len(anchor) :] for ids in self.encode(["\n" + text for text in texts])]
+        if not self.adds_space:
+            return self.encode([text for _, text in texts])
+        found = []
+        befores, wholes = self.encode([before for before, _ in texts]), self.encode([a + b for a, b in texts])
+        for before, whole, (_, text) in zip(befores, wholes, texts, strict=True):
+            if whole[: len(before)] != before:
+                before, whole = self.encode(["\n", "\n" + text])
+            found.append(whole[len(before) :])
+        return found
+
+    def anchor(self, text: str) -> str:
+        """The end of a text that decides how what follows is tokenized: nothing with most vocabularies."""
+        return text[-ANCHOR:] if self.adds_space else ""
 
     @cached_property
     def adds_space(self) -> bool:
@@ -135,9 +148,9 @@ class Codec:
         return self._around_prompt(arguments)[0]
 
     def lead(self, arguments: Mapping[str, Any]) -> str:
-        """What the template writes between a prompt and a plain answer, or nothing: a header, for example.
+        """What the template writes between a prompt and a plain answer, or nothing: a header or a space, for example.
 
-        Neither an empty block of reasoning nor spaces. `arguments`: further inputs of the template.
+        No empty block of reasoning. `arguments`: further inputs of the template.
         """
         return self._around_prompt(arguments)[1]
 
@@ -152,7 +165,7 @@ class Codec:
                     text = self.render([QUESTION], generate=True, arguments=given)
             found = OPENING.search(text)
             lead = written_around_answer(self.tokenizer, given)[0]
-            if found or OPEN in lead or CLOSE in lead or not lead.strip(" "):
+            if found or OPEN in lead or CLOSE in lead:
                 lead = ""
             self._around[key] = found[0] if found else "", lead
         return self._around[key]
@@ -180,6 +193,12 @@ class Codec:
         """Text of each token by itself."""
         ids = sorted(self.vocabulary.values())
         return dict(zip(ids, self.decode([(number,) for number in ids]), strict=True))
+
+    def shown(self, ids: Ids) -> list[str]:
+        """Each token for a reader: its text, or as the vocabulary writes it where that shows a space (`▁It`)."""
+        entries = self.tokenizer.convert_ids_to_tokens(list(ids))
+        texts = self.decode([(number,) for number in ids])
+        return [entry if SPACE in entry else text for entry, text in zip(entries, texts, strict=True)]
 
     @cached_property
     def ends_step(self) -> Callable[[int], bool]:

@@ -35,8 +35,8 @@ def response_parts(
 
     A text, and a single message without tool calls, is one part, as it is: templates trim what a model generated. So is
     the last message of several. But a `<think>` that the prompt ends with is not repeated, and a header that the
-    template writes before answers (`Codec.lead`) precedes it as context, unless the response is `sampled`: its tokens
-    are then known, and are all that followed the prompt.
+    template writes before answers (`Codec.lead`) precedes it as context, or as a part of its first word if it is a
+    space, unless the response is `sampled`: its tokens are then known, and are all that followed the prompt.
 
     The other messages are written by the template, with `arguments` (JSON): their parts are those that it marks by
     `{% generation %}`. In a template without marks, a message begins where the prompt for it ends, and ends with the
@@ -57,12 +57,9 @@ def response_parts(
     if is_empty(messages) and not is_empty(response):
         raise DataError("nothing but reasoning, which enable_thinking=false leaves out; remove the row")
     as_it_is = not ("tool_calls" in messages[-1] or REASONING[0] in messages[-1])
-    if as_it_is:
-        last = _behind(opening_of(codec, prompt, given), messages[-1]["content"])
-        messages[-1] = {**messages[-1], "content": last}
-    lead = _lead(codec, prompt, messages[-1], given) if as_it_is and not sampled else ()
+    last = _as_it_is(codec, prompt, messages[-1]["content"], given, sampled) if as_it_is else ()
     if len(messages) == 1 and as_it_is:
-        return (*lead, Part(messages[0]["content"], True))
+        return last
     if isinstance(prompt, str):
         raise DataError("messages with tool calls, reasoning or others between need a prompt of messages, not a text")
     start = codec.render(prompt, generate=True, arguments=given)
@@ -88,7 +85,7 @@ def response_parts(
             parts.append(Part(whole[first:end], True))
             place = end
     if as_it_is:
-        parts += [Part(whole[place:], False), *lead, Part(messages[-1]["content"], True)]
+        parts += [Part(whole[place:], False), *last]
     return tuple(parts)
 
 
@@ -102,11 +99,17 @@ def _follows_prompt(prompt: Text) -> bool:
     return not isinstance(prompt, str) and prompt[-1]["role"] != "assistant"
 
 
-def _lead(codec: Codec, prompt: Text, answer: Message, arguments: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The header that the template writes before an answer, as context, unless the answer has it already."""
-    lead = codec.lead(arguments) if _follows_prompt(prompt) else ""
-    repeated = lead.strip() != "" and answer["content"].startswith(lead.strip())
-    return (Part(lead, False),) if lead and not repeated else ()
+def _as_it_is(
+    codec: Codec, prompt: Text, content: str, arguments: Mapping[str, Any], sampled: bool
+) -> tuple[Part, ...]:
+    """An answer that the template does not write, behind what it writes before answers and this one lacks."""
+    content = _behind(opening_of(codec, prompt, arguments), content)
+    lead = codec.lead(arguments) if _follows_prompt(prompt) and not sampled else ""
+    if not lead or (lead.strip() and content.startswith(lead.strip())):
+        return (Part(content, True),)
+    if not lead.strip(" "):
+        return (Part(lead + content.lstrip(" "), True),)
+    return Part(lead, False), Part(content, True)
 
 
 def _behind(opening: str, content: str) -> str:

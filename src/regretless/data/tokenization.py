@@ -6,7 +6,7 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
@@ -99,9 +99,9 @@ def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete
 
     In a response of several messages, what lies between the assistant's is context (`modeling.layout.Ids`).
 
-    The response is tokenized by itself, so that the prompt's tokens are always a prefix of the whole. The end token is
-    the one that ends a turn in the chat template after messages, else the tokenizer's end of sequence; a response
-    that spells it out does not get a second one.
+    The prompt's tokens are always a prefix of the whole, also where a tokenizer would join its end with the response's
+    beginning. The end token is the one that ends a turn in the chat template after messages, else the tokenizer's end
+    of sequence; a response that spells it out does not get a second one.
 
     Raises ConfigError if the tokenizer has no end-of-sequence token, DataError for a response of several messages
     that the chat template does not write after its prompt.
@@ -109,7 +109,7 @@ def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete
     codec = codec_of(tokenizer)
     behind_text = isinstance(prompt, str)
     parts = response_parts(codec, prompt, response)
-    encoded = [codec.encode_responses([part.text], behind_text=behind_text or not part.own)[0] for part in parts]
+    encoded = codec.encode_behind(_placed(codec, codec.prompt_text(prompt), parts))
     encoded[-1] = list(codec.finish_response(encoded[-1], complete, behind_text=behind_text))
     return list(_joined(parts, encoded))
 
@@ -166,6 +166,8 @@ class _Stored:
     """One stored response: equal ones are processed once."""
 
     behind_text: bool
+    before: str
+    """The end of the prompt's text (`Codec.anchor`)."""
     tools: bool
     """Whether the chat template has received tools."""
     parts: tuple[Part, ...]
@@ -210,19 +212,21 @@ class _PairEncoder:
         self.max_length, self.max_prompt_length = max_length, max_prompt_length
         # A text in place of ids is the reason for a rejection.
         self.prompts: dict[Hashable, Ids | str] = {}
-        self.texts: dict[tuple[bool, str], list[int]] = {}
+        self.anchors: dict[Hashable, str] = {}
+        self.texts: dict[tuple[str, str], list[int]] = {}
         self.resolved: dict[_Stored, _Resolved | str] = {}
         self.numbers: dict[tuple[float, ...], tuple[float, ...]] = {}
 
     def prepare(self, pairs: Sequence[Pair]) -> None:
         """Tokenize all prompts, and all responses whose text is needed."""
         rendered: dict[Hashable, tuple[Text, str]] = {}
-        wanted: dict[tuple[bool, str], None] = {}
+        wanted: dict[tuple[str, str], None] = {}
         for pair in pairs:
             key = _key(pair)
             if key not in rendered and key not in self.prompts:
                 try:
-                    rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
+                    text = self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
+                    rendered[key], self.anchors[key] = (pair.prompt, text), self.codec.anchor(text)
                 except EndlessTemplate:
                     raise  # it would be as long for the next row
                 except (ConfigError, DataError) as reason:
@@ -232,18 +236,14 @@ class _PairEncoder:
                 for side in self._sides(pair):
                     stored = side.stored
                     if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
-                        for part in stored.parts:
-                            wanted[_behind_text(stored, part), part.text] = None
+                        wanted |= dict.fromkeys(_placed(self.codec, stored.before, stored.parts))
         ids = self.codec.encode([text for _, text in rendered.values()])
         for (key, (prompt, _)), found in zip(rendered.items(), ids, strict=True):
             try:
                 self.prompts[key] = self.codec.finish_prompt(prompt, found)
             except DataError as reason:
                 self.prompts[key] = str(reason)
-        for behind_text in (True, False):
-            texts = [text for behind, text in wanted if behind == behind_text]
-            found_ids = self.codec.encode_responses(texts, behind_text=behind_text)
-            self.texts.update(zip([(behind_text, text) for text in texts], found_ids, strict=True))
+        self.texts.update(zip(wanted, self.codec.encode_behind(list(wanted)), strict=True))
 
     def tokenize(self, pair: Pair, origin: str) -> TokenizedPair:
         """One pair. Raises DataError with the reason if it cannot be used."""
@@ -286,6 +286,7 @@ class _PairEncoder:
                 name,
                 _Stored(
                     behind_text=isinstance(pair.prompt, str),
+                    before=self.anchors.get(_key(pair), ""),
                     tools="tools" in parsed(pair.chat_template_kwargs),
                     parts=self._parts(pair, name, side),
                     ids=None if side.token_ids is None else tuple(side.token_ids),
@@ -399,7 +400,7 @@ class _PairEncoder:
             raise DataError("token strings of a response of several messages; give token ids")
         # They come from a tokenizer that received the response alone.
         (text,) = stored.own
-        return self.codec.resolve(tokens, text, tuple(self._encoded(text, behind_text=False)))
+        return self.codec.resolve(tokens, text, tuple(self.codec.encode([text])[0]))
 
     def _checked(self, stored: _Stored, ids: Ids) -> Ids:
         """Stored ids, with the context between messages. Raises DataError unless they are the messages' tokens."""
@@ -418,11 +419,11 @@ class _PairEncoder:
                 place = "" if len(texts) == 1 else f" of the assistant's message {number}"
                 raise DataError(f"token ids do not spell the text{place} with the policy's tokenizer")
         own = iter(pieces)
-        found = [next(own) if part.own else self._of_part(stored, part) for part in stored.parts]
+        found = [next(own) if part.own else ids for part, ids in zip(stored.parts, self._encoded(stored), strict=True)]
         return _joined(stored.parts, found)
 
     def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
-        encoded = [self._of_part(stored, part) for part in stored.parts]
+        encoded = self._encoded(stored)
         encoded[-1] = self.codec.finish_response(
             encoded[-1], stored.complete, behind_text=stored.behind_text, tools=stored.tools
         )
@@ -431,14 +432,12 @@ class _PairEncoder:
             raise DataError("no tokens")
         return _Resolved(found, dropped)
 
-    def _of_part(self, stored: _Stored, part: Part) -> Sequence[int]:
-        return self._encoded(part.text, behind_text=_behind_text(stored, part))
-
-    def _encoded(self, text: str, *, behind_text: bool) -> list[int]:
-        key = behind_text, text
-        if key not in self.texts:
-            self.texts[key] = self.codec.encode_responses([text], behind_text=behind_text)[0]
-        return self.texts[key]
+    def _encoded(self, stored: _Stored) -> list[Sequence[int]]:
+        """Ids of each part of a response."""
+        placed = _placed(self.codec, stored.before, stored.parts)
+        missing = [one for one in placed if one not in self.texts]
+        self.texts.update(zip(missing, self.codec.encode_behind(missing), strict=True))
+        return [self.texts[one] for one in placed]
 
 
 def _joined(parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> Ids:
@@ -446,9 +445,10 @@ def _joined(parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> Ids:
     return tuple(chain.from_iterable(of if part.own else as_context(of) for part, of in zip(parts, ids, strict=True)))
 
 
-def _behind_text(stored: _Stored, part: Part) -> bool:
-    """Whether a part is tokenized exactly as it is spelled (`Codec.encode_responses`), as context is."""
-    return not part.own or (stored.behind_text and stored.tokens is None)
+def _placed(codec: Codec, before: str, parts: Sequence[Part]) -> list[tuple[str, str]]:
+    """The parts of a response behind a text, for `Codec.encode_behind`."""
+    befores = accumulate((part.text for part in parts[:-1]), initial=before)
+    return [(codec.anchor(text), part.text) for text, part in zip(befores, parts, strict=True)]
 
 
 def _key(pair: Pair) -> Hashable:
