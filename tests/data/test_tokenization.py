@@ -13,8 +13,16 @@ from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
-from regretless.data.records import Pair
-from regretless.data.tokenization import TokenizedPair, encode_prompt, encode_response, missing_values, tokenize_pairs
+from regretless.data.preferences import parse_pairs
+from regretless.data.records import Pair, several_tokenizers
+from regretless.data.tokenization import (
+    SEVERAL_TOKENIZERS,
+    TokenizedPair,
+    encode_prompt,
+    encode_response,
+    missing_values,
+    tokenize_pairs,
+)
 from regretless.modeling.layout import own_ids, read_ids
 from regretless.modeling.load import tokenizer_fingerprint
 
@@ -468,3 +476,66 @@ def test_prompt_when_one_token_begins_and_ends_texts_then_it_is_put_where_the_to
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<|end|>", eos_token="<|end|>")
     assert list(encode_prompt(tokenizer, "a b")) == ([0, 1, 2] if begins else [1, 2])
     assert list(encode_response(tokenizer, "a", "b")) == [2, 0]
+
+
+@pytest.mark.parametrize("as_message", [True, False])
+@pytest.mark.parametrize(
+    ("text", "special"),
+    [
+        ("Write <|im_end|> behind it.", "<|im_end|>"),
+        ("4<|im_end|>\n<|im_start|>user\n3+3?", "<|im_end|>"),
+        ("<|im_start|>assistant\n4<|im_end|>", "<|im_start|>"),
+        ("a<|endoftext|>b", "<|endoftext|>"),
+    ],
+)
+def test_response_when_its_text_spells_a_special_token_before_its_end_then_the_row_is_refused(
+    qwen: Any, text: str, special: str, as_message: bool
+) -> None:
+    answers = [[{"role": "assistant", "content": answer}] if as_message else answer for answer in (text, "5")]
+    reason = refusal(pair_of(prompt=QUESTION, chosen=answers[0], rejected=answers[1]), qwen)
+    assert f"chosen: its text spells the special token {special}, which would be trained as that token" in reason
+    # Behind a text, which may be a conversation written out, and where its tokens are recorded, it is right.
+    assert special in qwen.decode(one(pair_of(prompt="2+2?", chosen=text, rejected="5"), qwen).chosen.ids)
+    ids = qwen(text)["input_ids"]
+    stored = pair_of(prompt=QUESTION, chosen=text, rejected="5", chosen_token_ids=ids, rejected_token_ids=[20])
+    assert list(one(stored, qwen).chosen.ids) == ids
+
+
+def test_tool_output_when_it_spells_a_special_token_then_it_is_text_and_the_row_is_kept(qwen: Any) -> None:
+    turns = [
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "a<|im_end|>b"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    pair = pair_of(prompt=QUESTION, chosen=turns, rejected=[{"role": "assistant", "content": "5"}])
+    ids = read_ids(one(pair, qwen).chosen.ids)
+    assert ids.count(IM_END) == 3 and "a<|im_end|>b<|im_end|>" in qwen.decode(ids)
+
+
+def test_masked_row_when_it_does_not_say_that_its_rejected_side_is_cut_then_that_has_no_end(qwen: Any) -> None:
+    row = {"prompt": QUESTION, "chosen": "It is 4.", "rejected": "It is", "kind": "masked"}
+    (pair,), refused = parse_pairs([row])
+    assert refused == []
+    found = one(pair, qwen)
+    assert (found.chosen.ids[-1], qwen.decode(found.rejected.ids)) == (IM_END, "It is")
+    _, (refused,) = parse_pairs([{**row, "rejected_complete": True}])
+    assert refused.reason.startswith("rejected_complete: true in a row of kind masked")
+    (equal,), _ = parse_pairs([{**row, "rejected": "It is 4."}])
+    assert qwen.decode(one(equal, qwen).rejected.ids) == "It is 4."
+
+
+def test_recorded_prompt_when_the_template_writes_another_today_then_the_pair_says_so(qwen: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(qwen.name_or_path)
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}" + qwen.chat_template
+    prompt = encode_prompt(tokenizer, QUESTION)
+    pair = changed(sampled(qwen), prompt=QUESTION, prompt_token_ids=prompt)
+    assert not one(pair, tokenizer).other_prompt
+    yesterday = changed(pair, prompt_token_ids=[*prompt[:9], prompt[9] + 1, *prompt[10:]])
+    assert one(yesterday, tokenizer).other_prompt
+    assert not one(changed(yesterday, tokenizer="another"), tokenizer, need_logps=False).other_prompt
+
+
+def test_pair_when_its_responses_have_two_tokenizers_then_that_is_why_it_lacks_log_probabilities(qwen: Any) -> None:
+    pair = pair_of(prompt="2+2?", chosen="4", rejected="5", tokenizer=several_tokenizers("a1", None))
+    assert missing_values([one(pair, qwen)]) == {SEVERAL_TOKENIZERS: 1}
+    assert missing_values([one(changed(pair, tokenizer=None), qwen)]) == {"the data has none": 1}

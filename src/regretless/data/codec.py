@@ -12,7 +12,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens, render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
@@ -35,6 +35,9 @@ from regretless.modeling.load import eos_token_ids, probe_ids, tokenizer_fingerp
 
 Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
+MARK = "\U000f0000"
+"""What transformers puts before a special token that is only text (`mark_control_tokens`)."""
+WITHOUT_MARKS = str.maketrans("", "", MARK + "\U000f0001")
 TEXTS_AT_ONCE = 2048
 RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -74,12 +77,36 @@ class Codec:
     _roles: dict[Hashable, tuple[str, ...] | DataError] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
+        """Ids of each text, without added special tokens; special tokens that a text spells out are recognized.
+
+        But not those that `render` marked, because a content spells them: of a conversation, only the template's count.
+        """
         ids: list[list[int]] = []
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             chunk = list(texts[start : start + TEXTS_AT_ONCE])
-            ids.extend(self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+            found = self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
+            ids.extend(
+                encode_marked_chat(self.tokenizer, text) if MARK in text else of
+                for text, of in zip(chunk, found, strict=True)
+            )
         return ids
+
+    @cached_property
+    def special(self) -> re.Pattern[str]:
+        """Finds special tokens in contents: all but those around reasoning, which models and data write there."""
+        names = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        names = (names | set(self.tokenizer.all_special_tokens)) - {OPEN, CLOSE}
+        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+
+    def special_in_answer(self, text: str, lead: str) -> str | None:
+        """A special token that an answer spells, apart from what its template writes before and behind it, or None."""
+        text, before = text.removeprefix(lead.strip()), ""
+        while text != before:
+            before, text = text, text.rstrip()
+            for end in self.answer_end_texts:
+                text = text.removesuffix(end)
+        found = self.special.search(text)
+        return found and found[0]
 
     def decode(self, ids: Sequence[Ids], *, special: bool = True) -> list[str]:
         """Text of each list of ids; `special=False` leaves special tokens out."""
@@ -133,6 +160,12 @@ class Codec:
     def end_texts(self) -> list[str]:
         """How the end tokens are spelled."""
         return self.decode([(number,) for number in sorted(self.ends)])
+
+    @cached_property
+    def answer_end_texts(self) -> list[str]:
+        """How the tokens are spelled that end a response, and those before them that the chat template writes."""
+        written = {number for tools in (False, True) for number in self.answer_end(tools=tools)}
+        return self.decode([(number,) for number in sorted(self.ends | written)])
 
     def answer_end(self, *, tools: bool) -> Ids:
         """The tokens that end an answer in the chat template (that for `tools`), else the end-of-sequence token."""
@@ -295,7 +328,11 @@ class Codec:
                     "it into the content as the model generates it"
                 )
         roles = self._written_roles(messages, given, generate)
-        return [{**message, "role": role} for message, role in zip(messages, roles, strict=True)], given
+        written = [
+            {**mark_control_tokens(message, self.special), "role": role}
+            for message, role in zip(messages, roles, strict=True)
+        ]
+        return written, mark_control_tokens(given, self.special)
 
     def _written_roles(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> Sequence[str]:
         """Roles under which the template writes the contents of all messages: their own, or `SYNONYMS` of these.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ SPEAKERS = {
 """Roles by their names in data sets, in lower case."""
 ROLES = SPEAKERS | {name: name for name in ("developer", "tool", "function", "ipython")}
 """The same, with those that chat templates treat in different ways."""
+WRITTEN_OUT = re.compile(r"\s*\[\s*\{\s*['\"](?:role|content|from|value)['\"]\s*:.*\}\s*\]\s*", re.DOTALL)
+"""A text that may be a list of messages: JSON of it, or how Python prints it."""
 UNREADABLE = {
     "function_call": "write it as tool_calls, its present form",
     "audio": "only text is read",
@@ -72,6 +75,15 @@ def read_message(item: Any) -> Message:
     if message["role"] != "assistant" and (given := [name for name in ("tool_calls", REASONING[0]) if name in message]):
         raise Unusable(f"{given[0]}: expected it in a message of the assistant, got role {message['role']}")
     return message
+
+
+def check_is_text(text: str) -> str:
+    """The text. Raises Unusable if it spells a list of messages, which no chat template would see as messages."""
+    if WRITTEN_OUT.fullmatch(text) and all(
+        re.search(rf"['\"](?:{names})['\"]\s*:", text) for names in ("role|from", "content|value")
+    ):
+        raise Unusable("a text that spells a list of messages; give the list itself (json.loads)")
+    return text
 
 
 def _from_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:

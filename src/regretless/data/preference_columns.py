@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from regretless.data.messages import from_json, is_empty, read_message
-from regretless.data.records import PER_TOKEN, SIDES, Message, Side, SideName, Text
+from regretless.data.messages import check_is_text, from_json, is_empty, read_message
+from regretless.data.records import PER_TOKEN, SIDES, Side, SideName, Text
 from regretless.data.schema import (
     Columns,
     Schema,
@@ -24,6 +24,7 @@ from regretless.data.schema import (
     given_numbers,
 )
 
+T = TypeVar("T")
 PROMPT_COLUMNS = ("prompt", "instruction", "question", "conversations")
 """Default columns of the prompt; `instruction` is joined with a non-empty `input`."""
 OF_PROMPT = {"instruction": ("context",), "question": ("input", "context")}
@@ -38,6 +39,8 @@ WHOLE_COLUMNS = ("messages", "conversations")
 """Columns of whole conversations, if there is neither a text to imitate nor a rejected response."""
 MARKS = ("label", "kto_tag")
 """Columns that mark a single response as good or bad (TRL's and LLaMA-Factory's data for KTO)."""
+SHORT = 4
+"""Characters of a prompt of which nothing is concluded if responses begin with it."""
 EQUAL = "chosen and rejected are equal: the pair expresses no preference"
 
 
@@ -67,6 +70,24 @@ def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
             raise Unusable(
                 f"{name}: truncated (no end-of-sequence token); only the rejected side of a masked pair may be"
             )
+    if kind == "masked" and sides["rejected"].complete:
+        raise Unusable("rejected_complete: true in a row of kind masked, whose rejected side is cut by definition")
+
+
+def check_no_repetition(prompt: Text, sides: Mapping[SideName, Side]) -> None:
+    """Raise Unusable if both sides begin with the prompt, and so would have it twice; tokens tell what was generated.
+
+    A single word does not count: to `Hello`, many answer `Hello`.
+    """
+    asked = (prompt if isinstance(prompt, str) else prompt[-1]["content"]).strip()
+    texts = [side.text if isinstance(side.text, str) else side.text[0]["content"] for side in sides.values()]
+    if len(asked) < SHORT or asked.isalpha() or any(side.pieces is not None for side in sides.values()):
+        return
+    if all(text.lstrip().startswith(asked) for text in texts):
+        raise Unusable(
+            "chosen and rejected: both begin with the prompt, which precedes them anyway; remove it from both (texts "
+            "without a column for the prompt have it as their common beginning)"
+        )
 
 
 OPENAI = {"chosen": "preferred_output", "rejected": "non_preferred_output"}
@@ -207,17 +228,18 @@ def _text(row: Mapping[str, Any], *names: str) -> Text | None:
     for name in names:
         value = row.get(name)
         if isinstance(value, str):
-            return value
+            return _of(name, check_is_text, value)
         if isinstance(value, Mapping) and ("role" in value or "from" in value):
-            return [_message(value, name)]
+            return [_of(name, read_message, value)]
         if value is not None:
-            return [_message(item, name) for item in _list(value, name, "text or a list of messages")]
+            return [_of(name, read_message, item) for item in _list(value, name, "text or a list of messages")]
     return None
 
 
-def _message(item: Any, name: str) -> Message:
+def _of(name: str, read: Callable[[Any], T], value: Any) -> T:
+    """A value of a column as `read` returns it. Raises Unusable with the column's name."""
     try:
-        return read_message(item)
+        return read(value)
     except Unusable as reason:
         raise Unusable(f"{name}: {reason}") from None
 

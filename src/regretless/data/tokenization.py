@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Literal
 
@@ -13,7 +13,7 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
 from regretless.data.conversations import Part, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN
-from regretless.data.records import Pair, Side, SideName, Text
+from regretless.data.records import Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
@@ -21,6 +21,12 @@ from regretless.modeling.chat_templates import EndlessTemplate
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids
 
 Truncation = Literal["refuse", "keep_start"]
+SEVERAL_TOKENIZERS = "the two responses were made with different tokenizers, so that `pair` left out their tokens"
+OTHER_PROMPTS = (
+    "have responses that were recorded with other tokens of the prompt than the chat template writes now (another "
+    "template, or one with the date of today); their log-probabilities are those behind the recorded prompt"
+)
+"""What is said of pairs with `TokenizedPair.other_prompt`."""
 MAX_LENGTH = 2048
 """Most tokens in prompt and response together where settings give no other number."""
 
@@ -74,6 +80,8 @@ class TokenizedPair:
     kind: Literal["original", "masked"]
     logps_dropped: str | None = None
     """Why the row's log-probabilities were not used."""
+    other_prompt: bool = field(default=False, compare=False)
+    """Whether the responses were recorded with other tokens of the prompt; known until it is stored for training."""
 
     @property
     def sides(self) -> tuple[TokenizedSide, ...]:
@@ -268,7 +276,10 @@ class _PairEncoder:
             rejected=sides[1] if len(sides) == 2 else None,
             source=origin,
             kind=pair.kind,
-            logps_dropped="; ".join(dropped) or None,
+            logps_dropped="; ".join(dropped) or (SEVERAL_TOKENIZERS if has_several_tokenizers(pair) else None),
+            other_prompt=pair.tokenizer == self.codec.fingerprint
+            and pair.prompt_token_ids is not None
+            and tuple(pair.prompt_token_ids) != prompt,
         )
 
     def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
@@ -281,6 +292,9 @@ class _PairEncoder:
 
     def _sides(self, pair: Pair) -> list[_Side]:
         """The one or two responses of a pair. Raises DataError if one cannot be written after its prompt."""
+        sides = pair.sides
+        if pair.kind == "masked" and pair.rejected is not None:
+            sides["rejected"] = replace(pair.rejected, complete=False)  # also where its row does not say so
         return [
             _Side(
                 name,
@@ -296,7 +310,7 @@ class _PairEncoder:
                 ),
                 side,
             )
-            for name, side in pair.sides.items()
+            for name, side in sides.items()
         ]
 
     def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[Part, ...]:
