@@ -269,10 +269,11 @@ def test_first_pairs_when_shown_then_the_assistants_tokens_are_trained_and_all_o
         PROMPT,
         *(len(tokenizer(text)["input_ids"]) for *_, text in texts[1:]),
     ]
+    assert all("".join(part["pieces"]) == part["text"] for part in shown["parts"] if "é" not in part["text"])
     printed = capsys.readouterr().out
     assert "rows.jsonl:1" in printed and "rows.jsonl:2" not in printed
-    assert "trained" in printed and "6é<|im_end|>" in printed
-    assert '\\n"All"<|im_end|>' in printed, "line breaks as escapes, quotes as they are"
+    assert "trained" in printed and "·<|im_end|>" in printed
+    assert "\\n" in printed and '\\"' not in printed, "line breaks as escapes, quotes as they are"
 
 
 def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(

@@ -129,7 +129,9 @@ def test_sharegpt_when_read_then_it_is_the_same_conversation_and_unknown_speaker
     assert (imitated.prompt, imitated.chosen.text) == (prompt, [{"role": "assistant", "content": "4"}])
     called = {"from": "function_call", "value": "{}"}
     (refused,) = parse_pairs([{"conversations": asked, "chosen": called, "rejected": wrong}])[1]
-    assert refused.reason.startswith("chosen: from: expected one of human, gpt, user, assistant, system, got 'functio")
+    assert refused.reason.startswith(
+        "chosen: from: expected one of user, human, system, assistant, gpt, bot, model, got 'functio"
+    )
 
 
 def test_messages_when_supervised_then_the_response_is_all_that_follows_the_last_question() -> None:
@@ -444,4 +446,50 @@ def test_answer_when_the_template_writes_more_around_it_then_its_header_is_conte
 def test_template_when_it_leaves_out_texts_then_the_row_is_refused(shared: Path) -> None:
     tokenizer = with_template(shared, "idefics3")
     row = {"prompt": QUESTION, "chosen": "4", "rejected": "5"}
-    assert "the chat template leaves out contents that are texts" in refusal(read(row), tokenizer)
+    assert "leaves out the content of messages with role user" in refusal(read(row), tokenizer)
+
+
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['reasoning_content'] }}{{ m['content'] }}<|im_end|>{% endgeneration %}{{ '\\n' }}"
+    "{% else %}{{ m['content'] }}<|im_end|>{{ '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "marked"),
+    [
+        ("", ""),
+        # A mark around nothing, behind a tool's output and in front of its end token.
+        ("{% endif %}{% endfor %}", "{% generation %}{% endgeneration %}{% endif %}{% endfor %}"),
+        ("{% else %}{{ m['content'] }}", "{% else %}{{ m['content'] }}{% generation %}{% endgeneration %}"),
+        # The line break behind the end token: in the mark, and in one of its own.
+        ("<|im_end|>{% endgeneration %}{{ '\\n' }}", "<|im_end|>{{ '\\n' }}{% endgeneration %}"),
+        (
+            "{% endgeneration %}{{ '\\n' }}",
+            "{% endgeneration %}{% generation %}{{ '\\n' }}{% endgeneration %}",
+        ),
+        # The end token: in a mark of its own, with and without the line break, and unmarked.
+        ("<|im_end|>{% endgeneration %}", "{% endgeneration %}{% generation %}<|im_end|>{% endgeneration %}"),
+        (
+            "<|im_end|>{% endgeneration %}{{ '\\n' }}",
+            "{% endgeneration %}{% generation %}<|im_end|>{{ '\\n' }}{% endgeneration %}",
+        ),
+        ("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>"),
+    ],
+)
+@pytest.mark.parametrize("thought", ["", "hm."])
+def test_marks_when_they_are_empty_split_or_include_line_breaks_then_the_same_tokens_are_trained(
+    written: str, marked: str, thought: str, shared: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
+    assert written in MARKED
+    tokenizer.chat_template = MARKED.replace(written, marked)
+    texts = [("assistant", "f"), ("tool", "4"), ("assistant", "It")]
+    chosen = [{"role": role, "content": text} for role, text in texts]
+    chosen[-1]["reasoning_content"] = thought  # with it, the template writes the last message as well
+    pair = read({"prompt": QUESTION, "chosen": chosen, "rejected": [{"role": "assistant", "content": "5"}]})
+    own, context = own_and_context(tokenizer, tokenized(pair, tokenizer).chosen.ids)
+    assert own == f"f<|im_end|>{thought}It<|im_end|>"
+    assert context == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"

@@ -591,3 +591,64 @@ def test_row_when_it_is_longer_than_any_row_needs_then_it_is_refused_and_the_oth
         write_lines(tmp_path / name, long)
     pairs, refused = read_pairs(tmp_path / name)
     assert len(pairs) == 2 and [(refusal.line, refusal.reason) for refusal in refused] == [(2, rows.TOO_LONG)]
+
+
+AS_TEXT = [
+    '[{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "TEXT"}]',
+    "[{'content': '2+2?', 'role': 'user'}\n {'content': 'TEXT', 'role': 'assistant'}]",  # as numpy prints a column
+    ' [ {"from": "gpt", "value": "TEXT"} ]',
+]
+
+
+@pytest.mark.parametrize("written", AS_TEXT)
+@pytest.mark.parametrize("column", ["chosen", "rejected", "prompt"])
+def test_messages_when_a_column_has_them_as_text_then_the_row_is_refused(written: str, column: str) -> None:
+    row = {"prompt": "2+2?", "chosen": "4", "rejected": "5", column: written}
+    kept, (refused,) = parse_pairs([row])
+    assert kept == []
+    assert refused.reason == f"{column}: a text that spells a list of messages; give the list itself (json.loads)"
+
+
+@pytest.mark.parametrize(
+    "answer", ['[{"name": "Tom", "role": "cook"}]', '[{"role": "cook"}]', '{"role": "a", "content": "b"}']
+)
+def test_answer_when_it_is_other_json_then_it_is_a_text(answer: str) -> None:
+    (pair,), refused = parse_pairs([{"prompt": "Who?", "chosen": answer, "rejected": "5"}])
+    assert (pair.chosen.text, refused) == (answer, [])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2+2?", "chosen": "2+2? 4", "rejected": "2+2? 5"},
+        {"prompt": "2+2?\n", "chosen": "\n2+2? 4", "rejected": "2+2?5"},
+        {"prompt": QUESTION, "chosen": "2+2? 4", "rejected": "2+2? 5"},
+        {
+            "prompt": QUESTION,
+            "chosen": [{"role": "assistant", "content": "2+2? 4"}],
+            "rejected": [{"role": "assistant", "content": "2+2? 5"}],
+        },
+    ],
+)
+def test_prompt_when_both_sides_repeat_it_then_the_row_is_refused(row: dict[str, Any]) -> None:
+    kept, (refused,) = parse_pairs([row])
+    assert kept == []
+    assert refused.reason.startswith("chosen and rejected: both begin with the prompt, which precedes them anyway")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hello", "chosen": "Hello, you!", "rejected": "Hello."},
+        {"prompt": "2+2?", "chosen": "2+2? 4", "rejected": "5"},
+        {
+            "prompt": "2+2?",
+            "chosen": "2+2? 4",
+            "rejected": "2+2? 5",
+            "chosen_token_ids": [1],
+        },
+        {"chosen": "2+2? 4", "rejected": "2+2? 5"},
+    ],
+)
+def test_prompt_when_an_answer_begins_like_it_for_another_reason_then_the_row_is_kept(row: dict[str, Any]) -> None:
+    assert len(parse_pairs([row])[0]) == 1

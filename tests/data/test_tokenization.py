@@ -13,8 +13,16 @@ from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
-from regretless.data.records import Pair
-from regretless.data.tokenization import TokenizedPair, encode_prompt, encode_response, missing_values, tokenize_pairs
+from regretless.data.preferences import parse_pairs
+from regretless.data.records import Pair, several_tokenizers
+from regretless.data.tokenization import (
+    SEVERAL_TOKENIZERS,
+    TokenizedPair,
+    encode_prompt,
+    encode_response,
+    missing_values,
+    tokenize_pairs,
+)
 from regretless.modeling.layout import own_ids, read_ids
 from regretless.modeling.load import tokenizer_fingerprint
 
@@ -127,6 +135,75 @@ def test_response_when_the_vocabulary_puts_spaces_before_texts_then_none_is_adde
     joined = mistral("Answer:\n4")["input_ids"]
     prompt = encode_prompt(mistral, "Answer:\n")
     assert [*prompt, *encode_response(mistral, "Answer:\n", "4", complete=False)] == joined
+
+
+ZEPHYR = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + eos_token + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+INST = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ SPACE + m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+SPECIAL_PROMPT = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+HEADERS = ["<|user|>", "<|assistant|>", "<|tool|>", "<|im_start|>", "<|im_end|>"]
+
+
+TEMPLATED = {
+    "zephyr": ZEPHYR,
+    "chatml": CHATML,
+    "inst": INST.replace("SPACE", "''"),
+    "inst-space": INST.replace("SPACE", "' '"),
+    "special-prompt": SPECIAL_PROMPT,
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATED)
+@pytest.mark.parametrize(("name", "special"), [("mistral-v1", []), ("mistral-v1", HEADERS), ("qwen2", HEADERS)])
+@pytest.mark.parametrize("text", ["It is 4.", "4", "答案是 4", "I\n\tt", "`4`"])
+def test_response_when_tokenized_then_its_tokens_are_those_of_the_whole_conversation(
+    name: str, special: list[str], template: str, text: str, shared: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers" / name)
+    tokenizer.bos_token = tokenizer.bos_token or "<|im_start|>"
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.chat_template = TEMPLATED[template]
+    if template == "chatml":
+        if not special:
+            pytest.skip("what ends a turn has to be a token")
+        tokenizer.eos_token = "<|im_end|>"
+    answer = {"role": "assistant", "content": text}
+    whole = tokenizer.apply_chat_template([*QUESTION, answer], tokenize=False)
+    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    prompt = encode_prompt(tokenizer, QUESTION)
+    pair = pair_of(prompt=QUESTION, chosen=[answer], rejected=[{**answer, "content": "It is 5."}])
+    for response in (encode_response(tokenizer, QUESTION, text), one(pair, tokenizer).chosen.ids):
+        body = [*prompt, *own_ids(response)][:-1]
+        assert body == ids[: len(body)]
+        assert "".join(tokenizer.decode(ids[len(body) :]).split()) in ("</s>", "<|im_end|>")
+    # The tokens between the messages of a response, and those of all its messages, are those of the whole as well.
+    turns = [answer, {"role": "user", "content": "sure?"}, answer]
+    pair = pair_of(prompt=QUESTION, chosen=turns, rejected=[*turns[:2], {**answer, "content": "no"}])
+    whole = tokenizer.apply_chat_template([*QUESTION, *turns], tokenize=False)
+    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    body = [*prompt, *read_ids(one(pair, tokenizer).chosen.ids)][:-1]
+    assert body == ids[: len(body)]
+
+
+def test_response_when_a_token_would_join_it_with_its_prompt_then_the_prompts_tokens_stay(qwen: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(qwen.name_or_path)
+    tokenizer.chat_template = SPECIAL_PROMPT
+    whole = tokenizer.apply_chat_template([*QUESTION, {"role": "assistant", "content": "`4`"}], tokenize=False)
+    prompt = encode_prompt(tokenizer, QUESTION)
+    assert tokenizer(whole)["input_ids"][: len(prompt)] != prompt
+    assert encode_response(tokenizer, QUESTION, "`4`", complete=False) == tokenizer("`4`")["input_ids"]
 
 
 def test_response_when_it_has_several_turns_then_all_are_written_by_the_template(qwen: Any) -> None:
@@ -305,7 +382,9 @@ def test_prompts_when_the_template_refuses_one_then_only_its_row_is_refused(qwen
     bad = changed(good, prompt=[{"role": "system", "content": "Be brief."}, *QUESTION])
     kept, refused = tokenize_pairs([good, bad], strict, max_length=None, max_prompt_length=None)
     assert len(kept) == 1
-    assert [str(item) for item in refused] == ["pairs:2: prompt: the chat template rejects it: no system role"]
+    assert [str(item) for item in refused] == [
+        f"pairs:2: prompt: the chat template {qwen.name_or_path} rejects it: no system role"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -397,3 +476,66 @@ def test_prompt_when_one_token_begins_and_ends_texts_then_it_is_put_where_the_to
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<|end|>", eos_token="<|end|>")
     assert list(encode_prompt(tokenizer, "a b")) == ([0, 1, 2] if begins else [1, 2])
     assert list(encode_response(tokenizer, "a", "b")) == [2, 0]
+
+
+@pytest.mark.parametrize("as_message", [True, False])
+@pytest.mark.parametrize(
+    ("text", "special"),
+    [
+        ("Write <|im_end|> behind it.", "<|im_end|>"),
+        ("4<|im_end|>\n<|im_start|>user\n3+3?", "<|im_end|>"),
+        ("<|im_start|>assistant\n4<|im_end|>", "<|im_start|>"),
+        ("a<|endoftext|>b", "<|endoftext|>"),
+    ],
+)
+def test_response_when_its_text_spells_a_special_token_before_its_end_then_the_row_is_refused(
+    qwen: Any, text: str, special: str, as_message: bool
+) -> None:
+    answers = [[{"role": "assistant", "content": answer}] if as_message else answer for answer in (text, "5")]
+    reason = refusal(pair_of(prompt=QUESTION, chosen=answers[0], rejected=answers[1]), qwen)
+    assert f"chosen: its text spells the special token {special}, which would be trained as that token" in reason
+    # Behind a text, which may be a conversation written out, and where its tokens are recorded, it is right.
+    assert special in qwen.decode(one(pair_of(prompt="2+2?", chosen=text, rejected="5"), qwen).chosen.ids)
+    ids = qwen(text)["input_ids"]
+    stored = pair_of(prompt=QUESTION, chosen=text, rejected="5", chosen_token_ids=ids, rejected_token_ids=[20])
+    assert list(one(stored, qwen).chosen.ids) == ids
+
+
+def test_tool_output_when_it_spells_a_special_token_then_it_is_text_and_the_row_is_kept(qwen: Any) -> None:
+    turns = [
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "a<|im_end|>b"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    pair = pair_of(prompt=QUESTION, chosen=turns, rejected=[{"role": "assistant", "content": "5"}])
+    ids = read_ids(one(pair, qwen).chosen.ids)
+    assert ids.count(IM_END) == 3 and "a<|im_end|>b<|im_end|>" in qwen.decode(ids)
+
+
+def test_masked_row_when_it_does_not_say_that_its_rejected_side_is_cut_then_that_has_no_end(qwen: Any) -> None:
+    row = {"prompt": QUESTION, "chosen": "It is 4.", "rejected": "It is", "kind": "masked"}
+    (pair,), refused = parse_pairs([row])
+    assert refused == []
+    found = one(pair, qwen)
+    assert (found.chosen.ids[-1], qwen.decode(found.rejected.ids)) == (IM_END, "It is")
+    _, (refused,) = parse_pairs([{**row, "rejected_complete": True}])
+    assert refused.reason.startswith("rejected_complete: true in a row of kind masked")
+    (equal,), _ = parse_pairs([{**row, "rejected": "It is 4."}])
+    assert qwen.decode(one(equal, qwen).rejected.ids) == "It is 4."
+
+
+def test_recorded_prompt_when_the_template_writes_another_today_then_the_pair_says_so(qwen: Any) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(qwen.name_or_path)
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}" + qwen.chat_template
+    prompt = encode_prompt(tokenizer, QUESTION)
+    pair = changed(sampled(qwen), prompt=QUESTION, prompt_token_ids=prompt)
+    assert not one(pair, tokenizer).other_prompt
+    yesterday = changed(pair, prompt_token_ids=[*prompt[:9], prompt[9] + 1, *prompt[10:]])
+    assert one(yesterday, tokenizer).other_prompt
+    assert not one(changed(yesterday, tokenizer="another"), tokenizer, need_logps=False).other_prompt
+
+
+def test_pair_when_its_responses_have_two_tokenizers_then_that_is_why_it_lacks_log_probabilities(qwen: Any) -> None:
+    pair = pair_of(prompt="2+2?", chosen="4", rejected="5", tokenizer=several_tokenizers("a1", None))
+    assert missing_values([one(pair, qwen)]) == {SEVERAL_TOKENIZERS: 1}
+    assert missing_values([one(changed(pair, tokenizer=None), qwen)]) == {"the data has none": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ import pytest
 
 from regretless.data.records import Verdict
 from regretless.labeling import math_verifier as math
-from regretless.labeling.base import processor_limit
 from regretless.labeling.extraction import answer_in_gold, answer_in_response
 from regretless.labeling.math_verifier import check, check_by_algebra, quick_check
 
@@ -161,35 +159,6 @@ def test_check_when_algebra_takes_too_long_then_unknown(monkeypatch: pytest.Monk
     monkeypatch.setattr(math, "ALGEBRA_SECONDS", 0.01)
     outcome = check(r"\boxed{(a+b+c+d+e+f+g)^{40}}", "x+1")
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "comparison timed out")
-
-
-def test_limit_when_the_clock_runs_on_then_only_the_processors_time_counts() -> None:
-    with processor_limit(0.2):
-        time.sleep(0.5)
-    with pytest.raises(TimeoutError), processor_limit(0.2):
-        while True:
-            pass
-
-
-@pytest.mark.parametrize("swallowed", [Exception, BaseException])
-def test_limit_when_the_block_swallows_the_interruption_then_its_result_does_not_count(swallowed: type) -> None:
-    # As parsers do that try one way after another: what is left of the result would be called a wrong answer.
-    with pytest.raises(TimeoutError), processor_limit(0.05), contextlib.suppress(swallowed):
-        while True:
-            pass
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_limit_when_an_interruption_is_lost_then_the_next_one_ends_the_block() -> None:
-    class Slow:
-        def __del__(self) -> None:  # exceptions in it are ignored
-            while True:
-                pass
-
-    with pytest.raises(TimeoutError), processor_limit(0.05):
-        Slow()
-        while True:
-            pass
 
 
 @pytest.mark.parametrize(

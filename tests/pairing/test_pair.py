@@ -203,7 +203,7 @@ def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_pa
 
 def test_labels_when_two_vocabularies_meet_then_the_pair_keeps_texts_alone() -> None:
     pairs, counts = make_pairs([labeled(CORRECT[0]), labeled(WRONG[0], tokenizer="g")], PairConfig())
-    assert (pairs[0].chosen.token_ids, pairs[0].rejected.logps, pairs[0].tokenizer) == (None, None, None)
+    assert (pairs[0].chosen.token_ids, pairs[0].rejected.logps, pairs[0].tokenizer) == (None, None, "f and g")
     assert counts["pairs_without_logps"] == 1
 
 

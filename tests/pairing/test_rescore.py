@@ -9,7 +9,7 @@ import torch
 
 from flat_pairs import pair_of
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.records import Pair
+from regretless.data.records import Pair, several_tokenizers
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.pairing.pair import PairConfig
 from regretless.pairing.rescore import rescore
@@ -84,5 +84,8 @@ def test_rescore_when_it_cannot_be_right_then_it_is_refused(model: Path) -> None
         rescore([pair(model, tokenizer="another")], {"able": one})
     with pytest.raises(DataError, match="has no token ids"):
         rescore([pair(model, chosen_token_ids=None, chosen_logps=None)], {"able": one})
+    other = pair(model, tokenizer=several_tokenizers("a1", "b2"), chosen_token_ids=None, chosen_logps=None)
+    with pytest.raises(DataError, match="is paired with one of another tokenizer, and a pair has the token ids of one"):
+        rescore([other], {"able": one})
     with pytest.raises(ConfigError, match="`logps` must be raw"):
         PairConfig.parse({"logps": "sampled", "rescore": {"*": {"name_or_path": "x"}}}, "pair")

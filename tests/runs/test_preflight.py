@@ -272,6 +272,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("evaluate.benchmarks=null", "evaluate.benchmarks: "),
         ("evaluate.benchmarks.easy.dataset=/nowhere/t.jsonl", "evaluate.benchmarks.easy.dataset: no such file"),
         ("evaluate.benchmarks.easy.limit=0", "evaluate.benchmarks.easy.limit: "),
+        ("evaluate.benchmarks.easy.template=nope", "evaluate.benchmarks.easy.template: expected one of math"),
         ("evaluate.benchmarks.other.benchmark=gsm9k", "evaluate.benchmarks.other.benchmark: expected one of gsm8k"),
         ("evaluate.benchmarks.other.limit=3", "evaluate.benchmarks.other: expected a known benchmark's name"),
         ("evaluate.benchmarks.../up.dataset=x.jsonl", "evaluate.benchmarks"),

@@ -22,7 +22,7 @@ from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
 from regretless.data.records import Pair
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
-from regretless.data.tokenization import MAX_LENGTH, TokenizedPair, missing_values, tokenize_pairs
+from regretless.data.tokenization import MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values, tokenize_pairs
 from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -151,6 +151,7 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "prompts": len({pair.prompt_ids for pair in pairs}),
         "responses": 2 * len(pairs),
         "distinct_responses": len(set(_responses(pairs))),
+        "other_prompts": sum(pair.other_prompt for pair in pairs),
         "repeated_pairs": len(pairs) - len(distinct),
         "reversed_pairs": sum((prompt, *reversed(sides)) in distinct for prompt, *sides in distinct if len(sides) == 2),
         "equal_scores": sum(score == 0 for score in gains),
@@ -224,6 +225,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "
             "objectives that need it cannot use them"
         )
+    if data["other_prompts"]:
+        notes.append(f"{data['other_prompts']} of {data['pairs']} pairs {OTHER_PROMPTS}")
     if data["repeated_pairs"]:
         notes.append(
             f"{data['repeated_pairs']} of {data['pairs']} pairs repeat an earlier one (same prompt, same responses): "

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
-import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens, render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
@@ -23,7 +22,10 @@ from regretless.modeling.chat_templates import (
     QUESTION,
     answer_end,
     mentions,
+    rendered,
     template_arguments,
+    template_errors,
+    template_name,
     templates,
     without_tools,
     written_around_answer,
@@ -33,6 +35,9 @@ from regretless.modeling.load import eos_token_ids, probe_ids, tokenizer_fingerp
 
 Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
+MARK = "\U000f0000"
+"""What transformers puts before a special token that is only text (`mark_control_tokens`)."""
+WITHOUT_MARKS = str.maketrans("", "", MARK + "\U000f0001")
 TEXTS_AT_ONCE = 2048
 RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -40,6 +45,12 @@ RESERVED = frozenset(
 """Arguments of a chat template that a row cannot set."""
 OPENING = re.compile(rf"{OPEN}\s*({CLOSE}\s*)?$")
 """The beginning of a block of reasoning, or an empty block, at the end of a text."""
+SYNONYMS = {"developer": "system", "function": "tool", "ipython": "tool"}
+"""Other names of a role, for chat templates that do not write messages of that role."""
+ANCHOR = 64
+"""Characters: more than the longest special token, which may end a prompt."""
+SPACE = "\u2581"
+"""A space in SentencePiece vocabularies; decoding a text leaves out the first."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
 
@@ -63,14 +74,39 @@ class Codec:
     tokenizer: Tokenizer
     _around: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _ends: dict[bool, Ids] = field(default_factory=dict, init=False)
+    _roles: dict[Hashable, tuple[str, ...] | DataError] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without added special tokens; special tokens that a text spells out are recognized."""
+        """Ids of each text, without added special tokens; special tokens that a text spells out are recognized.
+
+        But not those that `render` marked, because a content spells them: of a conversation, only the template's count.
+        """
         ids: list[list[int]] = []
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             chunk = list(texts[start : start + TEXTS_AT_ONCE])
-            ids.extend(self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+            found = self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
+            ids.extend(
+                encode_marked_chat(self.tokenizer, text) if MARK in text else of
+                for text, of in zip(chunk, found, strict=True)
+            )
         return ids
+
+    @cached_property
+    def special(self) -> re.Pattern[str]:
+        """Finds special tokens in contents: all but those around reasoning, which models and data write there."""
+        names = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        names = (names | set(self.tokenizer.all_special_tokens)) - {OPEN, CLOSE}
+        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+
+    def special_in_answer(self, text: str, lead: str) -> str | None:
+        """A special token that an answer spells, apart from what its template writes before and behind it, or None."""
+        text, before = text.removeprefix(lead.strip()), ""
+        while text != before:
+            before, text = text, text.rstrip()
+            for end in self.answer_end_texts:
+                text = text.removesuffix(end)
+        found = self.special.search(text)
+        return found and found[0]
 
     def decode(self, ids: Sequence[Ids], *, special: bool = True) -> list[str]:
         """Text of each list of ids; `special=False` leaves special tokens out."""
@@ -82,16 +118,25 @@ class Codec:
             )
         return texts
 
-    def encode_responses(self, texts: Sequence[str], *, behind_text: bool) -> list[list[int]]:
-        """Ids of response texts; `behind_text`: exactly as spelled, because plain text precedes them.
+    def encode_behind(self, texts: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Ids of texts as they stand behind others: (what precedes, as `anchor` returns it; text).
 
-        SentencePiece vocabularies put a space before a text. A chat model writes its answers with it; after a plain
-        prompt it would be a character that the data do not have.
+        SentencePiece vocabularies put a space before a text by itself, which is there behind some texts and not behind
+        others. Where the two share a token, the text is tokenized as behind a line break: the prompt's tokens stay.
         """
-        if not (behind_text and self.adds_space):
-            return self.encode(texts)
-        anchor = self.encode(["\n"])[0]
-        return [ids[len(anchor) :] for ids in self.encode(["\n" + text for text in texts])]
+        if not self.adds_space:
+            return self.encode([text for _, text in texts])
+        found = []
+        befores, wholes = self.encode([before for before, _ in texts]), self.encode([a + b for a, b in texts])
+        for before, whole, (_, text) in zip(befores, wholes, texts, strict=True):
+            if whole[: len(before)] != before:
+                before, whole = self.encode(["\n", "\n" + text])
+            found.append(whole[len(before) :])
+        return found
+
+    def anchor(self, text: str) -> str:
+        """The end of a text that decides how what follows is tokenized: nothing with most vocabularies."""
+        return text[-ANCHOR:] if self.adds_space else ""
 
     @cached_property
     def adds_space(self) -> bool:
@@ -117,12 +162,10 @@ class Codec:
         return self.decode([(number,) for number in sorted(self.ends)])
 
     @cached_property
-    def writes_texts(self) -> bool:
-        """False if the chat template writes a question without its text."""
-        try:
-            return ANSWER in self.tokenizer.apply_chat_template([{**QUESTION, "content": ANSWER}], tokenize=False)
-        except (jinja2.TemplateError, ValueError, TypeError):
-            return True  # it wants more than a question: each row will tell
+    def answer_end_texts(self) -> list[str]:
+        """How the tokens are spelled that end a response, and those before them that the chat template writes."""
+        written = {number for tools in (False, True) for number in self.answer_end(tools=tools)}
+        return self.decode([(number,) for number in sorted(self.ends | written)])
 
     def answer_end(self, *, tools: bool) -> Ids:
         """The tokens that end an answer in the chat template (that for `tools`), else the end-of-sequence token."""
@@ -138,9 +181,9 @@ class Codec:
         return self._around_prompt(arguments)[0]
 
     def lead(self, arguments: Mapping[str, Any]) -> str:
-        """What the template writes between a prompt and a plain answer, or nothing: a header, for example.
+        """What the template writes between a prompt and a plain answer, or nothing: a header or a space, for example.
 
-        Neither an empty block of reasoning nor spaces. `arguments`: further inputs of the template.
+        No empty block of reasoning. `arguments`: further inputs of the template.
         """
         return self._around_prompt(arguments)[1]
 
@@ -155,7 +198,7 @@ class Codec:
                     text = self.render([QUESTION], generate=True, arguments=given)
             found = OPENING.search(text)
             lead = written_around_answer(self.tokenizer, given)[0]
-            if found or OPEN in lead or CLOSE in lead or not lead.strip(" "):
+            if found or OPEN in lead or CLOSE in lead:
                 lead = ""
             self._around[key] = found[0] if found else "", lead
         return self._around[key]
@@ -183,6 +226,12 @@ class Codec:
         """Text of each token by itself."""
         ids = sorted(self.vocabulary.values())
         return dict(zip(ids, self.decode([(number,) for number in ids]), strict=True))
+
+    def shown(self, ids: Ids) -> list[str]:
+        """Each token for a reader: its text, or as the vocabulary writes it where that shows a space (`▁It`)."""
+        entries = self.tokenizer.convert_ids_to_tokens(list(ids))
+        texts = self.decode([(number,) for number in ids])
+        return [entry if SPACE in entry else text for entry, text in zip(entries, texts, strict=True)]
 
     @cached_property
     def ends_step(self) -> Callable[[int], bool]:
@@ -216,30 +265,22 @@ class Codec:
         That answer goes on with the last message if it is the assistant's, unless it is to be a new one (`new_turn`).
         `arguments`: further inputs of the template. Raises DataError if the template cannot render all of it.
         """
-        messages, given = self._inputs(messages, arguments)
-        if not self.writes_texts:
-            raise DataError(
-                "prompt: the chat template leaves out contents that are texts (it may expect parts of text and "
-                "pictures); set model.chat_template to one for texts"
-            )
         goes_on = generate and not new_turn and messages[-1]["role"] == "assistant"
-        with _template_errors():
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages,
-                    tokenize=False,
-                    add_generation_prompt=generate and not goes_on,
-                    continue_final_message=goes_on,
-                    **given,
-                )
-            )
+        messages, given = self._inputs(messages, arguments, generate=generate and not goes_on)
+        return rendered(
+            self.tokenizer,
+            messages,
+            add_generation_prompt=generate and not goes_on,
+            continue_final_message=goes_on,
+            **given,
+        )
 
     def render_marked(
         self, messages: Sequence[Message], *, generate: bool, arguments: Mapping[str, Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """The same, and the start and end of the parts of the text that the template marks as generated."""
-        messages, given = self._inputs(messages, arguments)
-        with _template_errors():
+        messages, given = self._inputs(messages, arguments, generate=generate)
+        with template_errors(self.tokenizer):
             texts, marks = render_jinja_template(
                 conversations=[messages],
                 chat_template=self.template(given),
@@ -270,7 +311,7 @@ class Codec:
         return without_thoughts(messages, template_arguments(template) | dict(arguments))
 
     def _inputs(
-        self, messages: Sequence[Message], arguments: Mapping[str, Any] | None
+        self, messages: Sequence[Message], arguments: Mapping[str, Any] | None, *, generate: bool
     ) -> tuple[list[Message], dict[str, Any]]:
         """Messages and arguments for the template. Raises DataError if it does not use all that they have."""
         given = dict(arguments or {})
@@ -286,7 +327,62 @@ class Codec:
                     f"{name}: the chat template does not write it; set model.chat_template to one that does, or write "
                     "it into the content as the model generates it"
                 )
-        return messages, given
+        roles = self._written_roles(messages, given, generate)
+        written = [
+            {**mark_control_tokens(message, self.special), "role": role}
+            for message, role in zip(messages, roles, strict=True)
+        ]
+        return written, mark_control_tokens(given, self.special)
+
+    def _written_roles(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> Sequence[str]:
+        """Roles under which the template writes the contents of all messages: their own, or `SYNONYMS` of these.
+
+        It is asked with other contents: a real one may be in the text anyway, or be written in another form. Raises
+        DataError if a content is left out.
+        """
+        shape = [(message["role"], bool(message["content"].strip()), *sorted(message)) for message in messages]
+        key = repr((shape, generate, without_tools(self.tokenizer, given), "tools" in given))
+        if key not in self._roles:
+            self._roles[key] = self._find_roles(messages, given, generate)
+        found = self._roles[key]
+        if isinstance(found, DataError):
+            raise found
+        return found
+
+    def _find_roles(
+        self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool
+    ) -> tuple[str, ...] | DataError:
+        roles = tuple(message["role"] for message in messages)
+        left_out = self._left_out(messages, roles, given, generate)
+        if left_out == set():
+            return roles
+        # A template that refuses the messages does not tell which role it does not know.
+        others = {role: SYNONYMS[role] for role in left_out or roles if role in SYNONYMS}
+        renamed = tuple(others.get(role, role) for role in roles)
+        if others and self._left_out(messages, renamed, given, generate) == set():
+            return renamed
+        if left_out is None:
+            return roles  # the real messages will tell why
+        return DataError(
+            f"{template_name(self.tokenizer)} leaves out the content of messages with role "
+            f"{', '.join(sorted(left_out))}: it does not know the role, or expects contents of other parts than text; "
+            "change the row, or set model.chat_template to one that writes it"
+        )
+
+    def _left_out(
+        self, messages: Sequence[Message], roles: Sequence[str], given: Mapping[str, Any], generate: bool
+    ) -> set[str] | None:
+        """Roles of the messages whose content is not in the template's text; None if it refuses them."""
+        probes = {place: f"{ANSWER}-{place}-" for place, one in enumerate(messages) if one["content"].strip()}
+        probing = [
+            {**message, "role": role, "content": probes.get(place, message["content"])}
+            for place, (message, role) in enumerate(zip(messages, roles, strict=True))
+        ]
+        try:
+            text = rendered(self.tokenizer, probing, add_generation_prompt=generate, **given)
+        except DataError:
+            return None
+        return {roles[place] for place, probe in probes.items() if probe not in text}
 
     def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
         """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
@@ -410,15 +506,6 @@ class Codec:
         for end in self.end_texts:
             text = text.removesuffix(end)
         return text
-
-
-@contextmanager
-def _template_errors() -> Iterator[None]:
-    """Turns what a chat template raises into DataError."""
-    try:
-        yield
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"prompt: the chat template rejects it: {error}") from error
 
 
 def parsed(arguments: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from regretless.core.errors import DataError
-from regretless.data.codec import Codec, parsed
+from regretless.data.codec import WITHOUT_MARKS, Codec, parsed
 from regretless.data.messages import CLOSE, OPEN, REASONING, is_empty, without_thoughts
 from regretless.data.records import Message, Text
 
@@ -35,8 +35,8 @@ def response_parts(
 
     A text, and a single message without tool calls, is one part, as it is: templates trim what a model generated. So is
     the last message of several. But a `<think>` that the prompt ends with is not repeated, and a header that the
-    template writes before answers (`Codec.lead`) precedes it as context, unless the response is `sampled`: its tokens
-    are then known, and are all that followed the prompt.
+    template writes before answers (`Codec.lead`) precedes it as context, or as a part of its first word if it is a
+    space, unless the response is `sampled`: its tokens are then known, and are all that followed the prompt.
 
     The other messages are written by the template, with `arguments` (JSON): their parts are those that it marks by
     `{% generation %}`. In a template without marks, a message begins where the prompt for it ends, and ends with the
@@ -57,12 +57,11 @@ def response_parts(
     if is_empty(messages) and not is_empty(response):
         raise DataError("nothing but reasoning, which enable_thinking=false leaves out; remove the row")
     as_it_is = not ("tool_calls" in messages[-1] or REASONING[0] in messages[-1])
-    if as_it_is:
-        last = _behind(opening_of(codec, prompt, given), messages[-1]["content"])
-        messages[-1] = {**messages[-1], "content": last}
-    lead = _lead(codec, prompt, messages[-1], given) if as_it_is and not sampled else ()
+    if not sampled and not isinstance(prompt, str):
+        _check_special(codec, messages, codec.lead(given))
+    last = _as_it_is(codec, prompt, messages[-1]["content"], given, sampled) if as_it_is else ()
     if len(messages) == 1 and as_it_is:
-        return (*lead, Part(messages[0]["content"], True))
+        return last
     if isinstance(prompt, str):
         raise DataError("messages with tool calls, reasoning or others between need a prompt of messages, not a text")
     start = codec.render(prompt, generate=True, arguments=given)
@@ -81,15 +80,29 @@ def response_parts(
         first = max(first, place)
         if not thinks and (block := EMPTY.match(whole, first, end)):
             first = block.end()
+        if not whole[first:end].strip():
+            continue  # a mark around nothing, or around the line break behind an end token
         end = _message_end(codec, whole, first, end)
         if first > place:
             parts.append(Part(whole[place:first], False))
-        if end > first:
-            parts.append(Part(whole[first:end], True))
-            place = end
+        # Recorded ids are compared with the text as the model wrote it.
+        parts.append(Part(whole[first:end].translate(WITHOUT_MARKS) if sampled else whole[first:end], True))
+        place = end
     if as_it_is:
-        parts += [Part(whole[place:], False), *lead, Part(messages[-1]["content"], True)]
+        parts += [Part(whole[place:], False), *last]
     return tuple(parts)
+
+
+def _check_special(codec: Codec, messages: Sequence[Message], lead: str) -> None:
+    """Raise DataError if the assistant's texts spell a special token, before the end."""
+    for message in messages:
+        said = (message["content"], message.get(REASONING[0], "")) if message["role"] == "assistant" else ()
+        for text in said:
+            if (special := codec.special_in_answer(text, lead)) is not None:
+                raise DataError(
+                    f"its text spells the special token {special}, which would be trained as that token; if the model "
+                    "wrote it, give token ids, else remove it"
+                )
 
 
 def opening_of(codec: Codec, prompt: Text, arguments: Mapping[str, Any]) -> str:
@@ -102,11 +115,17 @@ def _follows_prompt(prompt: Text) -> bool:
     return not isinstance(prompt, str) and prompt[-1]["role"] != "assistant"
 
 
-def _lead(codec: Codec, prompt: Text, answer: Message, arguments: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The header that the template writes before an answer, as context, unless the answer has it already."""
-    lead = codec.lead(arguments) if _follows_prompt(prompt) else ""
-    repeated = lead.strip() != "" and answer["content"].startswith(lead.strip())
-    return (Part(lead, False),) if lead and not repeated else ()
+def _as_it_is(
+    codec: Codec, prompt: Text, content: str, arguments: Mapping[str, Any], sampled: bool
+) -> tuple[Part, ...]:
+    """An answer that the template does not write, behind what it writes before answers and this one lacks."""
+    content = _behind(opening_of(codec, prompt, arguments), content)
+    lead = codec.lead(arguments) if _follows_prompt(prompt) and not sampled else ""
+    if not lead or (lead.strip() and content.startswith(lead.strip())):
+        return (Part(content, True),)
+    if not lead.strip(" "):
+        return (Part(lead + content.lstrip(" "), True),)
+    return Part(lead, False), Part(content, True)
 
 
 def _behind(opening: str, content: str) -> str:
@@ -135,7 +154,7 @@ def _marked(
     before = messages[:-1] if as_it_is else messages
     whole, marks = codec.render_marked([*prompt, *before], generate=as_it_is, arguments=given)
     start = len(codec.render(prompt, generate=True, arguments=given))
-    found = [(first, end) for first, end in marks if end > start]
+    found = [(first, end) for first, end in marks if whole[max(first, start) : end].strip()]
     wanted = sum(message["role"] == "assistant" for message in before)
     if len(found) < wanted:
         raise DataError(
@@ -165,9 +184,6 @@ def _between_prompts(
         starts.append(len(start))
     spans = list(pairwise(starts)) if as_it_is else [*pairwise(starts), (starts[-1], len(whole))]
     for count, (first, end) in zip(own, spans, strict=False):
-        spelled = [text for text in codec.end_texts if text in messages[count]["content"]]
-        if spelled:
-            raise DataError(f"message {count + 1}: its content has the end-of-sequence token {spelled[0]}; remove it")
         if not any(text in whole[first:end] for text in codec.end_texts):
             raise DataError(
                 f"the chat template writes no end-of-sequence token ({', '.join(codec.end_texts)}) after message "

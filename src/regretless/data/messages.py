@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,15 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, as in transformers; it is kept under the first, which chat templates read."""
 PARTS = ("tool_calls", "tool_call_id", "name", REASONING[0])
 """What a message may have besides role and content."""
-SHAREGPT = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
-"""Roles by their names in ShareGPT's form of a message, `from` and `value`."""
+SPEAKERS = {
+    **{"user": "user", "human": "user", "system": "system"},
+    **{"assistant": "assistant", "gpt": "assistant", "bot": "assistant", "model": "assistant"},
+}
+"""Roles by their names in data sets, in lower case."""
+ROLES = SPEAKERS | {name: name for name in ("developer", "tool", "function", "ipython")}
+"""The same, with those that chat templates treat in different ways."""
+WRITTEN_OUT = re.compile(r"\s*\[\s*\{\s*['\"](?:role|content|from|value)['\"]\s*:.*\}\s*\]\s*", re.DOTALL)
+"""A text that may be a list of messages: JSON of it, or how Python prints it."""
 UNREADABLE = {
     "function_call": "write it as tool_calls, its present form",
     "audio": "only text is read",
@@ -35,9 +43,10 @@ UNREADABLE = {
 def read_message(item: Any) -> Message:
     """A message: role, content, and of `PARTS` those that it has. Raises Unusable.
 
-    `from` and `value` are read as role and content. A content of parts is joined; a message with tool calls needs none.
-    Arguments of a tool call are an object, also where they are JSON of one, as in OpenAI's format: chat templates write
-    objects. Null entries are dropped, because tables add the entries of all rows to every row.
+    `from` and `value` are read as role and content, and roles by `ROLES`. A content of parts is joined; a message with
+    tool calls needs none. Arguments of a tool call are an object, also where they are JSON of one, as in OpenAI's
+    format: chat templates write objects. Null entries are dropped, because tables add the entries of all rows to every
+    row.
     """
     if not isinstance(item, Mapping):
         raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
@@ -53,7 +62,8 @@ def read_message(item: Any) -> Message:
         content = ""
     if content is None or not isinstance(item.get("role"), str):
         raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
-    message: Message = {"role": item["role"], "content": content}
+    role = item["role"].strip()
+    message: Message = {"role": ROLES.get(role.lower(), role), "content": content}
     if calls:
         message["tool_calls"] = calls
     reasoning = next((item[name] for name in REASONING if item.get(name)), None)
@@ -68,6 +78,15 @@ def read_message(item: Any) -> Message:
     return message
 
 
+def check_is_text(text: str) -> str:
+    """The text. Raises Unusable if it spells a list of messages, which no chat template would see as messages."""
+    if WRITTEN_OUT.fullmatch(text) and all(
+        re.search(rf"['\"](?:{names})['\"]\s*:", text) for names in ("role|from", "content|value")
+    ):
+        raise Unusable("a text that spells a list of messages; give the list itself (json.loads)")
+    return text
+
+
 def _from_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message with `from` and `value` instead of a role, with role and content; any other as it is. Raises Unusable.
 
@@ -76,9 +95,9 @@ def _from_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     speaker = item.get("from")
     if speaker is None or item.get("role") is not None:
         return item
-    if not isinstance(speaker, str) or speaker not in SHAREGPT:
-        raise Unusable(f"from: expected one of {', '.join(SHAREGPT)}, got {found(speaker)}; write role and content")
-    return {**item, "role": SHAREGPT[speaker], "content": item.get("value")}
+    if not isinstance(speaker, str) or speaker.strip().lower() not in SPEAKERS:
+        raise Unusable(f"from: expected one of {', '.join(SPEAKERS)}, got {found(speaker)}; write role and content")
+    return {**item, "role": speaker, "content": item.get("value")}
 
 
 def _content(content: Any) -> str | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from regretless.data.labeled_pairs import hint
-from regretless.data.messages import from_json, is_empty, read_message
-from regretless.data.records import PER_TOKEN, SIDES, Message, Side, SideName, Text
+from regretless.data.messages import check_is_text, from_json, is_empty, read_message
+from regretless.data.records import PER_TOKEN, SIDES, Side, SideName, Text
 from regretless.data.schema import (
     Columns,
     Schema,
@@ -25,18 +25,23 @@ from regretless.data.schema import (
     given_numbers,
 )
 
+T = TypeVar("T")
 PROMPT_COLUMNS = ("prompt", "instruction", "question", "conversations")
 """Default columns of the prompt; `instruction` is joined with a non-empty `input`."""
 OF_PROMPT = {"instruction": ("context",), "question": ("input", "context")}
 """Columns that belong to the prompt beside one that was not named, in some data sets. They are not read."""
 LIKELY_PROMPTS = ("query", "problem", "input", "inputs", "user", "context")
 """Columns that hold the prompt in some data sets. They are not read unless `prompt_key` names them."""
+ASKING = ("system", "developer", "user")
+"""Roles of a first message that belongs to the prompt."""
 COMPLETION_COLUMNS = ("chosen", "completion", "response")
 """Default columns of the text to imitate, if rejected responses are not required."""
 WHOLE_COLUMNS = ("messages", "conversations")
 """Columns of whole conversations, if there is neither a text to imitate nor a rejected response."""
 MARKS = ("label", "kto_tag")
 """Columns that mark a single response as good or bad (TRL's and LLaMA-Factory's data for KTO)."""
+SHORT = 4
+"""Characters of a prompt of which nothing is concluded if responses begin with it."""
 EQUAL = "chosen and rejected are equal: the pair expresses no preference"
 
 
@@ -66,6 +71,24 @@ def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
             raise Unusable(
                 f"{name}: truncated (no end-of-sequence token); only the rejected side of a masked pair may be"
             )
+    if kind == "masked" and sides["rejected"].complete:
+        raise Unusable("rejected_complete: true in a row of kind masked, whose rejected side is cut by definition")
+
+
+def check_no_repetition(prompt: Text, sides: Mapping[SideName, Side]) -> None:
+    """Raise Unusable if both sides begin with the prompt, and so would have it twice; tokens tell what was generated.
+
+    A single word does not count: to `Hello`, many answer `Hello`.
+    """
+    asked = (prompt if isinstance(prompt, str) else prompt[-1]["content"]).strip()
+    texts = [side.text if isinstance(side.text, str) else side.text[0]["content"] for side in sides.values()]
+    if len(asked) < SHORT or asked.isalpha() or any(side.pieces is not None for side in sides.values()):
+        return
+    if all(text.lstrip().startswith(asked) for text in texts):
+        raise Unusable(
+            "chosen and rejected: both begin with the prompt, which precedes them anyway; remove it from both (texts "
+            "without a column for the prompt have it as their common beginning)"
+        )
 
 
 OPENAI = {"chosen": "preferred_output", "rejected": "non_preferred_output"}
@@ -209,17 +232,18 @@ def _text(row: Mapping[str, Any], *names: str) -> Text | None:
     for name in names:
         value = row.get(name)
         if isinstance(value, str):
-            return value
+            return _of(name, check_is_text, value)
         if isinstance(value, Mapping) and ("role" in value or "from" in value):
-            return [_message(value, name)]
+            return [_of(name, read_message, value)]
         if value is not None:
-            return [_message(item, name) for item in _list(value, name, "text or a list of messages")]
+            return [_of(name, read_message, item) for item in _list(value, name, "text or a list of messages")]
     return None
 
 
-def _message(item: Any, name: str) -> Message:
+def _of(name: str, read: Callable[[Any], T], value: Any) -> T:
+    """A value of a column as `read` returns it. Raises Unusable with the column's name."""
     try:
-        return read_message(item)
+        return read(value)
     except Unusable as reason:
         raise Unusable(f"{name}: {reason}") from None
 
@@ -237,7 +261,7 @@ def _split_prompt(
     if rejected is not None and isinstance(chosen, str) != isinstance(rejected, str):
         raise Unusable("chosen and rejected: expected both texts or both messages")
     whole = isinstance(chosen, list) and (
-        chosen[: len(prompt)] == prompt if isinstance(prompt, list) else chosen[0]["role"] in ("system", "user")
+        chosen[: len(prompt)] == prompt if isinstance(prompt, list) else chosen[0]["role"] in ASKING
     )
     if prompt is not None and not whole:
         if isinstance(prompt, str) and isinstance(chosen, list):

@@ -16,6 +16,7 @@ from regretless.data.preference_columns import (
     EQUAL,
     Keys,
     check_complete,
+    check_no_repetition,
     from_openai,
     name_or,
     read_side,
@@ -138,7 +139,8 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]
     sides = {name: read_side(row, name, text, f"{prompt_id}-{text_key(text)}", known) for name, text in texts.items()}
     if rejected is not None:
         check_complete(sides, kind)
-        if chosen == rejected and sides["rejected"].complete is not False:
+        check_no_repetition(prompt, sides)
+        if chosen == rejected and kind != "masked":
             raise Unusable(EQUAL)
     return Pair(
         prompt=prompt,

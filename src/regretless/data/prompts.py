@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from regretless.core.errors import DataError, error_place
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section, Seed
-from regretless.data.messages import read_message, read_template_arguments
+from regretless.data.messages import check_is_text, read_message, read_template_arguments
 from regretless.data.records import Message, Text, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
@@ -166,7 +166,10 @@ def _checked(name: str, value: Any) -> Text:
     if isinstance(value, str):
         if not value.strip():
             raise DataError(f"{name}: empty")
-        return value
+        try:
+            return check_is_text(value)
+        except Unusable as reason:
+            raise DataError(f"{name}: {reason}") from None
     if not isinstance(value, list) or not value:
         raise DataError(
             f"{name}: expected a text or a list of messages, got {'nothing' if not value else type(value).__name__}"

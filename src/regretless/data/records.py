@@ -138,7 +138,7 @@ class Pair:
     prompt_token_ids: list[int] | None = None
     logps_kind: LogpsKind | None = None
     tokenizer: str | None = None
-    """Fingerprint of the tokenizer that made the ids of both sides."""
+    """Fingerprint of the tokenizer that made the ids of both sides; of two, both, and then there are no ids."""
     chat_template_kwargs: str | None = None
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
@@ -149,6 +149,19 @@ class Pair:
     def sides(self) -> dict[SideName, Side]:
         """The existing sides, by name."""
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
+
+
+AND = " and "
+
+
+def several_tokenizers(*fingerprints: str | None) -> str:
+    """`Pair.tokenizer` of a pair whose sides have different tokenizers."""
+    return AND.join(fingerprint or "unknown" for fingerprint in fingerprints)
+
+
+def has_several_tokenizers(pair: Pair) -> bool:
+    """Whether the sides of a pair have different tokenizers, so that it has no token ids."""
+    return AND in (pair.tokenizer or "")
 
 
 def text_key(text: Text) -> str:

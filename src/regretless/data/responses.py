@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regretless.data.messages import read_message, read_template_arguments
+from regretless.data.messages import check_is_text, read_message, read_template_arguments
 from regretless.data.records import Response, Text, Verdict, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
@@ -54,7 +54,7 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
     values |= {
         "prompt_id": prompt_id,
         "response_id": f"{prompt_id}-{number}" if columns.response_id in (None, "") else str(columns.response_id),
-        "prompt": prompt if isinstance(prompt, str) else [read_message(item) for item in prompt],
+        "prompt": check_is_text(prompt) if isinstance(prompt, str) else [read_message(item) for item in prompt],
         "token_numbers": given_numbers(columns.token_numbers),
         "answer": None if columns.answer is None else str(columns.answer),
         "verdict": None if columns.verdict is None else Verdict(columns.verdict),

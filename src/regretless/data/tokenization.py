@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
 from regretless.data.conversations import Part, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN
-from regretless.data.records import Pair, Side, SideName, Text
+from regretless.data.records import Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
+from regretless.modeling.chat_templates import EndlessTemplate
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids
 
 Truncation = Literal["refuse", "keep_start"]
+SEVERAL_TOKENIZERS = "the two responses were made with different tokenizers, so that `pair` left out their tokens"
+OTHER_PROMPTS = (
+    "have responses that were recorded with other tokens of the prompt than the chat template writes now (another "
+    "template, or one with the date of today); their log-probabilities are those behind the recorded prompt"
+)
+"""What is said of pairs with `TokenizedPair.other_prompt`."""
 MAX_LENGTH = 2048
 """Most tokens in prompt and response together where settings give no other number."""
 
@@ -73,6 +80,8 @@ class TokenizedPair:
     kind: Literal["original", "masked"]
     logps_dropped: str | None = None
     """Why the row's log-probabilities were not used."""
+    other_prompt: bool = field(default=False, compare=False)
+    """Whether the responses were recorded with other tokens of the prompt; known until it is stored for training."""
 
     @property
     def sides(self) -> tuple[TokenizedSide, ...]:
@@ -98,9 +107,9 @@ def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete
 
     In a response of several messages, what lies between the assistant's is context (`modeling.layout.Ids`).
 
-    The response is tokenized by itself, so that the prompt's tokens are always a prefix of the whole. The end token is
-    the one that ends a turn in the chat template after messages, else the tokenizer's end of sequence; a response
-    that spells it out does not get a second one.
+    The prompt's tokens are always a prefix of the whole, also where a tokenizer would join its end with the response's
+    beginning. The end token is the one that ends a turn in the chat template after messages, else the tokenizer's end
+    of sequence; a response that spells it out does not get a second one.
 
     Raises ConfigError if the tokenizer has no end-of-sequence token, DataError for a response of several messages
     that the chat template does not write after its prompt.
@@ -108,7 +117,7 @@ def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete
     codec = codec_of(tokenizer)
     behind_text = isinstance(prompt, str)
     parts = response_parts(codec, prompt, response)
-    encoded = [codec.encode_responses([part.text], behind_text=behind_text or not part.own)[0] for part in parts]
+    encoded = codec.encode_behind(_placed(codec, codec.prompt_text(prompt), parts))
     encoded[-1] = list(codec.finish_response(encoded[-1], complete, behind_text=behind_text))
     return list(_joined(parts, encoded))
 
@@ -165,6 +174,8 @@ class _Stored:
     """One stored response: equal ones are processed once."""
 
     behind_text: bool
+    before: str
+    """The end of the prompt's text (`Codec.anchor`)."""
     tools: bool
     """Whether the chat template has received tools."""
     parts: tuple[Part, ...]
@@ -210,19 +221,23 @@ class _PairEncoder:
         self.max_length, self.max_prompt_length = max_length, max_prompt_length
         # A text in place of ids is the reason for a rejection.
         self.prompts: dict[Hashable, Ids | str] = {}
-        self.texts: dict[tuple[bool, str], list[int]] = {}
+        self.anchors: dict[Hashable, str] = {}
+        self.texts: dict[tuple[str, str], list[int]] = {}
         self.resolved: dict[_Stored, _Resolved | str] = {}
         self.numbers: dict[tuple[float, ...], tuple[float, ...]] = {}
 
     def prepare(self, pairs: Sequence[Pair]) -> None:
         """Tokenize all prompts, and all responses whose text is needed."""
         rendered: dict[Hashable, tuple[Text, str]] = {}
-        wanted: dict[tuple[bool, str], None] = {}
+        wanted: dict[tuple[str, str], None] = {}
         for pair in pairs:
             key = _key(pair)
             if key not in rendered and key not in self.prompts:
                 try:
-                    rendered[key] = pair.prompt, self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
+                    text = self.codec.prompt_text(pair.prompt, pair.chat_template_kwargs)
+                    rendered[key], self.anchors[key] = (pair.prompt, text), self.codec.anchor(text)
+                except EndlessTemplate:
+                    raise  # it would be as long for the next row
                 except (ConfigError, DataError) as reason:
                     self.prompts[key] = str(reason)
             # A response that cannot be written is reported with its row, when the pair is processed.
@@ -230,18 +245,14 @@ class _PairEncoder:
                 for side in self._sides(pair):
                     stored = side.stored
                     if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
-                        for part in stored.parts:
-                            wanted[_behind_text(stored, part), part.text] = None
+                        wanted |= dict.fromkeys(_placed(self.codec, stored.before, stored.parts))
         ids = self.codec.encode([text for _, text in rendered.values()])
         for (key, (prompt, _)), found in zip(rendered.items(), ids, strict=True):
             try:
                 self.prompts[key] = self.codec.finish_prompt(prompt, found)
             except DataError as reason:
                 self.prompts[key] = str(reason)
-        for behind_text in (True, False):
-            texts = [text for behind, text in wanted if behind == behind_text]
-            found_ids = self.codec.encode_responses(texts, behind_text=behind_text)
-            self.texts.update(zip([(behind_text, text) for text in texts], found_ids, strict=True))
+        self.texts.update(zip(wanted, self.codec.encode_behind(list(wanted)), strict=True))
 
     def tokenize(self, pair: Pair, origin: str) -> TokenizedPair:
         """One pair. Raises DataError with the reason if it cannot be used."""
@@ -266,7 +277,10 @@ class _PairEncoder:
             rejected=sides[1] if len(sides) == 2 else None,
             source=origin,
             kind=pair.kind,
-            logps_dropped="; ".join(dropped) or None,
+            logps_dropped="; ".join(dropped) or (SEVERAL_TOKENIZERS if has_several_tokenizers(pair) else None),
+            other_prompt=pair.tokenizer == self.codec.fingerprint
+            and pair.prompt_token_ids is not None
+            and tuple(pair.prompt_token_ids) != prompt,
         )
 
     def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
@@ -279,11 +293,15 @@ class _PairEncoder:
 
     def _sides(self, pair: Pair) -> list[_Side]:
         """The one or two responses of a pair. Raises DataError if one cannot be written after its prompt."""
+        sides = pair.sides
+        if pair.kind == "masked" and pair.rejected is not None:
+            sides["rejected"] = replace(pair.rejected, complete=False)  # also where its row does not say so
         return [
             _Side(
                 name,
                 _Stored(
                     behind_text=isinstance(pair.prompt, str),
+                    before=self.anchors.get(_key(pair), ""),
                     tools="tools" in parsed(pair.chat_template_kwargs),
                     parts=self._parts(pair, name, side),
                     ids=None if side.token_ids is None else tuple(side.token_ids),
@@ -294,7 +312,7 @@ class _PairEncoder:
                 ),
                 side,
             )
-            for name, side in pair.sides.items()
+            for name, side in sides.items()
         ]
 
     def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[Part, ...]:
@@ -401,7 +419,7 @@ class _PairEncoder:
         (text,) = stored.own
         if stored.stopped and text.startswith(spelled := "".join(tokens)):
             text = spelled
-        return self.codec.resolve(tokens, text, tuple(self._encoded(text, behind_text=False)))
+        return self.codec.resolve(tokens, text, tuple(self.codec.encode([text])[0]))
 
     def _checked(self, stored: _Stored, ids: Ids) -> Ids:
         """Stored ids, with the context between messages. Raises DataError unless they are the messages' tokens."""
@@ -420,11 +438,11 @@ class _PairEncoder:
                 place = "" if len(texts) == 1 else f" of the assistant's message {number}"
                 raise DataError(f"token ids do not spell the text{place} with the policy's tokenizer")
         own = iter(pieces)
-        found = [next(own) if part.own else self._of_part(stored, part) for part in stored.parts]
+        found = [next(own) if part.own else ids for part, ids in zip(stored.parts, self._encoded(stored), strict=True)]
         return _joined(stored.parts, found)
 
     def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
-        encoded = [self._of_part(stored, part) for part in stored.parts]
+        encoded = self._encoded(stored)
         encoded[-1] = self.codec.finish_response(
             encoded[-1], stored.complete, behind_text=stored.behind_text, tools=stored.tools
         )
@@ -433,14 +451,12 @@ class _PairEncoder:
             raise DataError("no tokens")
         return _Resolved(found, dropped)
 
-    def _of_part(self, stored: _Stored, part: Part) -> Sequence[int]:
-        return self._encoded(part.text, behind_text=_behind_text(stored, part))
-
-    def _encoded(self, text: str, *, behind_text: bool) -> list[int]:
-        key = behind_text, text
-        if key not in self.texts:
-            self.texts[key] = self.codec.encode_responses([text], behind_text=behind_text)[0]
-        return self.texts[key]
+    def _encoded(self, stored: _Stored) -> list[Sequence[int]]:
+        """Ids of each part of a response."""
+        placed = _placed(self.codec, stored.before, stored.parts)
+        missing = [one for one in placed if one not in self.texts]
+        self.texts.update(zip(missing, self.codec.encode_behind(missing), strict=True))
+        return [self.texts[one] for one in placed]
 
 
 def _joined(parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> Ids:
@@ -448,9 +464,10 @@ def _joined(parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> Ids:
     return tuple(chain.from_iterable(of if part.own else as_context(of) for part, of in zip(parts, ids, strict=True)))
 
 
-def _behind_text(stored: _Stored, part: Part) -> bool:
-    """Whether a part is tokenized exactly as it is spelled (`Codec.encode_responses`), as context is."""
-    return not part.own or (stored.behind_text and stored.tokens is None)
+def _placed(codec: Codec, before: str, parts: Sequence[Part]) -> list[tuple[str, str]]:
+    """The parts of a response behind a text, for `Codec.encode_behind`."""
+    befores = accumulate((part.text for part in parts[:-1]), initial=before)
+    return [(codec.anchor(text), part.text) for text, part in zip(befores, parts, strict=True)]
 
 
 def _key(pair: Pair) -> Hashable:

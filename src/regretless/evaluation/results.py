@@ -22,7 +22,7 @@ from regretless.core.settings import ByFolder, Section, Seed, in_one_folder
 from regretless.core.stage_folder import MANIFEST, UNUSED
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
-from regretless.data.prompts import PromptSource
+from regretless.data.prompts import TEMPLATES, PromptSource
 from regretless.data.records import Verdict
 from regretless.evaluation import harness
 from regretless.evaluation.benchmarks import BENCHMARKS
@@ -66,7 +66,7 @@ class BenchmarkSource(Section):
     """Column with the gold answer or a worked solution."""
     limit: int | None = Field(default=None, ge=1)
     """Most problems to read, from the start; all by default."""
-    template: str | None = None
+    template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None
     """Template that makes a prompt of a problem: math, assistant, user, plain, or the name of a plug-in."""
     verifier: Annotated[str, AfterValidator(VERIFIERS.check)] | None = None
     """Verifier of the answers to this benchmark; by default that of `evaluate`."""

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from regretless.core.processor_time import processor_limit
 from regretless.data.records import Verdict
-from regretless.labeling.base import Check, processor_limit
+from regretless.labeling.base import Check
 from regretless.labeling.extraction import answer_in_gold, answer_in_response, answers_in_response, is_prose
 from regretless.labeling.forms import TEXT_COMMAND, Brackets, connective, read_choice, read_group, sides, stated_values
 from regretless.labeling.numerals import (

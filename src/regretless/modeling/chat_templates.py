@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from transformers import PreTrainedTokenizerBase
 
-from regretless.core.errors import ConfigError
+from regretless.core.errors import ConfigError, DataError
+from regretless.core.processor_time import processor_limit
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ CHAT_TEMPLATES = {
     "gemma": ChatTemplate(
         # Gemma knows two roles: what the system says goes in front of the first question.
         "{{ bos_token }}{% set ns = namespace(system='') %}{% for message in messages %}"
-        "{% if message['role'] == 'system' %}{% set ns.system = message['content'] | trim + '\n\n' %}{% else %}"
+        "{% if message['role'] == 'system' %}"
+        "{% set ns.system = ns.system + message['content'] | trim + '\n\n' %}{% else %}"
         "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n' + ns.system }}"
         "{% set ns.system = '' %}{{ message['content'] | trim + '<end_of_turn>\n' }}{% endif %}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
@@ -56,13 +58,14 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
     Raises ConfigError if there is no such preset or file, or if the preset's tokens are not in the vocabulary.
     """
     preset = CHAT_TEMPLATES.get(choice)
+    tokenizer.name_of_template = choice
     if preset is None:
         if not Path(choice).is_file():
             known = ", ".join(CHAT_TEMPLATES)
             raise ConfigError(
                 f"model.chat_template: expected one of {known}, or the path of a Jinja file; got {choice!r}"
             )
-        tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
+        tokenizer.chat_template = read_template(Path(choice))
         return
     missing = [token for token in preset.tokens if token_id(tokenizer, token) is None]
     if missing:
@@ -72,6 +75,54 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
         )
     tokenizer.chat_template = preset.jinja
     tokenizer.eos_token = preset.tokens[-1]
+
+
+def read_template(path: Path) -> str:
+    """Chat template of a Jinja file. Raises ConfigError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"model.chat_template: {path}: {error}; expected a Jinja file in UTF-8") from error
+
+
+RENDER_SECONDS = 10.0
+"""Most processor time for one conversation, which takes a thousandth of a second: templates can loop without end."""
+
+
+class EndlessTemplate(ConfigError):
+    """A chat template that takes `RENDER_SECONDS` for one conversation."""
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> str:
+    """Text of messages in the chat template; `arguments` are those of transformers' `apply_chat_template`.
+
+    Raises DataError and EndlessTemplate as `template_errors` does.
+    """
+    with template_errors(tokenizer):
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
+
+
+@contextmanager
+def template_errors(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Raise DataError for whatever a chat template raises in the block, EndlessTemplate if it takes too long."""
+    try:
+        with processor_limit(RENDER_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise EndlessTemplate(
+            f"model.chat_template: {template_name(tokenizer)} took more than {RENDER_SECONDS:g} seconds of processor "
+            "time to write one conversation; choose another template"
+        ) from error
+    except Exception as error:  # a template is a program: it can also divide by zero or use up the memory
+        raise DataError(
+            f"prompt: {template_name(tokenizer)} rejects it: {str(error) or type(error).__name__}"
+        ) from error
+
+
+def template_name(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What messages call a tokenizer's chat template."""
+    name = getattr(tokenizer, "name_of_template", None) or tokenizer.name_or_path
+    return f"the chat template {name}".strip()
 
 
 ARGUMENT = re.compile(r"\{%- set (\w+) = \1 \| default\((.*?)\) %\}")
@@ -157,9 +208,9 @@ def written_around_answer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping
         return "", ""
     messages = [QUESTION, {"role": "assistant", "content": ANSWER}]
     try:
-        whole = str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
-        prompt = str(tokenizer.apply_chat_template([QUESTION], tokenize=False, add_generation_prompt=True, **arguments))
-    except (jinja2.TemplateError, ValueError, TypeError):
+        whole = rendered(tokenizer, messages, **arguments)
+        prompt = rendered(tokenizer, [QUESTION], add_generation_prompt=True, **arguments)
+    except DataError:
         return "", ""
     before, found, behind = whole.rpartition(ANSWER)
     if not found:

@@ -198,7 +198,7 @@ def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
     if pair.tokenizer not in (None, codec.fingerprint):
         return "another_tokenizer"
     try:
-        parts = response_parts(codec, pair.prompt, pair.chosen.text, pair.chat_template_kwargs)
+        parts = response_parts(codec, pair.prompt, pair.chosen.text, pair.chat_template_kwargs, sampled=True)
     except DataError:
         return "not_written_by_the_chat_template"
     texts = [part.text for part in parts if part.own]

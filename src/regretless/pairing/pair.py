@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section, Seed
-from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict
+from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict, several_tokenizers
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
@@ -233,7 +233,7 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
         prompt_id=chosen.prompt_id,
         prompt_token_ids=chosen.prompt_token_ids if same_prompt_ids else None,
         logps_kind=config.logps if has_logps else None,
-        tokenizer=chosen.tokenizer if comparable else None,
+        tokenizer=chosen.tokenizer if comparable else several_tokenizers(chosen.tokenizer, rejected.tokenizer),
     )
 
 

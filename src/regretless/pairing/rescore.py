@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.records import Pair, Side
+from regretless.data.records import Pair, Side, has_several_tokenizers
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.scoring import score_responses
@@ -42,11 +42,11 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
             for side in pair.sides.values():
                 if keys[side.model] != key:
                     continue
+                place = _place(pair, side)
                 if pair.tokenizer not in (None, fingerprint):
                     raise ConfigError(
                         f"pair.rescore.{key}: {model.label} has another vocabulary than the token ids of its responses"
                     )
-                place = _place(pair, side)
                 prompt = pair.prompt_token_ids or encode_prompt(tokenizer, pair.prompt, pair.chat_template_kwargs)
                 items[place] = (prompt, place[1])
         scored = score_responses(load_model(model), list(items.values()), description=f"re-score: {key}"[:28])
@@ -78,6 +78,11 @@ def _key(name: str | None, models: Mapping[str, ModelConfig]) -> str | None:
 
 
 def _place(pair: Pair, side: Side) -> tuple[str, tuple[int, ...]]:
+    if has_several_tokenizers(pair):
+        raise DataError(
+            f"pair.rescore: response {side.id} is paired with one of another tokenizer, and a pair has the token ids "
+            "of one tokenizer; pair the responses of models with the same"
+        )
     if side.token_ids is None:
         raise DataError(
             f"pair.rescore: response {side.id} has no token ids; sample it with an engine that records them"

@@ -32,7 +32,7 @@ from regretless.evaluation.inspect_logs import check_inspect
 from regretless.evaluation.results import INSPECT, BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
-from regretless.modeling.chat_templates import CHAT_TEMPLATES
+from regretless.modeling.chat_templates import CHAT_TEMPLATES, read_template
 from regretless.modeling.load import ModelConfig, check_architecture
 from regretless.pairing.mask import MaskConfig
 from regretless.reporting.token_figures import FiguresConfig
@@ -329,11 +329,15 @@ def _model(findings: Findings, here: Surroundings, key: str, model: ModelConfig)
     _path_or_hub(findings, here, _join(key, "adapter"), model.adapter, "model")
     _path_or_hub(findings, here, _join(key, "tokenizer"), model.tokenizer, "model")
     template = model.chat_template
-    if template not in (None, *CHAT_TEMPLATES) and not _resolved(here, str(template)).is_file():
-        known = ", ".join(CHAT_TEMPLATES)
-        findings.add(
-            _join(key, "chat_template"), f"expected one of {known}, or the path of a Jinja file, got {template!r}"
-        )
+    if template not in (None, *CHAT_TEMPLATES):
+        file = _resolved(here, str(template))
+        if file.is_file():
+            findings.under(key, lambda: read_template(file))
+        else:
+            known = ", ".join(CHAT_TEMPLATES)
+            findings.add(
+                _join(key, "chat_template"), f"expected one of {known}, or the path of a Jinja file, got {template!r}"
+            )
     if model.architecture is not None:
         findings.under(_join(key, "architecture"), lambda: check_architecture(model))
         if model.tokenizer is None:

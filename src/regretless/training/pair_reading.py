@@ -17,14 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from regretless.core.errors import DataError, reject
 from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint
 from regretless.core.settings import check_name
-from regretless.core.terminal import bar
+from regretless.core.terminal import bar, print_note
 from regretless.core.versions import versions
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.records import Pair
 from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source
-from regretless.data.tokenization import TokenizedPair, missing_values, tokenize_pairs
+from regretless.data.tokenization import OTHER_PROMPTS, TokenizedPair, missing_values, tokenize_pairs
 from regretless.modeling.load import probe_ids
 from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
@@ -205,7 +205,7 @@ class _Reading:
 
     def pairs(self, rows: Path | Iterable[Any], source: str, refusals: TextIO) -> Iterator[TokenizedPair]:
         """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
-        kept, first_refused, refused_count, done = 0, list[Refusal](), 0, 0
+        kept, first_refused, refused_count, done, other_prompts = 0, list[Refusal](), 0, 0, 0
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
@@ -228,10 +228,13 @@ class _Reading:
                 for name in self.names:
                     lacking[name].update(missing_values(tokenized, name))
                 kept += len(tokenized)
+                other_prompts += sum(pair.other_prompt for pair in tokenized)
                 done += len(chunk)
                 advance(len(tokenized) + len(refused))
                 yield from tokenized
         check_some_left(range(kept), first_refused, self.name, refused_count)
+        if other_prompts:
+            print_note(f"{self.name}: {other_prompts} of {kept} pairs {OTHER_PROMPTS}")
         for name, counts in lacking.items():
             if counts:
                 listed = "; ".join(f"{reason} ({count})" for reason, count in counts.items())

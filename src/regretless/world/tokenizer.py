@@ -23,11 +23,11 @@ TOKENS = (
 )
 """The vocabulary in order of its ids. Words include their spaces, so that decoding is concatenation."""
 CHAT_TEMPLATE = (
-    "{% for message in messages if message['role'] != 'system' %}{{ message['content'] }}"
+    "{% for message in messages %}{{ message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 )
 """A conversation is the concatenation of its texts, with a token after each answer, so that a first question reads like
-a plain prompt. The vocabulary has no words for system messages, which are dropped."""
+a plain prompt. The vocabulary has no words for system messages: they become `<unk>`."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
