@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regretless.core.run_folder import RUN, dump
+from regretless.core.run_folder import RUN
 from regretless.modeling.load import ModelConfig
 from regretless.planning.dry_run import PlannedFolder, PlannedUnit, State
 from regretless.planning.trainings import Trainings
@@ -114,11 +114,6 @@ def params_of(unit: PlannedUnit) -> SamplingParams:
     """How a unit of sampling draws tokens."""
     values = unit.settings.get("sampling", unit.settings)
     return SamplingParams.parse({key: values[key] for key in SamplingParams.model_fields if key in values}, unit.name)
-
-
-def dumped(model: ModelConfig) -> dict[str, Any]:
-    """A model as settings name it."""
-    return dump(model)
 
 
 def _shown(unit: PlannedUnit) -> Lengths:

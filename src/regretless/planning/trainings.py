@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
@@ -184,9 +183,3 @@ class Trainings:
             return {"stored": total, "trained": total}
         trained = sum(weight.numel() for weight in with_adapter(empty, adapter).parameters() if weight.requires_grad)
         return {"stored": trained, "trained": trained}
-
-
-def mean_tokens(data: Data) -> tuple[float, float]:
-    """Mean tokens of a prompt and of the longer response of a pair."""
-    table = data.train.table
-    return float(np.mean(table.prompt_tokens)), float(np.mean(table.response_tokens))

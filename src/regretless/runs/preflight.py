@@ -261,11 +261,6 @@ def _model(findings: Findings, here: Surroundings, key: str, model: ModelConfig)
             )
 
 
-def input_problems(findings: Findings, here: Surroundings, key: str, text: str) -> None:
-    """Check the rows that a flag names: a file, a folder, or a data set on the hub."""
-    _path_or_hub(findings, here, key, text, "dataset")
-
-
 def _prompts(findings: Findings, here: Surroundings, key: str, source: PromptSource | PairsSource) -> None:
     _path_or_hub(findings, here, _join(key, "dataset"), source.dataset, "dataset")
 
