@@ -255,35 +255,20 @@ def recipes(
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Predict times: run a few batches of each stage in a temporary folder.")
-    ] = False,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="Number of GPUs to predict times for; by default all that are visible.")
-    ] = None,
     assume: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="What no data show yet: response_tokens, paired (share of prompts with a correct and a wrong "
-            "response), reply_tokens (of a judge); repeat for several.",
+            help="What no data show yet: mean response_tokens, and reply_tokens of a judge; repeat for both.",
         ),
     ] = None,
     as_json: JsonFlag = False,
     output_dir: Annotated[str | None, typer.Option(help="Run folder, or its URL; overrides the recipe's.")] = None,
 ) -> None:
-    """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
+    """Print what a recipe has done and would do: counts, judge cost. Runs nothing, and writes nothing there."""
     from regretless.cli import verbs
 
-    verbs.plan(
-        recipe,
-        overrides or [],
-        output_dir=output_dir,
-        measure=measure,
-        gpus=gpus,
-        assume=assume or [],
-        as_json=as_json,
-    )
+    verbs.plan(recipe, overrides or [], output_dir=output_dir, assume=assume or [], as_json=as_json)
 
 
 @app.command()

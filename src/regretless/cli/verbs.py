@@ -27,7 +27,7 @@ from regretless.core.yaml_settings import read_yaml
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
-from regretless.planning.estimate import Assumed
+from regretless.planning.counts import Assumed
 from regretless.planning.plan import make_plan
 from regretless.planning.show import show_plan
 from regretless.reporting import report
@@ -207,8 +207,6 @@ def plan(
     overrides: Sequence[str],
     *,
     output_dir: str | Path | None,
-    measure: bool,
-    gpus: int | None,
     assume: Sequence[str],
     as_json: bool,
 ) -> None:
@@ -220,13 +218,10 @@ def plan(
         recipe = recipe.model_copy(update={"output_dir": str(output_dir)})
     values = {key: value for key, _, value in (text.partition("=") for text in assume)}
     assumed = Assumed.parse(values, "--assume")
-    messages = terminal(stderr=True)
     if is_url(recipe.output_dir):
-        messages.print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
+        terminal(stderr=True).print(f"{recipe.output_dir}: as far as {recipe.run_dir}, its working copy here, knows")
     with only_results():
-        made = make_plan(
-            recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
-        )
+        made = make_plan(recipe, assumed)
     if as_json:
         print_json(made.as_json())
     else:
