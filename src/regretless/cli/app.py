@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from regretless.cli.flags import check_options
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.ranks import lost_process_error
@@ -155,9 +155,15 @@ class StageCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises ConfigError for settings that are written as options (`--learning_rate 1e-5`)."""
         options = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-        trains = self.name not in STAGES or self.name == "train"
-        if not ctx.resilient_parsing:  # as while a shell completes a command
-            check_options(f"regretless {self.name}", args, options, trains=trains)
+        names = [text.partition("=")[0] for text in args if text.startswith("--") and len(text) > 2]
+        # One that is only misspelled (`--ouput`) is left to the parser, which names the one that was meant.
+        unknown = [name for name in names if name not in options and not get_close_matches(name, options)]
+        if unknown and not ctx.resilient_parsing:  # as while a shell completes a command
+            trains = self.name not in STAGES or self.name == "train"
+            raise ConfigError(
+                f"regretless {self.name}: no such option: {', '.join(dict.fromkeys(unknown))}; settings are written "
+                f"KEY=VALUE{'; docs/from_trl.md translates those of TRL' if trains else ''}"
+            )
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
