@@ -40,8 +40,6 @@ from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
-INSPECT = "inspect"
-"""Folder of Inspect's logs among those of the models."""
 PASS_AT_1 = "Pass@1 (%)"
 
 
@@ -99,9 +97,6 @@ class EvaluateConfig(Section):
     the package lm_eval."""
     harness_settings: HarnessSettings = HarnessSettings()
     """How these tasks run."""
-    inspect_logs: bool = False
-    """Whether to write the results of benchmarks with gold answers also as logs of Inspect, in `evaluate/inspect`, for
-    `inspect view --log-dir`. Needs the package inspect-ai."""
     server: ServerConfig | None = None
     """Server of the judges of all chat benchmarks, with its budget; a benchmark's own `server` takes precedence. A
     budget applies to one model on one benchmark, unless these share a file of cached replies."""
@@ -169,7 +164,7 @@ class EvaluateConfig(Section):
             raise ValueError(f"benchmarks: {harness.FOLDER}: this name has a meaning of its own; choose another one")
         if twice := sorted(self.benchmarks.keys() & self.chat.keys()):
             raise ValueError(f"chat: {', '.join(twice)}: `benchmarks` has the same label; choose another one")
-        if taken := sorted(self.policies.keys() & {BASE, SAMPLES, INSPECT}):
+        if taken := sorted(self.policies.keys() & {BASE, SAMPLES}):
             raise ValueError(f"policies: {', '.join(taken)}: this name has a meaning of its own; choose another one")
         return self
 

@@ -22,7 +22,7 @@ from regretless.core.stages import STAGES
 from regretless.core.terminal import print_note, terminal
 from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.harness import FOLDER as HARNESS
-from regretless.evaluation.results import INSPECT, results_table
+from regretless.evaluation.results import results_table
 from regretless.runs import cards
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
@@ -160,7 +160,7 @@ def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
     folder.select("train", objectives)
     if recipe.evaluate is not None:
         labels = [BASE, *objectives, *recipe.evaluate.policies]
-        folder.select("evaluate", [*labels, SAMPLES, *([INSPECT] if recipe.evaluate.inspect_logs else [])])
+        folder.select("evaluate", [*labels, SAMPLES])
         for label in labels:
             tasks = [HARNESS] if recipe.evaluate.harness else []
             folder.select(f"evaluate/{label}", [*recipe.evaluate.benchmarks, *recipe.evaluate.chat, *tasks])

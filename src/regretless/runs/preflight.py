@@ -24,7 +24,6 @@ from regretless.core.stages import STAGES
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.harness import check_harness
-from regretless.evaluation.inspect_logs import check_inspect
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
@@ -296,8 +295,6 @@ def _evaluate(findings: Findings, here: Surroundings, key: str, config: Evaluate
         findings.under(_join(key, "engine_server"), config.engine_server.api_key)
     if config.harness:
         findings.under(_join(key, "harness"), lambda: check_harness(config.harness_settings))
-    if config.inspect_logs:
-        findings.under(_join(key, "inspect_logs"), check_inspect)
     for name, text in config.policies.items():
         _path_or_hub(findings, here, _join(key, f"policies.{name}"), text, "model")
 

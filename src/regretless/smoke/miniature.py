@@ -236,7 +236,7 @@ def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:
     chat = {label: _chat(entry) for label, entry in section.get("chat", {}).items()}
     shrunk = {"benchmarks": benchmarks, "chat": chat, "server": None, "seeds": section.get("seeds", [])[:2]}
     # Other models and other programs are not part of a run in miniature.
-    return {**section, **LENGTH, **shrunk, "policies": {}, "harness": [], "inspect_logs": False}
+    return {**section, **LENGTH, **shrunk, "policies": {}, "harness": []}
 
 
 def _chat(entry: Mapping[str, Any]) -> dict[str, Any]:
