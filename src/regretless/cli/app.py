@@ -185,9 +185,9 @@ def common(
 ) -> None:
     """Options of every command."""
     if version:
-        from regretless import __version__
+        from regretless.core import versions
 
-        typer.echo(__version__)
+        typer.echo(versions.version())
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
