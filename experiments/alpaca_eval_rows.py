@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from regretless.core.errors import DataError
-from regretless.evaluation.chat.alpaca_eval import Comparison, read_annotations, win_rates
+from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
+from regretless.evaluation.chat.files import read_table
 from regretless.evaluation.chat.length_control import Coefficients, GamedBaselines, predict, read_gamed_baselines
 
 ANNOTATOR = "weighted_alpaca_eval_gpt4_turbo"
@@ -86,6 +87,26 @@ def read_compact(path: Path) -> dict[str, list[Comparison]]:
             lengths = int(row["len_1"]), int(row["len_2"])
             found.setdefault(row["model"], []).append(Comparison(int(row["index"]), preference, *lengths))
     return found
+
+
+def read_annotations(path: Path, questions: str) -> list[Comparison]:
+    """Comparisons from a file of annotations in AlpacaEval's format (annotations.json).
+
+    questions: the reference's file. Rows are matched by instruction, because positions differ if failed rows were
+    omitted. A preference of 0 is a draw; a missing one, or one outside [1, 2], counts as failed.
+    Raises DataError if an instruction is not in the file or occurs twice.
+    """
+    index = {row["instruction"]: number for number, row in enumerate(read_table(questions, ["instruction"]))}
+    comparisons = []
+    for number, row in enumerate(read_table(str(path), ["instruction", "output_1", "output_2"]), 1):
+        if row["instruction"] not in index:
+            raise DataError(f"{path}:{number}: instruction not in {questions}, or a duplicate")
+        raw = row.get("preference")
+        raw = 1.5 if raw == 0 else raw
+        preference = raw - 1 if isinstance(raw, int | float) and 1 <= raw <= 2 else None
+        position, problem = index.pop(row["instruction"]), None if preference is not None else "no preference"
+        comparisons.append(Comparison(position, preference, len(row["output_1"]), len(row["output_2"]), problem))
+    return comparisons
 
 
 def read_results(folder: Path, questions: Path, models: Sequence[str]) -> dict[str, list[Comparison]]:

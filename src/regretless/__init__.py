@@ -89,21 +89,13 @@ if not TYPE_CHECKING:  # a type checker that sees this function takes any name f
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            return _version()
+            from regretless.core.versions import version
+
+            return version()
         for home, names in _HOMES.items():
             if name in names:
                 return getattr(importlib.import_module(f"regretless.{home}"), name)
         raise AttributeError(f"module 'regretless' has no attribute {name!r}")
-
-
-def _version() -> str:
-    """The installed version, which comes from the repository's tags (pyproject.toml)."""
-    from importlib import metadata  # it loads the standard library's mail and archives, which `--help` can do without
-
-    try:
-        return metadata.version("regretless")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"  # a checkout on sys.path that is not installed
 
 
 def __dir__() -> list[str]:

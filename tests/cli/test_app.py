@@ -539,6 +539,30 @@ def test_settings_of_how_pairs_are_read_when_compared_with_those_of_stages_then_
     assert not of_pairs & {one.name for one in dataclasses.fields(PreferenceConfig)}
 
 
+@pytest.mark.parametrize(
+    ("command", "named", "trl"),
+    [
+        ("dpo --model_name_or_path m --learning_rate=5e-7", "--model_name_or_path, --learning_rate; settings", 1),
+        ("train --use_peft --pairs p", "--use_peft; settings are written KEY=VALUE", 1),
+        ("verify --time_limit 9 --responses r", "--time_limit; settings are written KEY=VALUE", 0),
+    ],
+)
+def test_settings_when_written_as_options_then_they_are_refused_and_the_page_on_trl_is_named(
+    command: str, named: str, trl: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(command.split())
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"no such option: {named}" in said
+    assert said.count("docs/from_trl.md") == trl
+
+
+def test_option_when_it_is_misspelled_then_the_one_that_was_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "--ouput", "out"])
+    assert ended.value.code == 2 and "--output" in capsys.readouterr().err
+
+
 NO_VALUE = "expected a value, got nothing"
 NO_PATH = "expected a path, got nothing"
 NO_URL = "expected a path on this machine, got the URL s3://bucket/x"

@@ -19,7 +19,6 @@ from regretless.data.tokenization import (
     SEVERAL_TOKENIZERS,
     TokenizedPair,
     encode_prompt,
-    encode_response,
     missing_values,
     tokenize_pairs,
 )
@@ -44,6 +43,12 @@ def one(pair: Pair, tokenizer: Any, **options: Any) -> TokenizedPair:
     kept, refused = tokenize_pairs([pair], tokenizer, **{"max_length": None, "max_prompt_length": None} | options)
     assert [str(refusal) for refusal in refused] == []
     return kept[0]
+
+
+def encode_response(tokenizer: Any, prompt: Any, response: Any, complete: bool = True) -> list[int]:
+    """Ids of a response as it is trained after a prompt."""
+    pair = pair_of(prompt=prompt, chosen=response, rejected="another", chosen_complete=complete)
+    return list(one(pair, tokenizer).chosen.ids)
 
 
 def refusal(pair: Pair, tokenizer: Any, **options: Any) -> str:

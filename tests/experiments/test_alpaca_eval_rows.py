@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from alpaca_eval_rows import incomplete, main, published_by, read_board, read_compact, table
+from alpaca_eval_rows import incomplete, main, published_by, read_annotations, read_board, read_compact, table
 
+from regretless.core.errors import DataError
+from regretless.evaluation.chat.alpaca_eval import win_rates
 from regretless.evaluation.chat.length_control import predict, read_gamed_baselines
 
 
@@ -39,6 +44,34 @@ def test_models_whose_published_number_is_right_or_cannot_be_told_are_not_called
     assert published_by(replace(board, win_rates={name: 5.0}), name, gamed) == "neither"
     assert published_by(replace(board, coefficients={}), name, gamed) == "no coefficients"
     assert incomplete(replace(board, rows={name: 805}), 805) == []
+
+
+def test_annotations_when_rows_are_missing_or_failed_keep_the_others_in_place(shared: Path, tmp_path: Path) -> None:
+    data = shared / "data" / "alpaca_eval"
+    gamed = read_gamed_baselines(data / "gamed_baselines_reconstructed.csv")
+    questions = str(data / "alpaca_eval_gpt4_baseline.json")
+    source = data / "annotations" / "gpt-3.5-turbo-1106_concise.json"
+    whole = read_annotations(source, questions)
+    with (data / "leaderboard_subset.csv").open(newline="") as handle:
+        published = next(row for row in csv.DictReader(handle) if row[""] == "gpt-3.5-turbo-1106_concise")
+    result = win_rates(whole, gamed, rounds=2)
+    assert result["metrics"]["win_rate"]["value"] == pytest.approx(float(published["win_rate"]), abs=1e-9)
+    assert int(result["mean_length"]) == int(published["avg_length"])
+    annotations = json.loads(source.read_text())
+    annotations[7]["preference"] = None
+    annotations[8]["preference"] = 0
+    annotations[9]["preference"] = math.pi
+    (tmp_path / "annotations.json").write_text(json.dumps(annotations[5:]))
+    rows = read_annotations(tmp_path / "annotations.json", questions)
+    assert [row.index for row in rows] == list(range(5, 805))
+    assert [row.preference for row in rows[2:5]] == [None, 0.5, None]
+    assert rows[10:] == whole[15:]
+    result = win_rates(rows, gamed, rounds=2)
+    assert (result["questions"], result["failed"]) == (800, {"no preference": 2})
+    assert {metric["n"] for metric in result["metrics"].values()} == {798}
+    (tmp_path / "annotations.json").write_text(json.dumps([annotations[3], annotations[3]]))
+    with pytest.raises(DataError, match=r"annotations\.json:2: instruction not in .*, or a duplicate"):
+        read_annotations(tmp_path / "annotations.json", questions)
 
 
 @pytest.mark.parametrize("options", [[], ["--gamed", "gamed.csv"]])

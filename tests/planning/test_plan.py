@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -19,11 +16,11 @@ from regretless.cli.app import app
 from regretless.core.errors import BudgetError
 from regretless.core.files import read_json
 from regretless.core.stage_folder import MANIFEST, StageFolder
-from regretless.modeling.load import ModelConfig, load_model
-from regretless.planning.dry_run import PlannedUnit, State
-from regretless.planning.estimate import Assumed, Estimate
-from regretless.planning.measure import Calibration, Sampled
-from regretless.planning.plan import Plan, Row, make_plan
+from regretless.pairing.rules import RULES
+from regretless.planning.counts import Assumed
+from regretless.planning.dry_run import PlannedFolder, PlannedUnit, State
+from regretless.planning.lengths import ResponseLengths
+from regretless.planning.plan import Plan, make_plan
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.sampling.transformers_engine import TransformersEngine
@@ -89,44 +86,24 @@ def summary(folder: Path, name: str) -> dict[str, Any]:
     return dict(read_json(folder / name / MANIFEST)["summary"])
 
 
-def trained_tokens(folder: Path, name: str) -> float:
-    """Distinct tokens of all steps, of what the Trainer counts for each: 6 per weight and token."""
-    weights = load_model(ModelConfig(name_or_path=str(folder / name))).num_parameters(exclude_embeddings=True)
-    return float(read_json(folder / name / "trainer_state.json")["total_flos"] / (6 * weights))
-
-
-def prompt_tokens(folder: Path, name: str) -> int:
-    rows = pq.read_table(folder / name / "responses.parquet")["prompt_token_ids"].to_pylist()
-    return sum(map(len, rows))
-
-
 def test_plan_of_a_fresh_recipe_when_it_has_run_then_the_exact_counts_were_right(
     tmp_path: Path, finished: Path
 ) -> None:
     plan = planned(small(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
     assert set(states(plan).values()) == {State.RUN}
-    for name in ("pretrain/base", "pretrain/behavior"):
-        made = summary(finished, name)
-        assert counts(plan, name) == {
-            "pairs": made["pairs"],
-            "steps": made["steps"],
-            "trained_tokens": pytest.approx(trained_tokens(finished, name)),
-        }
     for name in ("sample", "evaluate/samples/base/arithmetic/greedy", "evaluate/samples/repo/arithmetic/seed-41"):
         made = summary(finished, name)
         found = counts(plan, name)
         assert (found["prompts"], found["requests"]) == (made["prompts"], made["responses"])
-        assert found["tokens_in"] == prompt_tokens(finished, name)
     assert (
         counts(plan, "evaluate/repo/arithmetic/seed-41")["responses"]
         == summary(finished, "evaluate/repo/arithmetic/seed-41")["n"]
     )
     assert "pairs" not in counts(plan, "pair")  # nobody can know yet
-    assert any("% of the prompts have a correct and a wrong response" in text for text in plan.assumptions)
 
 
-def test_plan_when_the_responses_are_verified_then_pairs_steps_and_trained_tokens_are_those_of_the_run(
+def test_plan_when_the_responses_are_verified_then_the_pairs_are_those_of_the_run(
     tmp_path: Path, finished: Path
 ) -> None:
     recipe = small(tmp_path / "run")
@@ -134,12 +111,6 @@ def test_plan_when_the_responses_are_verified_then_pairs_steps_and_trained_token
     plan = planned(recipe)
     assert states(plan)["verify"] is State.DONE and states(plan)["pair"] is State.RUN
     assert counts(plan, "pair")["pairs"] == summary(finished, "pair")["pairs"]
-    for name in ("train/dpo", "train/repo"):
-        made = summary(finished, name)
-        found = counts(plan, name)
-        assert (found["pairs"], found["steps"]) == (made["pairs"], made["steps"])
-        assert found["steps"] > 2
-        assert found["trained_tokens"] == pytest.approx(trained_tokens(finished, name))
 
 
 @pytest.mark.parametrize(
@@ -212,11 +183,11 @@ def test_training_that_is_interrupted_when_planned_then_it_goes_on_from_its_chec
         shutil.rmtree(place / f"checkpoint-{later}")
     plan = planned(small(folder))
     (one,) = [one for row in plan.rows for one in row.estimates if one.unit.name == "train/dpo"]
-    assert (one.unit.state, one.parts, one.left) == (State.INTERRUPTED, (2, steps), pytest.approx(1 - 2 / steps))
+    assert (one.unit.state, one.parts) == (State.INTERRUPTED, (2, steps))
     assert [row.state_text for row in plan.rows if row.stage == "train"] == ["1 of 2 done, 1 interrupted"]
 
 
-def judged(folder: Path, url: str, **server: Any) -> Recipe:
+def judged(folder: Path, url: str, rule: str = "best_vs_random", **server: Any) -> Recipe:
     responses = write_responses(folder / "in.parquet", 3, lambda number: [f"a {number + 1}", "b 5"])
     prices = {"prompt_price": 1000.0, "completion_price": 10_000.0}
     return parse_recipe(
@@ -229,7 +200,7 @@ def judged(folder: Path, url: str, **server: Any) -> Recipe:
                 "max_reply_tokens": 50,
                 "server": {"base_url": url, "retry_seconds": 0.01, "concurrency": 1, **prices, **server},
             },
-            "pair": {"rule": "best_vs_random"},
+            "pair": {"rule": rule},
         },
         "test",
     )
@@ -262,50 +233,6 @@ def test_cost_of_a_judge_when_planned_then_it_is_that_of_the_requests_that_are_l
         assert plan.rows[0].estimates[0].counts["dollars"] == pytest.approx(12 * (100 * 1000 + 20 * 10_000) / 1e6)
 
 
-@pytest.mark.extended
-@pytest.mark.slow
-def test_measured_plan_when_nothing_has_run_then_every_stage_has_a_time_and_nothing_is_written(
-    tmp_path: Path,
-) -> None:
-    said: list[str] = []
-    plan = planned(small(tmp_path / "run"), measure=True, say=said.append)
-    assert not (tmp_path / "run").exists()
-    assert {row.stage: row.seconds is not None and row.seconds > 0 for row in plan.rows} == {
-        row.stage: True for row in plan.rows
-    }, plan.notes
-    assert plan.seconds == pytest.approx(sum(row.seconds or 0 for row in plan.rows))
-    assert {"pretrain/base", "sample", "train/dpo", "analyze", "report"} <= set(said)
-
-
-@pytest.mark.slow
-def test_measured_plan_when_all_is_done_but_one_training_then_only_what_is_left_is_measured(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    said: list[str] = []
-    plan = planned(small(folder, "train.methods.dpo.beta=0.5"), measure=True, say=said.append)
-    assert said == ["inspect", "train/dpo", "analyze", "report"]
-    # `inspect` and `analyze` print tables in a run. Those of untrained models would mean nothing.
-    printed = capfd.readouterr()
-    assert "┃" not in printed.out + printed.err
-    # What may have to be done again took so long before.
-    (one,) = [one for row in plan.rows for one in row.estimates if one.unit.name == "evaluate/dpo/arithmetic"]
-    assert one.seconds == read_json(folder / one.unit.name / MANIFEST)["seconds"]
-
-
-@pytest.mark.parametrize(("parallel", "gpus", "at_once"), [(1, 0, 1), (2, 0, 2), (2, 4, 4)])
-def test_measured_sampling_when_processes_or_gpus_share_it_then_its_batches_are_divided_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, parallel: int, gpus: int, at_once: int
-) -> None:
-    measured = Sampled(load=3.0, batch=40.0, lengths=np.array([20]))
-    monkeypatch.setattr(Calibration, "_time_sampling", lambda *_: measured)
-    changed = ["sample.n=4", "sample.batch_size=3", "sample.temperature=0.5"]
-    none_after = [f"{stage}=null" for stage in ("verify", "pair", "inspect", "train", "evaluate", "analyze", "report")]
-    recipe = small(folder, f"parallel={parallel}", *changed, *none_after)
-    (row,) = [row for row in planned(recipe, measure=True, gpus=gpus).rows if row.stage == "sample"]
-    prompts = row.estimates[0].counts["prompts"]
-    assert row.seconds == pytest.approx(3.0 + math.ceil(prompts * 4 / 3) * 40.0 / at_once)
-
-
 RECIPES = sorted(path.relative_to(PROJECT).as_posix() for path in PROJECT.glob("recipes/*/*.yaml"))
 
 
@@ -321,7 +248,6 @@ def test_recipe_of_the_paper_when_planned_without_a_network_then_the_plan_says_w
     plan = json.loads(result.stdout)
     rows = {row["stage"]: row for row in plan["stages"]}
     assert {row["state"] for row in rows.values()} == {"would run"}
-    assert plan["seconds"] is None
     if "ultrafeedback" in recipe:
         assert rows["sample"]["counts"]["requests"]["value"] == 4 * 16_000
         asked = {name: count["value"] for name, count in rows["judge"]["judge"].items()}
@@ -330,20 +256,6 @@ def test_recipe_of_the_paper_when_planned_without_a_network_then_the_plan_says_w
         assert plan["stages"][1]["units"][0]["counts"]["dollars"] == pytest.approx(cost / 1e6, rel=1e-3)
     else:
         assert any("openai/gsm8k" in problem for problem in rows["prompts"]["problems"])
-
-
-def test_check_of_predicted_times_when_it_reads_a_plan_then_it_finds_what_each_stage_took(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
-    import plan_check
-
-    plan = json.loads(json.dumps(planned(small(folder)).as_json()))
-    seconds = plan_check.taken(plan)
-    assert seconds.keys() == {row["stage"] for row in plan["stages"]}
-    trained = [read_json(folder / "train" / name / MANIFEST)["seconds"] for name in ("dpo", "repo")]
-    assert seconds["train"] == pytest.approx(sum(trained))
-    assert plan_check.predicted(plan) == {}
 
 
 def test_settings_that_cannot_be_parsed_when_planned_then_they_are_reported(tmp_path: Path) -> None:
@@ -358,6 +270,48 @@ def test_plan_of_a_finished_run_when_printed_then_there_is_a_row_for_each_stage(
     for stage in ("world", "pretrain", "sample", "verify", "pair", "inspect", "train", "evaluate", "analyze", "report"):
         assert stage in result.output
     assert "would run" not in result.output
+
+
+@pytest.mark.parametrize("rule", ["best_vs_random", "other_score_rule"])
+def test_pairs_by_scores_when_planned_after_the_judge_then_they_are_those_of_the_run_whoever_made_the_rule(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, "other_score_rule", RULES["best_vs_random"])
+    with serving(judge_by(last_digit)) as server:
+        recipe = judged(tmp_path, server.url, rule)
+        before = planned(recipe)
+        assert (states(before)["pair"], counts(before, "pair")) == (State.RUN, {})
+        run_recipe(recipe, ["judge"])
+        expected = counts(planned(recipe), "pair")["pairs"]
+        run_recipe(recipe)
+        assert expected == summary(recipe.run_dir, "pair")["pairs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("finished", "given", "expected"),
+    [
+        ([], None, (64, "the limit, max_new_tokens: at most 64")),
+        ([], 20.0, (20.0, "as you said")),
+        ([], 90.0, (64, "as you said")),
+        (["other/b"], None, (64, "the limit, max_new_tokens: at most 64")),
+        (["other/a", "other/b"], None, (10.0, "the finished evaluate/samples/other/a")),
+        (["other/a", "mine/b"], None, (10.0, "the finished evaluate/samples/mine/b")),
+        (["mine/a", "mine/b"], None, (10.0, "the finished evaluate/samples/mine/a")),
+        (["mine/a"], 20.0, (20.0, "as you said")),
+    ],
+)
+def test_length_of_responses_when_the_plan_has_it_then_the_nearest_finished_work_says_it_first(
+    finished: list[str], given: float | None, expected: tuple[float, str], tmp_path: Path
+) -> None:
+    def unit(name: str, state: State) -> PlannedUnit:
+        settings = {"model": {"name_or_path": name.split("/", maxsplit=1)[0]}, "sampling": {"max_new_tokens": 64}}
+        shown = {"tokens": 40, "responses": 4}
+        return PlannedUnit(f"evaluate/samples/{name}", state, tmp_path / name, settings, summary=shown)
+
+    folder = PlannedFolder(tmp_path)
+    folder.units = {name: unit(name, State.DONE) for name in finished}
+    asked = unit("mine/a", State.RUN)
+    assert ResponseLengths(folder, given).of(asked, asked.settings["model"]) == expected
 
 
 @pytest.mark.extended
@@ -381,17 +335,3 @@ def test_requests_to_judges_when_planned_before_anything_has_run_then_they_are_t
         for path in (recipe.run_dir / "evaluate" / "samples").rglob(MANIFEST)
     }
     assert set(states(planned(recipe)).values()) == {State.DONE}
-
-
-def test_time_of_a_stage_when_its_models_run_side_by_side_then_it_ends_with_the_last_of_them() -> None:
-    seconds = {"base/sums": 1.0, "samples/base/sums/greedy": 4.0, "dpo/sums": 3.0, "repo/sums": 2.0, "ipo/sums": 3.0}
-    estimates = [
-        Estimate(PlannedUnit(f"evaluate/{name}", State.RUN, Path(name)), seconds=taken)
-        for name, taken in seconds.items()
-    ]
-    assert (Row("evaluate", estimates).elapsed, Row("evaluate", estimates).seconds) == (13.0, 13.0)
-    # base until 5; dpo until 3, then repo until 5; then ipo until 8.
-    assert (Row("evaluate", estimates, 2).elapsed, Row("evaluate", estimates, 2).seconds) == (8.0, 13.0)
-    estimates[0].unit.state = State.DONE
-    estimates[2].seconds = None
-    assert (Row("evaluate", estimates, 5).elapsed, Row("evaluate", estimates, 5).seconds) == (4.0, None)

@@ -18,6 +18,7 @@ from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.reporting.report import ReportConfig, run
 from regretless.reporting.token_figures import (
     CHARACTER,
+    DOTS_PER_INCH,
     HEAD,
     LINE,
     MARGIN,
@@ -25,7 +26,6 @@ from regretless.reporting.token_figures import (
     POSITIVE,
     FiguresConfig,
     draw,
-    full_shade,
     wrap,
 )
 
@@ -53,7 +53,7 @@ def test_wrap_when_lines_end_or_are_full_then_every_character_keeps_its_token() 
 def test_figures_when_drawn_then_each_token_stands_on_the_color_of_its_value(
     content: dict[str, Any], tmp_path: Path
 ) -> None:
-    config = FiguresConfig(formats=["png", "pdf"], models=["dpo", "repo"], measure="regret", dpi=100)
+    config = FiguresConfig(formats=["png", "pdf"], models=["dpo", "repo"], measure="regret")
     paths = draw(config, content, tmp_path)
     names = [
         f"pair-1-{model}-{side}.{kind}"
@@ -71,24 +71,11 @@ def test_figures_when_drawn_then_each_token_stands_on_the_color_of_its_value(
     image = imread(paths[0])
     first_line = response["tokens"].index("\n")
     for place in range(first_line):
-        x = int(100 * (MARGIN + CHARACTER * (place + 0.5)))
-        y = int(100 * (HEAD + LINE)) - 2  # below the letters
+        x = int(DOTS_PER_INCH * (MARGIN + CHARACTER * (place + 0.5)))
+        y = int(DOTS_PER_INCH * (HEAD + LINE)) - 4  # below the letters
         end = NEGATIVE if shares[place] < 0 else POSITIVE
         expected = 1 + abs(shares[place]) * (rgb(end) - 1)
         assert image[y, x, :3] == pytest.approx(expected, abs=0.02), place
-
-
-def test_full_shade_when_raw_then_it_is_common_to_all_models_and_responses(content: dict[str, Any]) -> None:
-    known = [
-        scores["long_horizon"]
-        for pair in content["pairs"]
-        for response in pair["responses"]
-        for scores in response["policies"].values()
-        if scores["long_horizon"] is not None
-    ]
-    expected = np.quantile(np.abs(np.concatenate(known)), 0.98)
-    config = FiguresConfig(measure="long_horizon", normalized=False)
-    assert full_shade(config, content["pairs"]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -113,10 +113,10 @@ def test_own_problems_of_a_recipe_when_columns_are_missing_then_the_advice_is_th
 
 def test_recipe_with_a_harness_and_further_models_when_shrunk_then_it_needs_neither() -> None:
     values = {"name": "x", "model": {"name_or_path": "Qwen/Qwen3-0.6B"}}
-    evaluate = {"harness": ["ifeval"], "policies": {"other": "someone/model"}, "inspect_logs": True}
+    evaluate = {"harness": ["ifeval"], "policies": {"other": "someone/model"}}
     shrunk = smoke_recipe(parse_recipe({**values, "evaluate": evaluate}, "x")).evaluate
     assert shrunk is not None
-    assert (shrunk.harness, shrunk.policies, shrunk.inspect_logs) == ([], {}, False)
+    assert (shrunk.harness, shrunk.policies) == ([], {})
     assert list(shrunk.benchmarks) == ["arithmetic"]
 
 

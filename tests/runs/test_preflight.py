@@ -291,7 +291,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("report.figures.formats=[gif]", "report.figures.formats.0: "),
         ("report.figures.models=[ipo]", "report.figures.models: expected some of repo, dpo"),
         ("report.figures.pair=99", "report.figures.pair: "),
-        ("report.figures.dpi=1", "report.figures.dpi: "),
+        ("report.figures.measure=det", "report.figures.measure: "),
     ],
     "judged": [
         ("responses=/nowhere/r.parquet", "responses: no such file"),

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from regretless.runs.recipe import load_recipe
+import pytest
+
+from judge_helpers import write_responses
+from regretless.data.records import Response, Verdict
+from regretless.pairing.rules import RULES, Rule
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.smoke.miniature import smoke_recipe
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
@@ -41,3 +49,47 @@ def test_smoke_run_when_processes_share_rows_then_it_trains_in_one() -> None:
     assert recipe.train.division_problems("dpo", 4) == []
     small = smoke_recipe(recipe).train
     assert small.process_count("dpo") == 1 and small.division_problems("dpo", 1) == []
+
+
+def scored(folder: Path, rule: str) -> Recipe:
+    """Pairs by a rule from responses that lie in a file; the model makes them in a smoke run."""
+    model = {"architecture": {"model_type": "qwen3"}, "tokenizer": "Qwen/Qwen3-1.7B"}
+    responses = str(write_responses(folder / "responses.parquet", 2, lambda number: ["a", "b"]))
+    values = {"model": model, "responses": responses, "pair": {"rule": rule}}
+    return parse_recipe({"name": "scored", "output_dir": str(folder / "run"), **values}, "test")
+
+
+@pytest.fixture
+def other_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules of another package: one needs scores, one derives them from verdicts before it asks for them."""
+    by_score = RULES["best_vs_random"]
+
+    def from_verdicts(responses: Sequence[Response]) -> list[Response]:
+        return [replace(response, score=float(response.verdict is Verdict.CORRECT)) for response in responses]
+
+    monkeypatch.setitem(RULES, "other_score_rule", by_score)
+    monkeypatch.setitem(RULES, "scores_of_verdicts", Rule(by_score.unusable, by_score.select, from_verdicts))
+
+
+@pytest.mark.usefixtures("other_rules")
+@pytest.mark.parametrize(
+    ("rule", "smoked"),
+    [
+        ("best_vs_random", "correct_vs_wrong"),
+        ("other_score_rule", "correct_vs_wrong"),
+        ("scores_of_verdicts", "scores_of_verdicts"),
+        ("least_regret", "least_regret"),
+    ],
+)
+def test_smoke_run_without_a_judge_when_the_rule_needs_scores_then_it_pairs_by_verdicts(
+    rule: str, smoked: str, tmp_path: Path
+) -> None:
+    pair = smoke_recipe(scored(tmp_path, rule)).pair
+    assert pair is not None and pair.rule == smoked
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("other_rules")
+@pytest.mark.parametrize("rule", ["other_score_rule", "scores_of_verdicts"])
+def test_smoke_run_when_another_package_has_the_rule_then_it_makes_pairs(rule: str, tmp_path: Path) -> None:
+    assert run_recipe(smoke_recipe(scored(tmp_path, rule))).outcomes["pair"].summary["pairs"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from transformers import HfArgumentParser, PreTrainedModel, PreTrainedTokenizerF
 
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
-from regretless.objectives import build
+from regretless.modeling.load import ModelConfig
+from regretless.objectives import OBJECTIVES, build
+from regretless.runs.recipe import PairsSource
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.constructor import INSTEAD
-from regretless.training.train_config import TrainConfig
+from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
-from regretless.training.trl_arguments import NO_EFFECT, REFUSED
+from regretless.training.trl_arguments import NOT_TAKEN
 
 
 def config(tmp_path: Path, **given: Any) -> PreferenceConfig:
@@ -82,20 +85,17 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
         "eta": 0.1,
         "learning_rat": 1,
         "lr": 1e-5,
-        "simpo_gamma": 0.5,
-        "max_completion_length": 9,
     }
     given |= {"loss_type": ["sigmoid", "sft"], "label_smoothing": 0.5, "truncation_mode": "keep_end"}
-    with pytest.raises(ConfigError, match=r"PreferenceConfig: 12 problem\(s\)") as caught:
+    with pytest.raises(ConfigError, match=r"PreferenceConfig: 10 problem\(s\)") as caught:
         config(tmp_path, **given)
     lines = {line.split(":")[0].removeprefix("  - "): line for line in str(caught.value).splitlines()[1:]}
     assert lines.keys() == given.keys()
     assert "not used here: the reference is fixed" in lines["sync_ref_model"]
     assert "a hyperparameter of rpo; set objective_kwargs={'eta': 0.1}" in lines["eta"]
     assert "unknown argument; did you mean learning_rate?" in lines["learning_rat"]
-    assert "it is called learning_rate" in lines["lr"]
-    assert "it is called gamma, a hyperparameter of simpo" in lines["simpo_gamma"]
-    assert "'sft': objective='sft' averages over responses" in lines["loss_type"]
+    assert "unknown argument; TRL's are in docs/from_trl.md" in lines["lr"]
+    assert "got 'sft'; set objective='sft', without loss_type" in lines["loss_type"]
     assert "expected a weight for each of 2 losses in loss_type, got [1.0]" in lines["loss_weights"]
     assert "at most 1 or null, got 1.5" in lines["ld_alpha"]
     assert "a hyperparameter of every method; set objective_kwargs={'importance': 'mean'}" in lines["importance"]
@@ -107,14 +107,12 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
     ("given", "problem"),
     [
         ({"loss_type": "sigmoid", "objective": "repo"}, "'sigmoid' is objective='dpo', got 'repo'; remove one"),
-        ({"loss_type": "discopop"}, "'discopop': not implemented; write it as an objective of your own"),
-        ({"loss_type": "sigmod"}, "'sigmod': unknown; did you mean sigmoid? Taken are sigmoid, robust,"),
-        ({"loss_type": "simpo"}, "'simpo': set objective='simpo', without loss_type"),
+        ({"loss_type": "discopop"}, "loss_type: expected one of sigmoid, robust, sigmoid_norm, ipo, hinge, apo_zero, "),
+        ({"loss_type": "simpo"}, "got 'simpo'; set objective='simpo', without loss_type"),
         ({"loss_type": ["hinge", "ipo"], "objective": "dpo"}, "hinge + ipo is objective='weighted_sum', got 'dpo'"),
         ({"loss_weights": [1.0]}, "loss_weights: expected a weight for each of 0 losses"),
-        ({"loss_type": ["hinge", "ipo"], "label_smoothing": 0.1}, "label_smoothing: the loss hinge + ipo does not"),
-        ({"loss_type": "sft"}, "objective='sft' averages over responses"),
-        ({"loss_type": "sigmoid", "label_smoothing": 0.1}, "label_smoothing: the loss sigmoid does not use it"),
+        ({"loss_type": ["hinge", "ipo"], "label_smoothing": 0.1}, "label_smoothing: hinge + ipo does not use it"),
+        ({"loss_type": "sigmoid", "label_smoothing": 0.1}, "label_smoothing: sigmoid does not use it"),
         ({"label_smoothing": 0.1}, "label_smoothing: repo has none"),
         ({"beta": 1.0, "objective_kwargs": {"beta": 1.0}}, "beta: set twice"),
         ({"loss_type": ["hinge", "ipo"], "beta": -1.0}, "  - beta: input should be greater than 0 (got -1.0)"),
@@ -306,9 +304,10 @@ def test_page_on_trl_when_compared_with_the_installed_one_then_every_argument_an
     theirs, ours = defaults(trl.DPOConfig), defaults(PreferenceConfig)
     own = theirs.keys() - {one.name for one in dataclasses.fields(TrainingArguments)}
     assert {name: row[0] for name, row in table("Arguments of DPOConfig").items()} == {
-        name: "refused" if name in REFUSED else "no effect" if name in NO_EFFECT else "taken" for name in own
+        name: "taken" if name not in NOT_TAKEN else "refused" if NOT_TAKEN[name].refused else "no effect"
+        for name in own
     }
-    assert {name for name in own if name in ours} == own - REFUSED.keys() - (NO_EFFECT.keys() - ours.keys())
+    assert NOT_TAKEN.keys() < own and own - ours.keys() == NOT_TAKEN.keys() - ours.keys()
     differing = {name: [repr(theirs[name]), repr(ours[name])] for name in theirs.keys() & ours.keys()}
     listed = {name: row[:2] for name, row in table("Defaults that differ").items()}
     assert listed == {name: values for name, values in differing.items() if values[0] != values[1]}
@@ -317,6 +316,23 @@ def test_page_on_trl_when_compared_with_the_installed_one_then_every_argument_an
     assert list(inspect.signature(PreferenceTrainer.__init__).parameters)[1:-1] == arguments
     refused = {name for name, row in table("Arguments of DPOTrainer").items() if row[0] == "refused"}
     assert refused == set(INSTEAD) & set(arguments)
+
+
+def test_page_on_trl_when_it_translates_options_then_every_setting_that_it_names_exists() -> None:
+    text = PAGE.read_text(encoding="utf-8").split("## Options of TRL's command line")[1].split("\n## ")[0]
+    targets = [key for row in text.splitlines()[4:] for key in re.findall(r"([a-z_.]+)=", row.rpartition(" | ")[2])]
+    sections = {"lora": LoraSettings.model_fields, "model": ModelConfig.model_fields}
+    plain = {*PairsSource.model_fields, *PreferenceConfig.__dataclass_fields__, *OBJECTIVES["ipo"].model_fields}
+    assert len(targets) > 12
+    for target in targets:
+        section, _, key = target.rpartition(".")
+        assert key in (sections[section] if section else plain), target
+
+
+def test_adapter_when_set_by_the_names_of_trl_then_the_right_ones_are_said() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.parse({"use_peft": True, "lora_r": 8}, "train")
+    assert str(caught.value).count("lora.r, lora.alpha") == 2 and "use_cpu" not in str(caught.value)
 
 
 def test_defaults_of_trl_when_passed_then_none_is_refused_but_those_that_differ(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from regretless.cli.flags import check_options
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.ranks import lost_process_error
@@ -164,9 +164,15 @@ class StageCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises ConfigError for settings that are written as options (`--learning_rate 1e-5`)."""
         options = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
-        trains = self.name not in STAGES or self.name == "train"
-        if not ctx.resilient_parsing:  # as while a shell completes a command
-            check_options(f"regretless {self.name}", args, options, trains=trains)
+        names = [text.partition("=")[0] for text in args if text.startswith("--") and len(text) > 2]
+        # One that is only misspelled (`--ouput`) is left to the parser, which names the one that was meant.
+        unknown = [name for name in names if name not in options and not get_close_matches(name, options)]
+        if unknown and not ctx.resilient_parsing:  # as while a shell completes a command
+            trains = self.name not in STAGES or self.name == "train"
+            raise ConfigError(
+                f"regretless {self.name}: no such option: {', '.join(dict.fromkeys(unknown))}; settings are written "
+                f"KEY=VALUE{'; docs/from_trl.md translates those of TRL' if trains else ''}"
+            )
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -188,9 +194,9 @@ def common(
 ) -> None:
     """Options of every command."""
     if version:
-        from regretless import __version__
+        from regretless.core import versions
 
-        typer.echo(__version__)
+        typer.echo(versions.version())
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
 
@@ -264,35 +270,20 @@ def recipes(
 def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Predict times: run a few batches of each stage in a temporary folder.")
-    ] = False,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="Number of GPUs to predict times for; by default all that are visible.")
-    ] = None,
     assume: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="What no data show yet: response_tokens, paired (share of prompts with a correct and a wrong "
-            "response), reply_tokens (of a judge); repeat for several.",
+            help="What no data show yet: mean response_tokens, and reply_tokens of a judge; repeat for both.",
         ),
     ] = None,
     as_json: JsonFlag = False,
     output_dir: RunFolderFlag = None,
 ) -> None:
-    """Print what a recipe has done and would do: counts, judge cost, time. Runs nothing, and writes nothing there."""
+    """Print what a recipe has done and would do: counts, judge cost. Runs nothing, and writes nothing there."""
     from regretless.cli import verbs
 
-    verbs.plan(
-        recipe,
-        overrides or [],
-        output_dir=output_dir,
-        measure=measure,
-        gpus=gpus,
-        assume=assume or [],
-        as_json=as_json,
-    )
+    verbs.plan(recipe, overrides or [], output_dir=output_dir, assume=assume or [], as_json=as_json)
 
 
 @app.command()

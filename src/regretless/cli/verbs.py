@@ -27,7 +27,7 @@ from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
-from regretless.planning.estimate import Assumed
+from regretless.planning.counts import Assumed
 from regretless.planning.plan import make_plan
 from regretless.planning.show import show_plan
 from regretless.reporting import report
@@ -183,8 +183,6 @@ def plan(
     overrides: Sequence[str],
     *,
     output_dir: str | Path | None,
-    measure: bool,
-    gpus: int | None,
     assume: Sequence[str],
     as_json: bool,
 ) -> None:
@@ -193,11 +191,8 @@ def plan(
     recipe = load_recipe(path, [*overrides, *_at(output_dir)])
     values = {key: value for key, _, value in (text.partition("=") for text in assume)}
     assumed = Assumed.parse(values, "--assume")
-    messages = terminal(stderr=True)
     with only_results():
-        made = make_plan(
-            recipe, measure=measure, gpus=gpus, assumed=assumed, say=lambda name: messages.print(f"measuring {name}")
-        )
+        made = make_plan(recipe, assumed)
     if as_json:
         print_json(made.as_json())
     else:

@@ -14,6 +14,14 @@ from regretless.core.plugins import plugin_parts, plugin_versions
 VERSIONED = ("regretless", "torch", "transformers", "peft", "accelerate", "datasets", "math-verify", "numpy")
 
 
+def version() -> str:
+    """The installed version of this package, which comes from the repository's tags (pyproject.toml)."""
+    try:
+        return importlib.metadata.version("regretless")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+unknown"  # a checkout on sys.path that is not installed
+
+
 def versions() -> dict[str, str]:
     """Versions of this package, of the packages that its results depend on (including plug-ins), and of Python."""
     return _installed() | plugin_versions()

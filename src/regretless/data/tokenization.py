@@ -102,26 +102,6 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = No
     return list(codec.finish_prompt(prompt, codec.encode([codec.prompt_text(prompt, arguments)])[0]))
 
 
-def encode_response(tokenizer: Tokenizer, prompt: Text, response: Text, complete: bool = True) -> list[int]:
-    """Token ids of a response as the model must generate it after `prompt`; one end token at the end iff `complete`.
-
-    In a response of several messages, what lies between the assistant's is context (`modeling.layout.Ids`).
-
-    The prompt's tokens are always a prefix of the whole, also where a tokenizer would join its end with the response's
-    beginning. The end token is the one that ends a turn in the chat template after messages, else the tokenizer's end
-    of sequence; a response that spells it out does not get a second one.
-
-    Raises ConfigError if the tokenizer has no end-of-sequence token, DataError for a response of several messages
-    that the chat template does not write after its prompt.
-    """
-    codec = codec_of(tokenizer)
-    behind_text = isinstance(prompt, str)
-    parts = response_parts(codec, prompt, response)
-    encoded = codec.encode_behind(_placed(codec, codec.prompt_text(prompt), parts))
-    encoded[-1] = list(codec.finish_response(encoded[-1], complete, behind_text=behind_text))
-    return list(_joined(parts, encoded))
-
-
 def tokenize_pairs(
     pairs: Sequence[Pair],
     tokenizer: Tokenizer,

@@ -42,9 +42,7 @@ from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 
-INSPECT = "inspect"
-"""Folder of Inspect's logs among those of the models."""
-TAKEN = {BASE, SAMPLES, INSPECT, UNUSED, "results.json"}
+TAKEN = {BASE, SAMPLES, UNUSED, "results.json"}
 """What else lies among the folders of the models."""
 PASS_AT_1 = "Pass@1 (%)"
 
@@ -103,9 +101,6 @@ class EvaluateConfig(Section):
     the package lm_eval."""
     harness_settings: HarnessSettings = HarnessSettings()
     """How these tasks run."""
-    inspect_logs: bool = False
-    """Whether to write the results of benchmarks with gold answers also as logs of Inspect, in `evaluate/inspect`, for
-    `inspect view --log-dir`. Needs the package inspect-ai."""
     server: ServerConfig | None = None
     """Server of the judges of all chat benchmarks, with its budget; a benchmark's own `server` takes precedence. A
     budget applies to one model on one benchmark, unless these share a file of cached replies."""

@@ -249,28 +249,6 @@ def check_architecture(config: ModelConfig) -> None:
         _build(model_type, values, torch.float32)
 
 
-def empty_model(config: ModelConfig) -> PreTrainedModel:
-    """The base model of a config without its weights (on the device `meta`): to count them.
-
-    Raises ConfigError if its configuration cannot be found.
-    """
-    with torch.random.fork_rng(), torch.device("meta"):
-        if config.architecture is not None:
-            model_type, values = _architecture(config.architecture)
-            if config.tokenizer is not None:
-                _fit_to_tokenizer(values, load_tokenizer(config))
-            return _build(model_type, values, torch.float32)
-        base = weights_of(config)
-        known = _load(
-            "model",
-            base.base,
-            lambda: AutoConfig.from_pretrained(
-                base.base, revision=base.revision, trust_remote_code=config.trust_remote_code
-            ),
-        )
-        return AutoModelForCausalLM.from_config(known, trust_remote_code=config.trust_remote_code)
-
-
 def _random_model(config: ModelConfig, architecture: Mapping[str, Any]) -> PreTrainedModel:
     model_type, values = _architecture(architecture)
     if config.tokenizer is not None:

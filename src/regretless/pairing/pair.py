@@ -55,6 +55,20 @@ class PairConfig(Section):
         return self
 
 
+VERIFIED = Response(
+    prompt_id="verified",
+    response_id="verified",
+    prompt="1+1?",
+    response="2",
+    token_ids=[2],
+    logps=[-1.0],
+    logps_kind="raw",
+    finish_reason="stop",
+    verdict=Verdict.CORRECT,
+)
+"""A response as `sample` and `verify` leave it, to ask a rule about."""
+
+
 def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
     """Pair the responses of a file; returns counts of prompts, responses and pairs, and of omitted rows by reason.
 
@@ -263,9 +277,14 @@ def _explain(summary: dict[str, Any]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count) or "no responses"
 
 
+def pairs_verdicts(rule: str) -> bool:
+    """True if a rule can pair responses that have verdicts and no scores. Raises ConfigError if the rule raises."""
+    return bool(_candidates([VERIFIED], rule, Counter()))
+
+
 def _can_use(rule: str, row: Response) -> bool:
     try:
-        return _ask(rule, "unusable", row.prompt_id, row) is None
+        return bool(_candidates([row], rule, Counter()))
     except ConfigError:  # a plug-in's rule that nobody chose
         return False
 

@@ -17,8 +17,7 @@ from regretless.data.records import Response
 from regretless.data.rows import write_records
 from regretless.evaluation.chat import chat_results
 from regretless.planning.dry_run import PlannedFolder, PlannedUnit, State
-from regretless.planning.estimate import CHARACTERS_PER_TOKEN
-from regretless.planning.lengths import ResponseLengths, params_of
+from regretless.planning.lengths import CHARACTERS_PER_TOKEN, ResponseLengths, params_of
 from regretless.runs.recipe import Recipe
 
 
@@ -54,8 +53,8 @@ class ChatTurns:
             if all(unit.is_known for unit in units):
                 continue
             with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(RegretlessError, OSError):
-                expected = self.lengths.of(units[0], units[0].settings["model"], params_of(units[0]))
-                turns = self.stand_ins(self._chat_of(units[0]), Path(scratch), expected.mean)[1]
+                tokens, _ = self.lengths.of(units[0], units[0].settings["model"])
+                turns = self.stand_ins(self._chat_of(units[0]), Path(scratch), tokens)[1]
                 for turn, temperature, rows in turns:
                     name = f"{units[0].name.rpartition('/')[0]}/turn-{turn}-temperature-{temperature:g}"
                     if name not in self.folder.units:

@@ -1,32 +1,22 @@
-"""The plan of a recipe: a row for each stage, with what is done, what would run, counts, cost and time."""
+"""The plan of a recipe: a row for each stage, with what is done, what would run, counts, and the cost of judges."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from regretless.core.run_folder import RUN
 from regretless.core.stages import STAGES
 from regretless.core.terminal import console
-from regretless.planning.counts import Counting
-from regretless.planning.dry_run import PlannedFolder, State, dry_run, linked_copy
-from regretless.planning.estimate import COUNTS, Assumed, Estimate
-from regretless.planning.lengths import ResponseLengths
-from regretless.planning.measure import Calibration
-from regretless.planning.trainings import Trainings
-from regretless.runs.pipeline import stages_of, threads
+from regretless.planning.counts import COUNTS, Assumed, Counting, Estimate
+from regretless.planning.dry_run import State, dry_run, linked_copy
+from regretless.runs.pipeline import stages_of
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
-from regretless.runs.side_by_side import places
-from regretless.runs.work import PARTS, part_of
 
-ALL_COUNTS = (*COUNTS, "files", "bytes")
 SHOWN_PROBLEM = 200
 """Most characters of a problem in the plan."""
 
@@ -37,8 +27,6 @@ class Row:
 
     stage: str
     estimates: list[Estimate]
-    places: int = 1
-    """Parts of the stage that a run does at the same time."""
 
     @property
     def state(self) -> State:
@@ -77,24 +65,6 @@ class Row:
         return sum(known) if known else None
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds of work for what is left to do; None if this is unknown for any of its units."""
-        found = [_left(one) for one in self.estimates]
-        return None if None in found else sum(seconds for seconds in found if seconds is not None)
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds until all of it is done, as far as they are known: `seconds`, or less with parts side by side."""
-        parts: dict[str, float] = {}
-        for one in self.estimates:
-            part = part_of(self.stage, one.unit.name) if self.places > 1 else ""
-            parts[part] = parts.get(part, 0.0) + (_left(one) or 0.0)
-        ends = [0.0] * self.places
-        for seconds in parts.values():
-            ends[ends.index(min(ends))] += seconds
-        return max(ends)
-
-    @property
     def problems(self) -> list[str]:
         """Why a run would stop in this stage."""
         return list(dict.fromkeys(one.unit.problem for one in self.estimates if one.unit.problem))
@@ -109,25 +79,13 @@ class Plan:
     rows: list[Row]
     assumptions: list[str]
     problems: list[str]
-    gpus: int
-    measured: bool
-    device: str
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds for everything that is left; None if any stage's time is unknown."""
-        return None if None in [row.seconds for row in self.rows] else self.known_seconds
-
-    @property
-    def known_seconds(self) -> float:
-        """Seconds for everything that is left and whose time is known."""
-        return sum(row.elapsed for row in self.rows)
 
     @property
     def dollars(self) -> float | None:
         """Cost of what judges are yet to be asked; None if no judge is left to ask, or a price is not set."""
-        judged = [one for row in self.rows for one in row.estimates if one.is_judge and one.left]
+        judged = [
+            one for row in self.rows for one in row.estimates if one.is_judge and one.unit.state is not State.DONE
+        ]
         costs = [one.counts.get("dollars") for one in judged]
         return None if not costs or None in costs else sum(cost for cost in costs if cost is not None)
 
@@ -136,77 +94,34 @@ class Plan:
         return {
             "recipe": self.recipe,
             "run_dir": self.run_dir,
-            "device": self.device,
-            "gpus": self.gpus,
-            "measured": self.measured,
-            "seconds": self.seconds,
             "dollars": self.dollars,
             "stages": [_stage_json(row) for row in self.rows],
             "assumptions": self.assumptions,
             "problems": self.problems,
-            "notes": self.notes,
         }
 
 
-def make_plan(
-    recipe: Recipe,
-    *,
-    measure: bool = False,
-    gpus: int | None = None,
-    assumed: Assumed | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Plan:
-    """The plan of a recipe; its run folder stays as it is.
-
-    measure: run a few batches of each stage in a temporary folder, for predictions of time. gpus: devices to predict
-    for; by default those that are visible. say: called with what is being measured.
-    """
-    assumed = assumed or Assumed()
-    visible = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    devices = visible if gpus is None else gpus
-    with _quiet(), linked_copy(recipe.run_dir) as place, threads(recipe.threads):
+def make_plan(recipe: Recipe, assumed: Assumed | None = None) -> Plan:
+    """The plan of a recipe; its run folder stays as it is."""
+    with _quiet(), linked_copy(recipe.run_dir) as place:
         problems = recipe_problems(recipe)
         here = recipe.model_copy(update={"output_dir": str(place)})
         folder = dry_run(here)
-        trainings = Trainings(here)
-        lengths = ResponseLengths(here, folder, trainings, given=assumed.response_tokens)
-        counting = Counting(here, folder, trainings, lengths, assumed, recipe.run_dir)
+        counting = Counting(here, folder, assumed or Assumed(), recipe.run_dir)
         counting.count_all()
-        notes: list[str] = []
-        if measure:
-            # With GPUs, they divide the work, and `parallel` does not.
-            calibration = Calibration(counting, max(1, devices), 1 if devices else places(recipe), say)
-            calibration.run()
-            notes = list(calibration.notes)
-        plan = Plan(
+        for unit in folder.units.values():
+            unit.problem = unit.problem and _in_run(unit.problem, place)
+        rows = [
+            Row(name, [one for one in counting.estimates.values() if one.unit.stage == STAGES[name].place])
+            for name in stages_of(recipe)
+        ]
+        return Plan(
             recipe=recipe.name,
             run_dir=str(recipe.run_dir),
-            rows=_rows(here, folder, counting),
+            rows=rows,
             assumptions=[_in_run(text, place) for text in counting.notes],
             problems=[_in_run(text, place) for text in problems],
-            gpus=devices,
-            measured=measure,
-            device=_device(),
-            notes=[_in_run(text, place) for text in notes],
         )
-        for row in plan.rows:
-            for one in row.estimates:
-                one.unit.problem = one.unit.problem and _in_run(one.unit.problem, place)
-    return plan
-
-
-def _rows(recipe: Recipe, folder: PlannedFolder, counting: Counting) -> list[Row]:
-    rows = []
-    for name in stages_of(recipe):
-        place = STAGES[name].place
-        estimates = [counting.estimates[unit.name] for unit in folder.units.values() if unit.stage == place]
-        rows.append(Row(name, estimates, places(recipe) if name in PARTS else 1))
-    return rows
-
-
-def _left(one: Estimate) -> float | None:
-    """Seconds of work of a unit; None if unknown."""
-    return 0.0 if one.unit.state is State.DONE else one.seconds
 
 
 def _in_run(text: str, place: Path) -> str:
@@ -215,21 +130,12 @@ def _in_run(text: str, place: Path) -> str:
     return lines[0] if len(lines[0]) <= SHOWN_PROBLEM else f"{lines[0][:SHOWN_PROBLEM]} …"
 
 
-def _device() -> str:
-    if not torch.accelerator.is_available():
-        return f"CPU, {torch.get_num_threads()} threads"
-    kind = torch.accelerator.current_accelerator()
-    return torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A block without messages, progress bars and results: its stages' numbers are not those of a run."""
+    """A block without messages and progress bars: its stages are not those of a run."""
     before, console.quiet = console.quiet, True
     try:
-        # Each table of results is printed by a console of its own.
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
+        yield
     finally:
         console.quiet = before
 
@@ -238,9 +144,8 @@ def _stage_json(row: Row) -> dict[str, Any]:
     return {
         "stage": row.stage,
         "state": row.state.value,
-        "counts": _counts_json([row], of_judges=False),
-        "judge": _counts_json([row], of_judges=True),
-        "seconds": row.seconds,
+        "counts": _counts_json(row, of_judges=False),
+        "judge": _counts_json(row, of_judges=True),
         "taken": row.taken,
         "problems": row.problems,
         "units": [
@@ -251,7 +156,6 @@ def _stage_json(row: Row) -> dict[str, Any]:
                 "parts": None if one.parts is None else list(one.parts),
                 "counts": one.counts,
                 "estimated": sorted(one.guessed),
-                "seconds": _left(one),
                 "taken": one.unit.seconds if one.unit.state is State.DONE else None,
                 "problem": one.unit.problem,
             }
@@ -260,6 +164,6 @@ def _stage_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _counts_json(rows: Sequence[Row], *, of_judges: bool) -> dict[str, Any]:
-    found = {name: row.total(name, of_judges=of_judges) for row in rows for name in ALL_COUNTS}
+def _counts_json(row: Row, *, of_judges: bool) -> dict[str, Any]:
+    found = {name: row.total(name, of_judges=of_judges) for name in COUNTS}
     return {name: {"value": total[0], "estimated": total[1]} for name, total in found.items() if total is not None}

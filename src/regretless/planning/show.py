@@ -6,27 +6,25 @@ from rich.console import Console
 from rich.padding import Padding
 
 from regretless.core.terminal import FoldingTable
-from regretless.planning.dry_run import State
-from regretless.planning.estimate import COUNTS
+from regretless.planning.counts import COUNTS
 from regretless.planning.plan import Plan, Row
 
-WORDS = {"tokens_in": "tokens in", "tokens_out": "tokens out", "trained_tokens": "trained tokens"}
+WORDS = {"tokens_in": "tokens in", "tokens_out": "tokens out"}
 ABOUT = "~"
 """Before a number that rests on an assumption."""
 
 
 def show_plan(plan: Plan, screen: Console) -> None:
     """Print a plan."""
-    where = f"{plan.run_dir}, {plan.device}"
-    table = FoldingTable("stage", "state", "counts", title=f"Plan of {plan.recipe} ({where})", title_justify="left")
-    for column in ("files", "took", "time left"):
-        table.add_column(column, justify="right")
+    title = f"Plan of {plan.recipe} ({plan.run_dir})"
+    table = FoldingTable("stage", "state", "counts", title=title, title_justify="left")
+    table.add_column("took", justify="right")
     for row in plan.rows:
-        table.add_row(row.stage, row.state_text, counts_text(row), _files(row), seconds_text(row.taken), _left(row))
+        table.add_row(row.stage, row.state_text, counts_text(row), seconds_text(row.taken))
     screen.print(table)
-    for line in _totals(plan):
-        screen.print(line)
-    groups = {"Assumed": plan.assumptions, "Not measured": plan.notes, "A run would stop": _stops(plan)}
+    if plan.dollars is not None:
+        screen.print(f"cost of what judges are left to be asked: {ABOUT}${plan.dollars:,.2f}")
+    groups = {"Assumed": plan.assumptions, "A run would stop": _stops(plan)}
     for title, lines in groups.items():
         if lines:
             screen.print(f"{title}:")
@@ -68,41 +66,6 @@ def seconds_text(seconds: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _left(row: Row) -> str:
-    if row.state is State.DONE:
-        return "–"
-    return seconds_text(row.seconds) or "unknown"
-
-
-def _files(row: Row) -> str:
-    files, size = row.total("files"), row.total("bytes")
-    if files is None:
-        return ""
-    mark = ABOUT if files[1] or (size is not None and size[1]) else ""
-    return f"{mark}{files[0]:,.0f}" + ("" if size is None else f", {amount_text(size[0])}B")
-
-
-def _totals(plan: Plan) -> list[str]:
-    lines = []
-    devices = f"{plan.gpus} GPU{'s' if plan.gpus != 1 else ''}" if plan.gpus else "this CPU"
-    if plan.seconds is not None:
-        lines.append(f"time left in all: {seconds_text(plan.seconds) or '0 s'} on {devices}")
-    elif not plan.measured:
-        lines.append("time: --measure predicts it from a few batches of each stage on this machine")
-    else:
-        unknown = ", ".join(row.stage for row in plan.rows if row.seconds is None)
-        known = seconds_text(plan.known_seconds)
-        lines.append(f"time left in all: {known} on {devices}, and that of {unknown}, which is unknown")
-    if plan.measured and (apart := [row for row in plan.rows if row.places > 1]):
-        stages = ", ".join(row.stage for row in apart)
-        lines.append(f"{apart[0].places} models at a time in {stages}: their times are those of all the work")
-    if plan.gpus > 1 and plan.measured:
-        lines.append("the work behind the loading of a model is divided by the number of GPUs")
-    if plan.dollars is not None:
-        lines.append(f"cost of what judges are left to be asked: {ABOUT}${plan.dollars:,.2f}")
-    return lines
 
 
 def _stops(plan: Plan) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from regretless.data.messages import full_text
 from regretless.reporting.collect import measure_of, own_model
-from regretless.reporting.token_figures import SHADE_QUANTILE
 from regretless.reporting.views import cut
 
 DIGITS = 4
 """Decimal places of log-probabilities on the page (nats)."""
+SHADE_QUANTILE = 0.98
+"""Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
 LABEL = 60
 """Characters of a prompt's label in the list of pairs."""
 

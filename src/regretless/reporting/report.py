@@ -13,7 +13,6 @@ import pyarrow as pa
 from markupsafe import Markup
 from pydantic import Field
 
-from regretless import __version__
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.paths import check_page
@@ -21,6 +20,7 @@ from regretless.core.run_folder import BASE
 from regretless.core.secrets import storable, without_secrets
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
+from regretless.core.versions import version
 from regretless.core.yaml_settings import dump_text
 from regretless.data.messages import full_text, read_message
 from regretless.reporting import token_figures, views
@@ -131,7 +131,7 @@ def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
             changes=changes(data.comparisons, colors),
             explorer=shown,
             beta="" if not rewards or rewards["beta"] == 1 else f"{rewards['beta']:g}\u00a0",
-            version=__version__,
+            version=version(),
             style=Markup(_resource("report.css") + _resource("token_explorer.css")),
             scripts=[_script(name) for name in scripts],
         )

@@ -23,11 +23,11 @@ NEGATIVE, POSITIVE = "#f0933f", "#5ba3e6"
 FONT = 7.5
 CHARACTER, LINE = 0.602 * FONT / 72, 1.55 * FONT / 72
 """Inches: width of a character of matplotlib's fixed-width font, and line spacing."""
-MARGIN, HEAD, FOOT = 0.12, 0.34, 0.62
+WIDTH, MARGIN, HEAD, FOOT = 7.0, 0.12, 0.34, 0.62
+DOTS_PER_INCH = 200
+FULL_SHADE = 2.0
+"""Value of the full shade, in multiples of the response's root mean square; the page has the same."""
 NAMES = {"reward": "reward", "long_horizon": "long-horizon term", "regret": "regret term"}
-
-SHADE_QUANTILE = 0.98
-"""Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
 
 Line = list[tuple[str, int]]
 """Pieces of text, each with the index of its token."""
@@ -43,14 +43,7 @@ class FiguresConfig(Section):
     models: list[str] | None = None
     """Models to draw; all that were analyzed by default."""
     measure: Literal["reward", "long_horizon", "regret"] = "reward"
-    """Quantity that the color of a token shows."""
-    normalized: bool = True
-    """Whether to divide values by their root mean square over the response, so that models on different scales can be
-    compared."""
-    width: float = Field(default=7.0, ge=2, le=40)
-    """Width of the figure in inches."""
-    dpi: int = Field(default=200, ge=30, le=1200)
-    """Resolution of png files in dots per inch."""
+    """Quantity that the color of a token shows, divided by its root mean square over the response."""
 
 
 def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> list[Path]:
@@ -69,51 +62,26 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
     models = list(content["policies"]) if config.models is None else config.models
     for model in models:
         lookup("report.figures.models", content["policies"], model)
-    scale = full_shade(config, content["pairs"])
     written = []
     for model in models:
         for response in pair["responses"]:
-            values = _values(config, response, model)
-            if values is None:
+            raw = response["policies"][model][config.measure]
+            if raw is None:
                 raise DataError(
                     f"report.figures: pair {config.pair} lacks behavior log-probabilities and so {config.measure}; "
                     "set figures.measure=reward, or choose another pair"
                 )
             title = f"{model}: {NAMES[config.measure]} of the {response['side']} response, pair {config.pair}"
-            figure = _figure(config, response, values, scale, title)
+            values = np.asarray(raw, dtype=np.float64)
+            values /= np.sqrt(np.mean(values**2)) or 1.0
+            figure = _figure(response, values, title, NAMES[config.measure])
             stem = re.sub(r"[^\w.-]", "_", f"pair-{config.pair}-{model}-{response['side']}")
             for kind in config.formats:
                 path = output / f"{stem}.{kind}"
                 with atomic_path(path) as temporary:
-                    figure.savefig(temporary, format=kind, dpi=config.dpi)
+                    figure.savefig(temporary, format=kind, dpi=DOTS_PER_INCH)
                 written.append(path)
     return written
-
-
-def full_shade(config: FiguresConfig, pairs: Sequence[Mapping[str, Any]]) -> float:
-    """Value of the full shade: 2 (× RMS) when normalized, else the 98th percentile of all tokens' sizes (nats).
-
-    Of all pairs and models, so that colors compare between them; interpolated. 1 where there is nothing to scale by.
-    The page has the same rule (`fullShade` in token_explorer.js) for what it shows.
-    """
-    if config.normalized:
-        return 2.0
-    sizes = [
-        values
-        for pair in pairs
-        for response in pair["responses"]
-        for model in response["policies"]
-        if (values := _values(config, response, model)) is not None
-    ]
-    return float(np.quantile(np.abs(np.concatenate(sizes)), SHADE_QUANTILE)) or 1.0 if sizes else 1.0
-
-
-def _values(config: FiguresConfig, response: Mapping[str, Any], model: str) -> NDArray[np.float64] | None:
-    raw = response["policies"][model][config.measure]
-    if raw is None:
-        return None
-    values = np.asarray(raw, dtype=np.float64)
-    return values / (np.sqrt(np.mean(values**2)) or 1.0) if config.normalized else values
 
 
 def wrap(texts: Sequence[str], columns: int) -> list[Line]:
@@ -138,17 +106,15 @@ def wrap(texts: Sequence[str], columns: int) -> list[Line]:
     return lines
 
 
-def _figure(
-    config: FiguresConfig, response: Mapping[str, Any], values: NDArray[np.float64], scale: float, title: str
-) -> Figure:
+def _figure(response: Mapping[str, Any], values: NDArray[np.float64], title: str, measure: str) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     texts = [text or name for text, name in zip(response["tokens"], response["names"], strict=True)]
-    lines = wrap(texts, int((config.width - 2 * MARGIN) / CHARACTER))
+    lines = wrap(texts, int((WIDTH - 2 * MARGIN) / CHARACTER))
     height = HEAD + LINE * len(lines) + FOOT
-    figure = Figure(figsize=(config.width, height))
+    figure = Figure(figsize=(WIDTH, height))
     inches = figure.dpi_scale_trans
     colors = LinearSegmentedColormap.from_list("regret", [NEGATIVE, "#ffffff", POSITIVE])
     figure.text(MARGIN, height - MARGIN, title, transform=inches, va="top", size=FONT + 1.5, parse_math=False)
@@ -156,7 +122,7 @@ def _figure(
         x, y = MARGIN, height - HEAD - LINE * (row + 1)
         for text, number in line:
             width = CHARACTER * len(text)
-            color = colors((values[number] / scale + 1) / 2)
+            color = colors((values[number] / FULL_SHADE + 1) / 2)
             figure.add_artist(Rectangle((x, y), width, LINE, transform=inches, facecolor=color, linewidth=0))
             # A dollar sign is text here, not mathematics.
             figure.text(
@@ -170,12 +136,11 @@ def _figure(
                 color="#1c1c1b" if response["tokens"][number] else "#77756f",
             )
             x += width
-    bar = figure.add_axes((2 * MARGIN / config.width, 0.36 / height, 2.2 / config.width, 0.09 / height))
-    bar.imshow(np.linspace(0, 1, 256)[None], aspect="auto", cmap=colors, extent=(-scale, scale, 0, 1))
+    bar = figure.add_axes((2 * MARGIN / WIDTH, 0.36 / height, 2.2 / WIDTH, 0.09 / height))
+    bar.imshow(np.linspace(0, 1, 256)[None], aspect="auto", cmap=colors, extent=(-FULL_SHADE, FULL_SHADE, 0, 1))
     bar.set_yticks([])
     bar.tick_params(labelsize=FONT - 1, length=2, pad=2, width=0.5)
     for spine in bar.spines.values():
         spine.set_linewidth(0.5)
-    unit = "multiples of the response's root mean square" if config.normalized else "nats"
-    bar.set_xlabel(f"{NAMES[config.measure]} ({unit})", size=FONT - 0.5, labelpad=1)
+    bar.set_xlabel(f"{measure} (multiples of the response's root mean square)", size=FONT - 0.5, labelpad=1)
     return figure

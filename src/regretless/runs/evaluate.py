@@ -14,7 +14,6 @@ from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.evaluation import harness, results
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.conditions import SAMPLES
-from regretless.evaluation.inspect_logs import write_logs
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
@@ -39,9 +38,6 @@ def evaluate_models(
     """
     for label, model in models.items():
         evaluate_model(folder, subfolder, label, model, config, verify_config)
-    root = PurePosixPath(subfolder)
-    if config.inspect_logs and config.benchmarks:
-        _log_for_inspect(folder, root, [(label, name) for label in models for name in config.benchmarks])
     if folder.awaits(subfolder):
         return {}
     collected = results.collect(folder.path / subfolder, config.seeds)
@@ -179,12 +175,6 @@ def _run_harness(folder: RunFolder, name: str, model: ModelConfig, config: resul
         {"model": dump(model), "tasks": config.harness, **seen},
         lambda output: harness.run(config.harness, settings, here, output),
     )
-
-
-def _log_for_inspect(folder: RunFolder, root: PurePosixPath, finished: Sequence[tuple[str, str]]) -> None:
-    places = {one: folder.path / root / one[0] / one[1] for one in finished}
-    inputs = {f"{label}/{name}": place / "responses.parquet" for (label, name), place in places.items()}
-    folder.do((root / results.INSPECT).as_posix(), {}, lambda output: write_logs(places, output), inputs)
 
 
 def _converse(

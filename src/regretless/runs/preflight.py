@@ -28,8 +28,7 @@ from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.harness import FOLDER as HARNESS
 from regretless.evaluation.harness import check_harness
-from regretless.evaluation.inspect_logs import check_inspect
-from regretless.evaluation.results import INSPECT, BenchmarkSource, EvaluateConfig
+from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
 from regretless.modeling.chat_templates import CHAT_TEMPLATES, read_template
@@ -141,7 +140,7 @@ def asked_for(recipe: Recipe) -> Iterator[tuple[str, Collection[str], Collection
     yield "train", objectives, None
     if (evaluate := recipe.evaluate) is not None:
         labels = [BASE, *objectives, *evaluate.policies]
-        yield "evaluate", [*labels, SAMPLES, *([INSPECT] if evaluate.inspect_logs else [])], None
+        yield "evaluate", [*labels, SAMPLES], None
         for label in labels:
             yield (
                 f"evaluate/{label}",
@@ -346,11 +345,6 @@ def _model(findings: Findings, here: Surroundings, key: str, model: ModelConfig)
             )
 
 
-def input_problems(findings: Findings, here: Surroundings, key: str, text: str) -> None:
-    """Check the rows that a flag names: a file, a folder, or a data set on the hub."""
-    _path_or_hub(findings, here, key, text, "dataset")
-
-
 def _prompts(findings: Findings, here: Surroundings, key: str, source: PromptSource | PairsSource) -> None:
     _path_or_hub(findings, here, _join(key, "dataset"), source.dataset, "dataset")
 
@@ -386,8 +380,6 @@ def _evaluate(findings: Findings, here: Surroundings, key: str, config: Evaluate
         findings.under(_join(key, "engine_server"), config.engine_server.api_key)
     if config.harness:
         findings.under(_join(key, "harness"), lambda: check_harness(config.harness_settings))
-    if config.inspect_logs:
-        findings.under(_join(key, "inspect_logs"), check_inspect)
     for name, text in config.policies.items():
         _path_or_hub(findings, here, _join(key, f"policies.{name}"), text, "model")
 

@@ -19,7 +19,6 @@ from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
-from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling import judge, verify
 from regretless.modeling.load import ModelConfig
@@ -392,12 +391,6 @@ PARTS: Mapping[str, Parts] = {
     "evaluate": Parts(_evaluated_apart, _evaluate),
 }
 """Stages whose parts can be done at the same time, by other processes too."""
-
-
-def part_of(stage: str, unit: str) -> str:
-    """The part of a stage of `PARTS` that a unit of work belongs to."""
-    names = unit.removeprefix(f"{stage}/").split("/")
-    return names[1] if names[0] == SAMPLES and len(names) > 1 else names[0]
 
 
 def do_stage(name: str, job: Job) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from regretless.core.run_folder import RUN
 from regretless.modeling.load import ModelConfig
+from regretless.pairing.pair import pairs_verdicts
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.smoke import local_judge
 from regretless.smoke.chat_files import write_chat_benchmarks
@@ -102,8 +103,9 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
         values["sample"] = _sample(values.get("sample"), behavior, is_judged=recipe.judge is not None)
         if recipe.judge is None:
             values["verify"] = values.get("verify") or {}
-            if values.get("pair", {}).get("rule") == "best_vs_random" or recipe.pairs is not None:
-                values["pair"] = {}  # these responses have verdicts and no scores
+            # The responses will have verdicts and no scores.
+            if recipe.pairs is not None or (recipe.pair is not None and not pairs_verdicts(recipe.pair.rule)):
+                values["pair"] = {}
         if not recipe.pretrain:
             values["pretrain"] = {_trained_name(model): _pretrained(model) for model in behavior}
     values["pretrain"] = {name: _pretrain(entry) for name, entry in values.get("pretrain", {}).items()}
@@ -233,7 +235,7 @@ def _evaluate(section: Mapping[str, Any]) -> dict[str, Any]:
     chat = {label: _chat(entry) for label, entry in section.get("chat", {}).items()}
     shrunk = {"benchmarks": benchmarks, "chat": chat, "server": None, "seeds": section.get("seeds", [])[:2]}
     # Other models and other programs are not part of a run in miniature.
-    return {**section, **LENGTH, **shrunk, "policies": {}, "harness": [], "inspect_logs": False}
+    return {**section, **LENGTH, **shrunk, "policies": {}, "harness": []}
 
 
 def _chat(entry: Mapping[str, Any]) -> dict[str, Any]:

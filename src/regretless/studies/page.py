@@ -11,10 +11,10 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from regretless import __version__
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_json, write_text
 from regretless.core.paths import check_page
+from regretless.core.versions import version
 from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import Comparison
 from regretless.studies.distances import Distance, show_distances
@@ -64,7 +64,7 @@ def write_page(
         differing={key: _by_value(values) for key, values in comparison.observed.differing.items()},
         missing=missing,
         more=dict(more or {}),
-        version=__version__,
+        version=version(),
         style=Markup(_style("regretless.reporting", "report.css") + _style("regretless.studies", "comparison.css")),
     )
     write_text(output / PAGE, page)

@@ -34,7 +34,7 @@ from regretless.objectives import Objective
 from regretless.training.adapter import BaseWeights, add_adapter, check_trainable
 from regretless.training.arguments import PreferenceConfig, deepspeed_problems
 from regretless.training.precision import fit_trained_weights, match_reference
-from regretless.training.trl_arguments import REFUSED
+from regretless.training.trl_arguments import NOT_TAKEN
 
 LOGITS = "evaluation keeps no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
 INSTEAD = {
@@ -61,7 +61,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             problems.append(f"{name}: not used here: {INSTEAD[name]}")
         elif name not in INSTEAD and name not in known:
             close = difflib.get_close_matches(name, [*known, "ref_model", "peft_config", "quantization_config"], 1)
-            if name in {field.name for field in dataclasses.fields(PreferenceConfig)} or name in REFUSED:
+            if name in {field.name for field in dataclasses.fields(PreferenceConfig)} or name in NOT_TAKEN:
                 problems.append(f"{name}: it belongs to PreferenceConfig")
             else:
                 problems.append(f"{name}: unknown argument" + (f"; did you mean {close[0]}?" if close else ""))

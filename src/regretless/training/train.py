@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,15 +166,12 @@ def _checkpoint(trainer: PreferenceTrainer, objective: str) -> str | None:
     return checkpoint
 
 
-def arguments_of(
-    config: TrainConfig, objective: str, output: Path, count: int, without: Collection[str] = ()
-) -> PreferenceConfig:
-    """The trainer's arguments for one method on `count` processes, `without` some.
+def arguments_of(config: TrainConfig, objective: str, output: Path, count: int) -> PreferenceConfig:
+    """The trainer's arguments for one method on `count` processes.
 
     Raises ConfigError for ones that cannot work.
     """
-    hyperparameters, given = config.split_for(objective)
-    arguments = {name: value for name, value in given.items() if name not in without}
+    hyperparameters, arguments = config.split_for(objective)
     return PreferenceConfig(
         output_dir=str(output),
         objective=objective,

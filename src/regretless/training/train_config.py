@@ -20,7 +20,7 @@ from regretless.training.argument_checks import argument_problems, argument_prob
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.training.processes import visible_gpus
-from regretless.training.trl_arguments import REFUSED
+from regretless.training.trl_arguments import NOT_TAKEN
 
 PAIRS, PER_DEVICE, ACCUMULATION = "pairs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"
 STEP_SIZE = frozenset({PAIRS, PER_DEVICE, ACCUMULATION})
@@ -332,8 +332,8 @@ UNUSED = {
 
 
 def _unknown_key(key: str, objective: str) -> str:
-    if key in REFUSED:
-        return f"not used here: {REFUSED[key].advice}"
+    if key in NOT_TAKEN:
+        return f"not used here: {NOT_TAKEN[key].advice}"
     if key == "use_peft" or key.startswith("lora_"):
         return "an adapter's settings stand under lora: lora.r, lora.alpha, lora.dropout, lora.target_modules"
     fields = set(TrainConfig.model_fields)

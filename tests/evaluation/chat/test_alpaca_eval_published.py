@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regretless.core.errors import DataError
-from regretless.evaluation.chat.alpaca_eval import Comparison, read_annotations, win_rates
+from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
 from regretless.evaluation.chat.length_control import (
     Coefficients,
     GamedBaselines,
@@ -222,30 +222,3 @@ def test_preference_from_the_judges_tokens_is_the_published_one(data: Path) -> N
         # about 1e-8.
         off = [abs(1 + two_token_preference(top, *names, 5) - row["preference"]) for names in (("m", "M"), ("M", "m"))]
         assert min(off) < 2e-8
-
-
-def test_annotations_when_rows_are_missing_or_failed_keep_the_others_in_place(
-    data: Path, tmp_path: Path, gamed: GamedBaselines, leaderboard: Mapping[str, Mapping[str, str]]
-) -> None:
-    questions = str(data / "alpaca_eval_gpt4_baseline.json")
-    source = data / "annotations" / "gpt-3.5-turbo-1106_concise.json"
-    whole = read_annotations(source, questions)
-    published = leaderboard["gpt-3.5-turbo-1106_concise"]
-    result = win_rates(whole, gamed, rounds=2)
-    assert result["metrics"]["win_rate"]["value"] == pytest.approx(float(published["win_rate"]), abs=1e-9)
-    assert int(result["mean_length"]) == int(published["avg_length"])
-    annotations = json.loads(source.read_text())
-    annotations[7]["preference"] = None
-    annotations[8]["preference"] = 0
-    annotations[9]["preference"] = math.pi
-    (tmp_path / "annotations.json").write_text(json.dumps(annotations[5:]))
-    rows = read_annotations(tmp_path / "annotations.json", questions)
-    assert [row.index for row in rows] == list(range(5, 805))
-    assert [row.preference for row in rows[2:5]] == [None, 0.5, None]
-    assert rows[10:] == whole[15:]
-    result = win_rates(rows, gamed, rounds=2)
-    assert (result["questions"], result["failed"]) == (800, {"no preference": 2})
-    assert {metric["n"] for metric in result["metrics"].values()} == {798}
-    (tmp_path / "annotations.json").write_text(json.dumps([annotations[3], annotations[3]]))
-    with pytest.raises(DataError, match=r"annotations\.json:2: instruction not in .*, or a duplicate"):
-        read_annotations(tmp_path / "annotations.json", questions)

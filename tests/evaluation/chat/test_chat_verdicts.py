@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
-from regretless.evaluation.chat.pair_judgments import PairJudgment, read_pair_judgments, second_win_rate
+from regretless.core.intervals import ratio
+from regretless.evaluation.chat.judging import bounded, means
 from regretless.evaluation.chat.verdicts import FIVE_WAY, parse_label, parse_rating, two_token_preference
 from regretless.servers.ask import UnreadableError
 
 
-def test_published_pairwise_judgments_when_read_have_the_published_winners(shared: Path, tmp_path: Path) -> None:
-    path = shared / "data" / "mt_bench" / "pair_judgments_sft_vs_dpo.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    judgments = read_pair_judgments(path)
-    assert [one.winners for one in judgments] == [(row["g1_winner"], row["g2_winner"]) for row in rows]
-    found = second_win_rate(judgments)
-    assert found["verdicts"] == {"model_1": 11, "model_2": 103, "tie": 46}
-    assert found["win_rate"]["value"] == pytest.approx(100 * (103 + 23) / 160)
-    assert (found["failed"], found["win_rate"]["n"], found["win_rate"]["judgments"]) == (0, 80, 160)
-    rows[0]["g2_judgment"] = "I cannot decide."
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows[:3])))
-    broken = read_pair_judgments(tmp_path / "pairs.jsonl")
-    assert (broken[0].winners, broken[0].verdict) == (("model_2", "error"), None)
-    assert second_win_rate(broken)["failed"] == 1
-
-
 @pytest.mark.parametrize(
-    ("verdicts", "low", "high"),
-    [((0, 0, 0), None, None), ((-1, -1, 0, -1), pytest.approx(87.5 - 3.18245 * 12.5, abs=1e-3), 100)],
+    ("outcomes", "low", "high"),
+    [((0.5, 0.5, 0.5), None, None), ((1, 1, 0.5, 1), pytest.approx(87.5 - 3.18245 * 12.5, abs=1e-3), 100)],
 )
-def test_win_rate_of_two_models_when_questions_are_few_stays_possible_or_has_no_interval(
-    verdicts: tuple[int, ...], low: float | None, high: float | None
+def test_win_rate_when_questions_are_few_stays_possible_or_has_no_interval(
+    outcomes: tuple[float, ...], low: float | None, high: float | None
 ) -> None:
-    judgments = [PairJudgment(str(number), 1, (verdict, verdict)) for number, verdict in enumerate(verdicts)]
-    found = second_win_rate(judgments)["win_rate"]
+    sums = {str(number): (outcome, 1.0) for number, outcome in enumerate(outcomes)}
+    found = bounded(ratio(sums, 100.0), means(sums), 0, 100).shown()
     assert (found["low"], found["high"]) == (low, high)
 
 

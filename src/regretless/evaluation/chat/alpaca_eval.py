@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from regretless.core.errors import ConfigError, DataError
+from regretless.core.errors import ConfigError
 from regretless.core.intervals import Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import Response, text_key
@@ -182,26 +182,6 @@ def _question(
         return two_token_preference(likeliest, ours, theirs, config.top_logprobs)
 
     return Question(prompt_id, body, read)
-
-
-def read_annotations(path: Path, questions: str) -> list[Comparison]:
-    """Comparisons from a file of annotations in AlpacaEval's format (annotations.json), as input for `win_rates`.
-
-    questions: the reference's file. Rows are matched by instruction, because positions differ if failed rows were
-    omitted. A preference of 0 is a draw; a missing one, or one outside [1, 2], counts as failed.
-    Raises DataError if an instruction is not in the file or occurs twice.
-    """
-    index = {row["instruction"]: number for number, row in enumerate(read_table(questions, ["instruction"]))}
-    comparisons = []
-    for number, row in enumerate(read_table(str(path), ["instruction", "output_1", "output_2"]), 1):
-        if row["instruction"] not in index:
-            raise DataError(f"{path}:{number}: instruction not in {questions}, or a duplicate")
-        raw = row.get("preference")
-        raw = 1.5 if raw == 0 else raw
-        preference = raw - 1 if isinstance(raw, int | float) and 1 <= raw <= 2 else None
-        position, problem = index.pop(row["instruction"]), None if preference is not None else "no preference"
-        comparisons.append(Comparison(position, preference, len(row["output_1"]), len(row["output_2"]), problem))
-    return comparisons
 
 
 def win_rates(

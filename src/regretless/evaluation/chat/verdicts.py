@@ -17,8 +17,6 @@ FIVE_WAY: Mapping[str, int] = {
     **{"B<<A": 2, "B<A": 1, "B=A": 0, "A<B": -1, "A<<B": -2},
 }
 """Arena-Hard's labels: how much better A is. The second row states the same in terms of B."""
-THREE_WAY: Mapping[str, int] = {"A": 1, "B": -1, "C": 0}
-"""MT-Bench's labels of pairwise judgments."""
 BRACKETS = r"\[\[([^\[\]\n]+)\]\]"
 RATING = re.compile(r"(\d+(?:\.\d+)?)(?: ?/ ?10)?")
 LOWEST, HIGHEST = 1, 10

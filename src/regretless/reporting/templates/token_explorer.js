@@ -59,7 +59,7 @@
 
   const rootMeanSquare = (values) => Math.sqrt(values.reduce((sum, value) => sum + value * value, 0) / values.length);
 
-  /** Value of the full shade, the rule of token_figures.full_shade: 2 × RMS when normalized, else in nats. */
+  /** Value of the full shade: 2 × RMS when normalized; else, in nats, a quantile of all tokens of all models. */
   function fullShade() {
     if (state.scale === "normalized") return 2;
     const key = `${state.measure} ${state.against}`;
