@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from regretless.labeling.numerals import VARIABLE, read_number
+from regretless.labeling.grading.numerals import VARIABLE, read_number
 
 MAX_ITEMS = 20
 """Longer lists remain one expression: comparing two lists takes time proportional to the product of their lengths."""

@@ -1,7 +1,7 @@
 r"""Plain numbers as people and models write them: `1,234`, `\$6`, `25\%`, `12\frac{3}{5}`, `4.5e33`, `18 eggs`.
 
 Most answers of school mathematics are plain numbers. Parsed here, exactly and without a computer algebra system, they
-are compared in microseconds; anything else goes to `regretless.labeling.math_verifier`.
+are compared in microseconds; anything else goes to `regretless.labeling.grading.grader`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from regretless.data.messages import CLOSE, OPEN
-from regretless.labeling.forms import stated_values
-from regretless.labeling.numerals import (
+from regretless.labeling.grading.forms import stated_values
+from regretless.labeling.grading.numerals import (
     SCALE_LETTERS,
     SCALES,
     UNIT_LETTERS,
