@@ -9,7 +9,7 @@ from regretless.labeling.base import Verifier
 VERIFIERS: Registry[Verifier] = Registry(
     "verifiers",
     {
-        "math": Verifier(check=grading.check, quick=grading.quick_grade),
+        "math": Verifier(check=grading.grade, quick=grading.quick_grade),
         "math_any": Verifier(check=grading.grade_any, quick=grading.quick_grade_any),
     },
     lambda _, part: None if isinstance(part, Verifier) else f"expected a Verifier, got {part!r}",

@@ -11,7 +11,7 @@ import pytest
 from regretless.data.records import Verdict
 from regretless.labeling.grading.grader import grade
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROW = re.compile(r"\| `(.+?)` \| `(.+?)` \| (correct|wrong|unknown) \|")
 
 

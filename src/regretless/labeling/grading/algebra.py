@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from regretless.data.records import Verdict
 from regretless.labeling.grading.extraction import is_prose
+from regretless.labeling.grading.forms import connective
 from regretless.labeling.grading.numerals import (
     APPROXIMATION,
     DEGREE_SIGN,
@@ -24,6 +25,13 @@ IMAGINARY_UNIT = re.compile(r"(?<=\d)i(?![a-zA-Z])")
 # math-verify reads them as Euler's number and the imaginary unit, whatever their subscript.
 WITH_SUBSCRIPT = {"e": r"\varepsilon ", "E": r"\varepsilon ", "I": r"\iota "}
 SUBSCRIPT = re.compile(r"(?<![a-zA-Z\\])([eEI])\s?(?=_)")
+# math-verify adds the factors of 2(3) and (2)(3), as it does those of a mixed number.
+WORD = re.compile(r"[A-Z]{2,}|[A-Za-z][a-z]{2,}")
+PRODUCT = re.compile(
+    r"(?<=[\d)])\s?(?=\()|(?<=\))\s?(?=[\d\\])(?!\\(?:cdot|times|div|cup|cap|in|[lg]?eq?|[lg]t|ne|pm|mid|to|l?or|l?and|vee|wedge|right|,|;|\\))"
+)
+FUNCTION = re.compile(r"(?<![\\a-zA-Z])(exp|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan)(?=\s?[\d(\\^_])")
+"""Functions without the backslash, without which math-verify reads a product of letters."""
 # math-verify takes a complex root of a negative number.
 ODD_ROOT = re.compile(r"\\sqrt\s?\[\s?([3579])\s?\]\s?\{\s?-\s?(\d{1,40}(?:\.\d{1,40})?)\s?\}")
 NATURAL_LOGARITHM = re.compile(r"\\log\s?_\s?(?:e(?![a-zA-Z])|\{\s?e\s?\})")
@@ -56,18 +64,29 @@ def compare(gold: str, extracted: str) -> Decision:
 
 
 def _compare_expressions(gold: str, extracted: str) -> Decision:
-    from math_verify import verify
-    from sympy import MatrixBase
-
     gold, extracted = without_unit(gold), without_unit(extracted)
-    gold_value = None if is_prose(gold) else parse_answer(gold)
-    extracted_value = parse_answer(extracted)
-    if gold_value is None:
+    if _are_words(gold, extracted):
+        return Decision(Verdict.UNKNOWN, "words of the same letters")
+    values = [None if is_prose(gold) else parse_answer(gold), parse_answer(extracted)]
+    if values[0] is None:
         return Decision(Verdict.UNKNOWN, "gold answer cannot be parsed")
-    if extracted_value is None and DIGITS.search(extracted):
-        return Decision(Verdict.UNKNOWN, "number too long to read")
-    if extracted_value is None:
+    if values[1] is None:
+        if DIGITS.search(extracted):
+            return Decision(Verdict.UNKNOWN, "number too long to read")
         return Decision(Verdict.WRONG, "answer cannot be parsed")
+    values = _complex(*values)
+    if "or" in (connective(gold), connective(extracted)):
+        values = [_solutions(value) for value in values]
+    if any(_is_identity(value) for value in values):
+        return Decision(Verdict.UNKNOWN, "an identity states no value")
+    return _compare_values(gold, extracted, *values)
+
+
+def _compare_values(gold: str, extracted: str, gold_value: Any, extracted_value: Any) -> Decision:
+    """Compare two parsed answers; their texts say whether they are decimals or percent."""
+    from math_verify import verify
+    from sympy import Matrix, MatrixBase, Tuple  # type: ignore[import-untyped]
+
     is_approximate = bool(DECIMAL_POINT.search(gold) or DECIMAL_POINT.search(extracted))
     if _is_number(gold_value) and _is_number(extracted_value):
         equal = _equal_values(gold_value, extracted_value, is_approximate)
@@ -79,8 +98,12 @@ def _compare_expressions(gold: str, extracted: str) -> Decision:
     def same(one: Any, other: Any) -> bool:
         if _is_number(one) and _is_number(other):
             return _equal_values(one, other, is_approximate)
+        if _is_half_equation(one, other):
+            return False
         return bool(verify(one, other, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True))
 
+    if isinstance(gold_value, MatrixBase) and isinstance(extracted_value, Tuple):
+        extracted_value = Matrix(extracted_value)  # a vector in a line
     if isinstance(gold_value, MatrixBase) and isinstance(extracted_value, MatrixBase):
         entries = zip(gold_value.flat(), extracted_value.flat(), strict=False)
         equal = gold_value.shape == extracted_value.shape and all(same(one, other) for one, other in entries)
@@ -92,12 +115,13 @@ def parse_answer(text: str) -> Any | None:
     """The sympy object of a cleaned answer, or None if math-verify cannot parse it."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
-    from sympy import Rational  # type: ignore[import-untyped]
+    from sympy import Rational
 
     # math-verify strips "units" such as c, t or m from the end of any expression, which turns 4c into 4: `clean` has
     # already removed the units that are marked as text.
     normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
+    text = PRODUCT.sub(r"\\cdot ", FUNCTION.sub(r"\\\1", text))
     text = NATURAL_LOGARITHM.sub(r"\\ln ", _in_radians(text))
     text = ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)
     text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], text)
@@ -125,6 +149,52 @@ def _in_radians(text: str) -> str:
     text = SINE.sub(lambda match: "\\" + match[0].lstrip("\\"), text)
     text = IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     return text.replace(DEGREE_SIGN, r"\cdot\frac{\pi}{180}")
+
+
+def _are_words(*texts: str) -> bool:
+    """True for different words of the same letters: as products of letters, XIV and XVI would be equal."""
+    return all(WORD.fullmatch(text) for text in texts) and len({tuple(sorted(text)) for text in texts}) == 1
+
+
+def _complex(*values: Any) -> list[Any]:
+    """Expressions with `i` as the imaginary unit, if it is the only letter in them."""
+    from sympy import Basic, I
+
+    letters = {one for value in values if isinstance(value, Basic) for one in value.free_symbols}
+    if {str(letter) for letter in letters} != {"i"}:
+        return list(values)
+    return [value.xreplace(dict.fromkeys(letters, I)) for value in values]
+
+
+def _is_identity(value: Any) -> bool:
+    """True for a statement that holds or fails for all values of its letters: 2 + 3 = 5, a + b = b + a."""
+    from sympy import Equality, simplify
+    from sympy.core.relational import Relational  # type: ignore[import-untyped]
+    from sympy.logic.boolalg import BooleanAtom  # type: ignore[import-untyped]
+
+    if isinstance(value, BooleanAtom | bool):
+        return True
+    if isinstance(value, Equality):
+        return not value.free_symbols or simplify(value.lhs - value.rhs) == 0
+    return isinstance(value, Relational) and not value.free_symbols
+
+
+def _is_half_equation(one: Any, other: Any) -> bool:
+    """True for an expression and an equation whose left side is a calculation: 2x = 5 states neither of its sides."""
+    from sympy import Equality, Function, Symbol
+
+    equations = [value for value in (one, other) if isinstance(value, Equality)]
+    return len(equations) == 1 and not isinstance(equations[0].lhs, Symbol | Function)
+
+
+def _solutions(value: Any) -> Any:
+    """The set that inequalities of one letter joined by "or" describe; anything else as it is."""
+    from sympy import FiniteSet, Union
+    from sympy.core.relational import Relational
+
+    if not isinstance(value, FiniteSet) or not all(isinstance(one, Relational) for one in value):
+        return value
+    return Union(*(one.as_set() for one in value)) if len(value.free_symbols) == 1 else value
 
 
 def _exact(value: Any) -> Any:

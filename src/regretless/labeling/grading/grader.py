@@ -14,18 +14,39 @@ from collections.abc import Callable
 from regretless.data.records import Verdict
 from regretless.labeling.base import Check, processor_limit
 from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
+from regretless.labeling.grading.doubts import doubt
 from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response, answers_in_response
 from regretless.labeling.grading.forms import (
+    AND_OR,
     TEXT_COMMAND,
     Brackets,
+    by_name,
     connective,
+    is_truth,
     read_choice,
     read_group,
+    read_paired,
+    said,
     sides,
     stated_values,
 )
-from regretless.labeling.grading.numerals import DEGREE_SIGN, clean, equal_numbers, read_number
+from regretless.labeling.grading.marks import BOX, HEDGED
+from regretless.labeling.grading.numerals import DEGREE_SIGN, VARIABLE, Numeral, clean, equal_numbers, read_number
+from regretless.labeling.grading.units import (
+    Clock,
+    Quantity,
+    equal_quantities,
+    may_be_quantity,
+    read_clock,
+    read_quantity,
+    states,
+)
 
+ARTICLE = re.compile(r"^(?i:an?|the)\s+(?=[a-zA-Z]{2})")
+FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
+OPTION = re.compile("[A-J]")
+WRONG = decision(False, "lists")
+NOON = 12 * 60
 ALGEBRA_SECONDS = 5
 """Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
 as a power of huge integers; there the worker's time limit kills the process."""
@@ -49,15 +70,41 @@ def quick_grade(response: str, answer: str) -> Check | None:
     gold, extracted = answer_in_gold(answer), answer_in_response(response)
     if gold is None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", extracted)
+    if is_truth(gold) and BOX.search(response) is None:
+        return _grade_truth(bool(said(gold)), extracted or response, response)
     if extracted is None:
         return Check(Verdict.WRONG, "no answer found")
-    outcome = _decide(clean(gold), clean(extracted), None)
-    return Check(*outcome, extracted) if outcome else None
+    outcome = _decide_quickly(gold, extracted)
+    return _doubted(response, gold, Check(*outcome, extracted)) if outcome else None
+
+
+def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
+    """Compare yes or no, true or false: with the answer, else with the word that the response begins with."""
+    answer = said(extracted)
+    if answer is None and (first := FIRST_WORD.match(response)):
+        answer, extracted = said(first[0]), first[0]
+    if answer is None:
+        return Check(Verdict.WRONG, "neither yes nor no", extracted)
+    return Check(*decision(answer == gold, "truth values"), extracted)
+
+
+def _doubted(response: str, gold: str, check: Check) -> Check:
+    """A check that says correct as one that says unknown, if the response's answer can be read in another way."""
+    if check.verdict != Verdict.CORRECT or check.extracted is None:
+        return check
+    reason = doubt(response, gold, check.extracted)
+    return check if reason is None else Check(Verdict.UNKNOWN, reason, check.extracted)
+
+
+def _decide_quickly(gold: str, extracted: str) -> Decision | None:
+    extracted = HEDGED.sub("", extracted, count=1) if extracted[:1].isalpha() else extracted
+    return _decide_quantities(gold, extracted) or _decide(clean(gold), clean(extracted), None)
 
 
 def grade_by_algebra(response: str, answer: str) -> Check:
     """The verdict of the computer algebra system on a response and a gold text, both with an answer. Never raises."""
-    return _by_algebra(answer_in_gold(answer) or "", answer_in_response(response) or "")
+    gold = answer_in_gold(answer) or ""
+    return _doubted(response, gold, _by_algebra(gold, answer_in_response(response) or ""))
 
 
 def grade_any(response: str, answer: str) -> Check:
@@ -81,7 +128,7 @@ def quick_grade_any(response: str, answer: str) -> Check | None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", answers[-1] if answers else None)
     if not answers:
         return Check(Verdict.WRONG, "no answer found")
-    outcomes = [_decide(clean(gold), clean(extracted), None) for extracted in answers]
+    outcomes = [_decide_quickly(gold, extracted) for extracted in answers]
     checks = [Check(*outcome, extracted) for outcome, extracted in zip(outcomes, answers, strict=True) if outcome]
     correct = [check for check in checks if check.verdict == Verdict.CORRECT]
     if correct:
@@ -90,14 +137,53 @@ def quick_grade_any(response: str, answer: str) -> Check | None:
 
 
 def _by_algebra(gold: str, extracted: str) -> Check:
+    value = HEDGED.sub("", extracted, count=1)
     try:
         with processor_limit(ALGEBRA_SECONDS):
-            outcome = _decide_by_algebra(clean(gold), clean(extracted))
+            outcome = _decide_quantities(gold, value) or _decide_by_algebra(clean(gold), clean(value))
     except TimeoutError:
         return Check(Verdict.UNKNOWN, "comparison timed out", extracted)
     except Exception as error:
         return Check(Verdict.UNKNOWN, f"comparison failed: {type(error).__name__}", extracted)
     return Check(*outcome, extracted)
+
+
+def _decide_quantities(gold: str, extracted: str) -> Decision | None:
+    """Compare times of day, and quantities by their units; None unless both have units, or one has several terms."""
+    if not (may_be_quantity(gold) or may_be_quantity(extracted)):
+        return None
+    clocks = read_clock(gold), read_clock(extracted)
+    if clocks[0] and clocks[1] and (outcome := _decide_clocks(clocks[0], clocks[1])):
+        return outcome
+    quantities = read_quantity(gold), read_quantity(extracted)
+    if quantities[0] and quantities[1]:
+        same = equal_quantities(quantities[0], quantities[1])
+        if same is None and equal_numbers(quantities[0].first, quantities[1].first):
+            return Decision(Verdict.UNKNOWN, "units of different kinds")
+        return decision(bool(same), "quantities")
+    for quantity, other in ((quantities[0], extracted), (quantities[1], gold)):
+        if quantity and len(quantity.factors) > 1 and (number := read_number(clean(other))):
+            return _decide_terms(quantity, number, is_gold=other is extracted)
+    return None
+
+
+def _decide_terms(quantity: Quantity, number: Numeral, *, is_gold: bool) -> Decision:
+    """Hours and minutes against a number without a unit: of hours it is the same, of minutes it may be."""
+    is_stated = [states(quantity, number, factor, is_gold=is_gold) for factor in quantity.factors]
+    if any(is_stated[1:]) and not is_stated[0]:
+        return Decision(Verdict.UNKNOWN, "a number without its unit")
+    return decision(is_stated[0], "quantities")
+
+
+def _decide_clocks(gold: Clock, extracted: Clock) -> Decision | None:
+    """A response may say more than the gold answer, as 3:15 P.M. to 3:15, but not less."""
+    if extracted.is_half_known and gold.is_half_known:
+        return decision(gold == extracted, "times")
+    if not (extracted.is_half_known or gold.is_half_known):
+        return None  # 3:15 may also be a ratio
+    if gold.minutes % NOON != extracted.minutes % NOON:
+        return decision(False, "times")
+    return decision(True, "times") if extracted.is_half_known else Decision(Verdict.UNKNOWN, "morning or afternoon")
 
 
 def _decide_by_algebra(gold: str, extracted: str) -> Decision:
@@ -130,7 +216,7 @@ def _decide(
             return outcome
     if depth < 3:
         part = lambda one, other: _decide(one, other, algebra, is_parts_only, depth + 1)  # noqa: E731
-        for by_form in (_decide_choices, _decide_groups, _decide_sides):
+        for by_form in (_decide_choices, _decide_pairs, _decide_groups, _decide_sides):
             if outcome := by_form(gold, extracted, part):
                 return outcome
     return algebra(gold, extracted) if algebra else None
@@ -154,22 +240,42 @@ def _decide_choices(gold: str, extracted: str, decide: Part) -> Decision | None:
     return None
 
 
+def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
+    """`10 to 15`, `5 remainder 2` and `3:4` number by number; none of them is a single number."""
+    pairs = read_paired(gold), read_paired(extracted)
+    if pairs[0] and pairs[1] and (pairs[0][0] == pairs[1][0] or {pairs[0][0], pairs[1][0]} == {"range", "ratio"}):
+        both = zip(pairs[0][1:], pairs[1][1:], strict=True)
+        return decision(all(equal_numbers(one, other) for one, other in both), "pairs")
+    for pair, other in ((pairs[0], extracted), (pairs[1], gold)):
+        if pair and pair[0] != "ratio" and "-" not in other and read_number(other):
+            return decision(False, "pairs")
+    return None
+
+
 def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     """Lists and sets in any order, pairs and intervals item by item."""
     groups = read_group(gold), read_group(extracted)
     if groups[0] is None or groups[1] is None:
         return _decide_single(gold, extracted, groups, decide)
     one, other = groups[0], groups[1]
+    if one.brackets == "()" and (values := by_name(other)):
+        other = Brackets("()", values)  # x = 3, y = 4
     if one.brackets != other.brackets:
         return None
     if one.brackets:
-        if len(one.items) != len(other.items):
-            return decision(False, "lists")
-        return _all([decide(*pair) for pair in zip(one.items, other.items, strict=True)])
+        same_size = len(one.items) == len(other.items)
+        return _all([decide(*pair) for pair in zip(one.items, other.items, strict=True)] if same_size else [WRONG])
     joined = connective(gold), connective(extracted)
     if all(joined) and joined[0] != joined[1]:  # x > 1 and x < 3 is not x > 1 or x < 3
         return decision(False, "lists")
+    if _is_ranking(one.items, other.items) and not (AND_OR.search(gold) or AND_OR.search(extracted)):
+        return Decision(Verdict.UNKNOWN, "letters in another order")
     return _decide_unordered(one, other, decide)
+
+
+def _is_ranking(gold: list[str], extracted: list[str]) -> bool:
+    """True for the same letters of options in another order: the order may be the answer."""
+    return gold != extracted and sorted(gold) == sorted(extracted) and all(map(OPTION.fullmatch, gold))
 
 
 def _decide_unordered(gold: Brackets, extracted: Brackets, decide: Part) -> Decision | None:
@@ -253,7 +359,7 @@ def _decide_sides(gold: str, extracted: str, decide: Part) -> Decision | None:
 
 
 def _is_equation(text: str) -> bool:
-    return len(sides(text)) == 2 and "=" in text and all(sides(text))
+    return len(sides(text)) == 2 and "=" in text and all(sides(text)) and VARIABLE.search(text) is not None
 
 
 def warm_up() -> None:
@@ -288,7 +394,7 @@ def _count(text: str) -> int:
 
 def _bare(text: str) -> str:
     r"""Text for literal comparison: no white space, `\text{}`, degrees, brackets of a choice, capitals in words."""
-    bare = re.sub(rf"[\s{DEGREE_SIGN}]+", "", TEXT_COMMAND.sub(r"\1", text))
+    bare = re.sub(rf"[\s{DEGREE_SIGN}]+", "", ARTICLE.sub("", TEXT_COMMAND.sub(r"\1", text)))
     if choice := re.fullmatch(r"\(([A-Z])\)", bare):
         return choice[1]
     return bare.lower() if re.fullmatch(r"[a-zA-Z'-]{3,}", bare) else bare
