@@ -153,7 +153,8 @@ def _in_radians(text: str) -> str:
 
 def _are_words(*texts: str) -> bool:
     """True for different words of the same letters: as products of letters, XIV and XVI would be equal."""
-    return all(WORD.fullmatch(text) for text in texts) and len({tuple(sorted(text)) for text in texts}) == 1
+    same_letters = len({tuple(sorted(text)) for text in texts}) == 1
+    return same_letters and len(set(texts)) > 1 and all(WORD.fullmatch(text) for text in texts)
 
 
 def _complex(*values: Any) -> list[Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from regretless.labeling.grading.forms import TEXT_COMMAND
 from regretless.labeling.grading.marks import BOX, HASH, HEDGED, STATEMENT
-from regretless.labeling.grading.numerals import VARIABLE, clean, equal_numbers, read_number
+from regretless.labeling.grading.numerals import clean, equal_numbers, read_number
 
 APPROXIMATE = re.compile(
     r"(?:≈|\\approx(?![a-zA-Z])|(?i:\b(?:approximately|about|roughly|around|nearly))|约|大约|大概)[\s:$*]{0,4}$"
@@ -16,6 +17,7 @@ UNSURE = re.compile(
     r"(?i:\b(?:not\s(?:entirely\s|quite\s|completely\s)?(?:sure|certain)|or\sso\b|or\smaybe|or\sperhaps|otherwise|depending\son))"
 )
 SLASH_PRODUCT = re.compile(r"(?<![\w.])(?:\d+|[a-z])\s?/\s?(?:\d+\s?|[a-z])(?:[a-zA-Z]|π|\\pi|\\sqrt|\()(?![a-zA-Z])")
+COMMAND, LETTER, WORD = re.compile(r"\\[a-zA-Z]+"), re.compile("[a-zA-Z]"), re.compile("[a-zA-Z]{3}")
 RATIO = re.compile(r"\d\s?:\s?\d")
 FRACTION = re.compile(r"/|frac")
 COUNTED = re.compile(r"\d\s?(?:\\text\s?\{)?\s?[a-z]{3}")
@@ -26,6 +28,8 @@ LIST_DASH = re.compile(r"\n\s*-\s\d")
 OPEN_BOX = re.compile(r"\\boxed\{[^{}]*\Z")
 BOXES_ALONE = re.compile(r"\\boxed\{([^{}]{1,80})\}[\s$\]\[\\()]*\\boxed\{([^{}]{1,80})\}[\s$.\]\\)]*\Z")
 FIRST_NUMBER = re.compile(r"[\s:*$]{0,4}([-+]?\d[\d,]*(?:\.\d+)?)[.\s]*(?=\n|$|#)")
+MAX_TAIL = 200
+"""Characters at the end of a response in which it may say that it is not sure."""
 MAX_CONTEXT = 40
 """Characters before an answer in which a word may qualify it."""
 
@@ -59,38 +63,65 @@ def _is_taken_back(response: str, gold: str, extracted: str) -> bool:
     return bool(statements) and TAKEN_BACK.search(response, statements[-1].end()) is not None
 
 
+def _is_ratio(response: str, gold: str, extracted: str) -> bool:
+    ratios = [RATIO.search(text) is not None for text in (gold, extracted)]
+    return ratios[0] != ratios[1] and FRACTION.search(gold + extracted) is not None
+
+
 def _has_other_case(response: str, gold: str, extracted: str) -> bool:
     """Letters that differ in case alone: for the algebra system M and m are one."""
-    letters = [set(VARIABLE.findall(TEXT_COMMAND.sub("", text))) for text in (gold, extracted)]
+    symbols = [COMMAND.sub(" ", TEXT_COMMAND.sub(" ", text)) for text in (gold, extracted)]
+    if WORD.search(symbols[0]):
+        return False
+    letters = [set(LETTER.findall(text)) for text in symbols]
     return letters[0] != letters[1] and {one.lower() for one in letters[0]} == {one.lower() for one in letters[1]}
 
 
-DOUBTS: Mapping[str, Callable[[str, str, str], bool]] = {
-    "hedged": lambda response, gold, extracted: HEDGED.match(extracted) is not None,
-    "approximate": _is_rounded,
-    "not sure": lambda response, gold, extracted: UNSURE.search(response[-200:]) is not None,
-    "may be read in two ways": lambda response, gold, extracted: (
-        (SLASH_PRODUCT.search(extracted) is None) != (SLASH_PRODUCT.search(gold) is None)
+class Doubt(NamedTuple):
+    """A reason, as a function of (response, gold, extracted), with a response and a gold answer that show it."""
+
+    applies: Callable[[str, str, str], bool]
+    example: str
+    gold: str
+
+
+DOUBTS: Mapping[str, Doubt] = {
+    "hedged": Doubt(lambda response, gold, extracted: HEDGED.match(extracted) is not None, "At least 12 boxes.", "12"),
+    "approximate": Doubt(_is_rounded, "The answer is approximately 113.1.", r"36\pi"),
+    "not sure": Doubt(
+        lambda response, gold, extracted: UNSURE.search(response[-MAX_TAIL:]) is not None,
+        "The answer is 40, but I am not sure.",
+        "40",
     ),
-    "dash or minus": lambda response, gold, extracted: (
-        extracted.startswith("-") and LIST_DASH.search(response) is not None
+    "may be read in two ways": Doubt(
+        lambda response, gold, extracted: (
+            (SLASH_PRODUCT.search(extracted) is None) != (SLASH_PRODUCT.search(gold) is None)
+        ),
+        "The answer is 1/2x.",
+        r"\frac{1}{2x}",
     ),
-    "box is not closed": lambda response, gold, extracted: OPEN_BOX.search(response) is not None,
-    "two boxes": _are_two_boxes,
-    "two answers": _contradicts_statement,
-    "taken back": _is_taken_back,
-    "capital or small letters": _has_other_case,
-    "ratio or fraction": lambda response, gold, extracted: (
-        (RATIO.search(extracted) is None) != (RATIO.search(gold) is None)
-        and FRACTION.search(gold + extracted) is not None
+    "dash or minus": Doubt(
+        lambda response, gold, extracted: extracted.startswith("-") and LIST_DASH.search(response) is not None,
+        "The answer is:↵- 8",
+        "-8",
     ),
-    "percent or number": lambda response, gold, extracted: (
-        "%" in extracted and "%" not in gold and COUNTED.search(gold) is not None
+    "box is not closed": Doubt(
+        lambda response, gold, extracted: OPEN_BOX.search(response) is not None, r"So it is \boxed{12", "12"
+    ),
+    "two boxes": Doubt(_are_two_boxes, r"\boxed{6}↵\boxed{8}", "8"),
+    "two answers": Doubt(_contradicts_statement, "The answer is 12.↵#### 13", "13"),
+    "taken back": Doubt(_is_taken_back, "The answer is 20. Wait, maybe not.", "20"),
+    "capital or small letters": Doubt(_has_other_case, r"\boxed{MV}", "mv"),
+    "ratio or fraction": Doubt(_is_ratio, "The answer is 1:3.", r"\frac13"),
+    "percent or number": Doubt(
+        lambda response, gold, extracted: "%" in extracted and "%" not in gold and COUNTED.search(gold) is not None,
+        "The answer is 5%.",
+        r"5 \text{ students}",
     ),
 }
-"""Reasons, and functions of (response, gold, extracted): does it apply? Asked of agreeing answers only."""
+"""Asked of agreeing answers only."""
 
 
 def doubt(response: str, gold: str, extracted: str) -> str | None:
     """Why an answer that agrees with the gold one can be read in another way; None if it cannot."""
-    return next((reason for reason, applies in DOUBTS.items() if applies(response, gold, extracted)), None)
+    return next((reason for reason, one in DOUBTS.items() if one.applies(response, gold, extracted)), None)
