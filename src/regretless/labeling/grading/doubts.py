@@ -6,20 +6,23 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from regretless.labeling.grading.extraction import boxed
 from regretless.labeling.grading.forms import TEXT_COMMAND
-from regretless.labeling.grading.marks import BOX, HASH, HEDGED, STATEMENT
+from regretless.labeling.grading.marks import BOX, HASH, HEDGED, NO_VALUE, STATEMENT
 from regretless.labeling.grading.numerals import clean, equal_numbers, read_number
 
 APPROXIMATE = re.compile(
     r"(?:≈|\\approx(?![a-zA-Z])|(?i:\b(?:approximately|about|roughly|around|nearly))|约|大约|大概)[\s:$*]{0,4}$"
 )
 UNSURE = re.compile(
-    r"(?i:\b(?:not\s(?:entirely\s|quite\s|completely\s)?(?:sure|certain)|or\sso\b|or\smaybe|or\sperhaps|otherwise|depending\son))"
+    r"(?i:\b(?:not\s(?:entirely\s|quite\s|completely\s)?(?:sure|certain)|or\sso\b|or\smaybe|or\sperhaps|otherwise|depending\son"
+    r"|my\sguess|something\slike))"
 )
 SLASH_PRODUCT = re.compile(r"(?<![\w.])(?:\d+|[a-z])\s?/\s?(?:\d+\s?|[a-z])(?:[a-zA-Z]|π|\\pi|\\sqrt|\()(?![a-zA-Z])")
 COMMAND, LETTER, WORD = re.compile(r"\\[a-zA-Z]+"), re.compile("[a-zA-Z]"), re.compile("[a-zA-Z]{3}")
 RATIO = re.compile(r"\d\s?:\s?\d")
 FRACTION = re.compile(r"/|frac")
+CASE = re.compile(r"\bIf\b[^.\n]{0,120}(?:\\boxed|\banswer\sis\b)")
 COUNTED = re.compile(r"\d\s?(?:\\text\s?\{)?\s?[a-z]{3}")
 TAKEN_BACK = re.compile(
     r"(?i:\b(?:i\smade\s(?:a|an)\s(?:mistake|error)|wait\b|scratch\sthat|let\sme\s(?:re|go\sthrough|check|try)))"
@@ -51,6 +54,10 @@ def _are_two_boxes(response: str, gold: str, extracted: str) -> bool:
 
 def _contradicts_statement(response: str, gold: str, extracted: str) -> bool:
     """A box or marked line whose number is not the one that the sentence before it calls the answer."""
+    boxes, hashes = boxed(response), [match.end() for match in HASH.finditer(response)]
+    if boxes and hashes and (line := FIRST_NUMBER.match(response, hashes[-1])):
+        number, other = read_number(clean(boxes)), read_number(clean(line[1]))
+        return number is not None and other is not None and not equal_numbers(number, other)
     marks = [match.start() for mark in (HASH, BOX) for match in mark.finditer(response)]
     statements = list(STATEMENT.finditer(response, 0, max(marks))) if marks else []
     stated = FIRST_NUMBER.match(response, statements[-1].end()) if statements else None
@@ -107,6 +114,23 @@ DOUBTS: Mapping[str, Doubt] = {
     ),
     "box is not closed": Doubt(
         lambda response, gold, extracted: OPEN_BOX.search(response) is not None, r"So it is \boxed{12", "12"
+    ),
+    "two cases": Doubt(
+        lambda response, gold, extracted: len(CASE.findall(response)) > 1,
+        "If Ann comes, the answer is 10. If she does not, the answer is 9.",
+        "9",
+    ),
+    "cannot be determined": Doubt(
+        lambda response, gold, extracted: NO_VALUE.search(response) is not None and NO_VALUE.search(extracted) is None,
+        "It cannot be determined. If they are twins, it is 42.",
+        "42",
+    ),
+    "ends of an interval": Doubt(
+        lambda response, gold, extracted: (
+            gold[:1] in "([" and "between" in response[-MAX_TAIL:] and "(" not in extracted
+        ),
+        "The answer is that x lies between 2 and 5.",
+        "(2, 5)",
     ),
     "two boxes": Doubt(_are_two_boxes, r"\boxed{6}↵\boxed{8}", "8"),
     "two answers": Doubt(_contradicts_statement, "The answer is 12.↵#### 13", "13"),

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from regretless.data.messages import CLOSE, OPEN
-from regretless.labeling.grading.forms import stated_values
+from regretless.labeling.grading.forms import INEQUALITY, OR, stated_values
 from regretless.labeling.grading.marks import (
     BOLD,
     BOX,
     CHOSEN,
     CORRECTION,
+    END_OF_TURN,
     HASH,
     HEDGE_BEFORE,
     HEDGED,
@@ -132,14 +134,14 @@ NAMED = re.compile(r"\s[a-z]{3,15},?\sand\s")
 NEXT_TERM = re.compile(r"(?:,\s?|\s)?(?:and\s)?")
 ROUNDED = re.compile(r"\s(?:decimal|significant|places|d\.p|s\.f|digits|nearest)")
 FROM = re.compile(r"(?:from|between)\s$", re.IGNORECASE)
-FACTOR_BEHIND = re.compile(r"\s(?=[a-zA-Z](?:[_^]|\s?[-+*/=]\s?[\da-zA-Z(]))")
+FACTOR_BEHIND = re.compile(r"\s(?=[a-zA-Z](?:[_^²³]|\s?[-+*/=]\s?[\da-zA-Z(]))")
 """A space before a letter that is a variable: `4 x^{2}`."""
 NEGATED = re.compile(r"(?i:n['’]t|\bnot|\bnever)(?:\sbe)?[\s$*]{1,4}$")
 
 
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as written there, or None if it has none."""
-    text = plain_text(_own_answer(text))
+    text = plain_text(own_answer(text))
     if box := boxed(text):
         return box
     text = join_digits(text)
@@ -179,9 +181,11 @@ def _behind_reasoning(text: str) -> str:
     return "" if answer.lstrip().startswith(OPEN) else answer
 
 
-def _own_answer(text: str) -> str:
+def own_answer(text: str) -> str:
     """A response without its reasoning, and without a next problem that the model made up behind its answer."""
-    text = _behind_reasoning(text)
+    text = _behind_reasoning(text).lstrip()
+    if (end := END_OF_TURN.search(text, 1)) is not None:
+        text = text[: end.start()]
     for problem in NEXT_PROBLEM.finditer(text):
         before = text[: problem.start()]
         if any(mark.search(before) for mark in (BOX, HASH, LABEL, STATEMENT)):
@@ -431,7 +435,8 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
             part += f" {unit[0].strip()}"
         if part:
             parts.append(part)
-    return ", ".join(parts) or None
+    is_either = any(OR.search(text, one[1], other[0]) for one, other in pairwise(run))
+    return (" or " if is_either and any(map(INEQUALITY.search, parts)) else ", ").join(parts) or None
 
 
 def _has_unit(part: str, unit: re.Match[str]) -> bool:

@@ -185,7 +185,7 @@ def stated_values(text: str) -> list[str]:
     if (member := MEMBER.match(text)) and not INEQUALITY.search(text, member.end()):
         return [text[member.end() :].strip()]
     parts = sides(text)
-    if len(parts) == 1 or not all(parts):
+    if len(parts) == 1 or not all(parts) or len(set(parts)) == 1:  # 0 = 0 states nothing
         return [text]
     if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
         return parts[:1]

@@ -15,7 +15,7 @@ from regretless.data.records import Verdict
 from regretless.labeling.base import Check, processor_limit
 from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
 from regretless.labeling.grading.doubts import doubt
-from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response, answers_in_response
+from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response, answers_in_response, own_answer
 from regretless.labeling.grading.forms import (
     AND_OR,
     TEXT_COMMAND,
@@ -44,6 +44,7 @@ from regretless.labeling.grading.units import (
 
 ARTICLE = re.compile(r"^(?i:an?|the)\s+(?=[a-zA-Z]{2})")
 FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
+LAST_SENTENCE = re.compile(r"[^.\n]{1,200}\.?$")
 OPTION = re.compile("[A-J]")
 WRONG = decision(False, "lists")
 NOON = 12 * 60
@@ -80,9 +81,9 @@ def quick_grade(response: str, answer: str) -> Check | None:
 
 def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
     """Compare yes or no, true or false: with the answer, else with the word that the response begins with."""
-    answer = said(extracted)
-    if answer is None and (first := FIRST_WORD.match(response)):
-        answer, extracted = said(first[0]), first[0]
+    first, last = FIRST_WORD.match(response), LAST_SENTENCE.search(response.rstrip())
+    texts = [extracted, *(match[0] for match in (first, last) if match)]
+    answer, extracted = next(((said(text), text) for text in texts if said(text) is not None), (None, extracted))
     if answer is None:
         return Check(Verdict.WRONG, "neither yes nor no", extracted)
     return Check(*decision(answer == gold, "truth values"), extracted)
@@ -92,7 +93,7 @@ def _doubted(response: str, gold: str, check: Check) -> Check:
     """A check that says correct as one that says unknown, if the response's answer can be read in another way."""
     if check.verdict != Verdict.CORRECT or check.extracted is None:
         return check
-    reason = doubt(response, gold, check.extracted)
+    reason = doubt(own_answer(response), gold, check.extracted)
     return check if reason is None else Check(Verdict.UNKNOWN, reason, check.extracted)
 
 

@@ -60,6 +60,7 @@ NEXT_PROBLEM = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 """Where a base model goes on with a problem of its own: an answer before it is the last."""
+END_OF_TURN = re.compile(r"<\|(?:im_end|im_start|eot_id|end|endoftext)\|>|</s>")
 HEDGES = (
     r"(?i:(?:less|more|greater|fewer|larger|smaller|higher|lower|bigger|other)\sthan(?:\sor\sequal\sto)?"
     r"|at\s(?:least|most)|up\sto|no\s(?:more|less|fewer)\sthan|maybe|perhaps|between)"
@@ -69,6 +70,7 @@ HEDGE_BEFORE = re.compile(rf"\b{HEDGES}[\s*$\\(]{{1,4}}$")
 HEDGED = re.compile(rf"[\s*_]{{0,4}}{HEDGES}[\s*_]{{1,4}}")
 NO_VALUE = re.compile(
     r"(?i:\b(?:can\s?not|can['’]t|could\snot|impossible\sto)\s(?:be\s)?(?:determined?|answered?|solved?|known?|found|say)"
+    r"|\bno\s(?:real\s|such\s)?(?:solutions?|values?)\b"
     r"|\bnot\senough\sinformation|\binsufficient\s(?:information|data))"
 )
 PLAN = re.compile(

@@ -124,6 +124,7 @@ REPLACEMENTS = {
     "\\mathrm{i}": "i",
 }
 
+TIMES = re.compile(r"(?<![\w.])(\d{1,9})\s?x\s?(?=\d)")
 DASHED = re.compile(r"^(\$?\d[\d.,]*%?)\s?(?:–|—|--|\\text\{\s?--?\s?\})\s?(\$?\d[\d.,]*%?)$")
 """A range with a dash that is no minus sign."""
 NOTHING = re.compile(r"(?i:(?:the\s)?empty\sset|no\s(?:real\s|such\s)?(?:solutions?|values?|numbers?)|none)")
@@ -147,7 +148,7 @@ NUMBER_WORDS = re.compile(
 
 GROUPED = r"\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,5},\d{3}(?!\d)"
 """An integer with commas, also in groups of two, as in 1,00,000."""
-DOZENS = re.compile(rf"(?i:(an?|{'|'.join(list(WORDS)[1:13])})\sdozen)")
+DOZENS = re.compile(rf"(?i:(an?|{'|'.join(list(WORDS)[1:13])})\sdozen(?:\s[a-z]{3, 12})?)")
 CHINESE_DIGITS = "零一二三四五六七八九"
 CHINESE_NUMBER = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,12}})[个元只人天年岁块本支件]?")
 CHINESE_PART = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,6}})分之([{CHINESE_DIGITS}十百千万]{{1,6}})")
@@ -238,6 +239,7 @@ def clean(text: str) -> str:
     if len(text) > MAX_CLEANED:
         return text.strip()
     text = join_digits(plain_text(text))
+    text = TIMES.sub(r"\1 \\times ", text)
     text = DASHED.sub(r"\1 to \2", text)
     if portion := ONE_IN.fullmatch(text):
         text = f"{portion[1]}/{portion[2]}"
