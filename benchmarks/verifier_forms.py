@@ -21,8 +21,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from regretless.data.records import Verdict
-from regretless.labeling.extraction import answer_in_gold
-from regretless.labeling.math_verifier import check
+from regretless.labeling.grading.extraction import answer_in_gold
+from regretless.labeling.grading.grader import grade
 
 SOURCES = {"gsm8k": "answer", "math": "solution", "math500": "answer", "amc23": "answer", "minerva_math": "solution"}
 KINDS = {"number": 130, "expression": 90, "group": 40, "list": 50, "choice": 25, "words": 15}
@@ -431,12 +431,12 @@ def main() -> None:
         for title, part in (("right, not accepted", missed), ("wrong, accepted", taken)):
             print(f"\n{title}:")
             for kind, form, response, gold in part[: args.show]:
-                print(f"  {kind} {form!r}: gold {gold!r}, response {response!r}: {check(response, gold)}")
+                print(f"  {kind} {form!r}: gold {gold!r}, response {response!r}: {grade(response, gold)}")
 
 
 def verdicts(part: list[Row], accepted: bool) -> list[Row]:
     """Rows that are accepted, or those that are not."""
-    return [row for row in part if (check(row[2], row[3]).verdict == Verdict.CORRECT) == accepted]
+    return [row for row in part if (grade(row[2], row[3]).verdict == Verdict.CORRECT) == accepted]
 
 
 if __name__ == "__main__":

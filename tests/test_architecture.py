@@ -161,6 +161,7 @@ OF_NO_MODULE = {
     "experiments/theory/test_objective_meets_theory.py": "an objective of the package against the theory",
     "experiments/theory/test_theory_page.py": "docs/theory.md and the scripts that print it",
     "experiments/theory/test_worked_examples.py": "grid_world.py and two_decisions.py",
+    "labeling/grading/test_unseen_answers.py": "answers of readers who had not seen the verifier",
     "core/test_token_numbers.py": "further numbers per token, from sampling to the loss",
     "objectives/test_objectives_baselines.py": "the published methods together",
     "objectives/test_objectives_trl.py": "all objectives that TRL has, next to TRL",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from regretless.core.plugins import Registry
-from regretless.labeling import math_verifier
+from regretless.labeling import grading
 from regretless.labeling.base import Verifier
 
 VERIFIERS: Registry[Verifier] = Registry(
     "verifiers",
     {
-        "math": Verifier(check=math_verifier.check, quick=math_verifier.quick_check),
-        "math_any": Verifier(check=math_verifier.check_any, quick=math_verifier.quick_check_any),
+        "math": Verifier(check=grading.grade, quick=grading.quick_grade),
+        "math_any": Verifier(check=grading.grade_any, quick=grading.quick_grade_any),
     },
     lambda _, part: None if isinstance(part, Verifier) else f"expected a Verifier, got {part!r}",
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from regretless.data.records import Verdict
-from regretless.labeling.math_verifier import check
+from regretless.labeling.grading.grader import grade
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROW = re.compile(r"\| `(.+?)` \| `(.+?)` \| (correct|wrong|unknown) \|")
 
 
@@ -30,7 +30,7 @@ def test_table_when_read_then_every_row_is_a_test() -> None:
 
 @pytest.mark.parametrize(("response", "gold", "verdict"), table())
 def test_check_when_the_table_lists_a_form_then_verdict_is_as_said(response: str, gold: str, verdict: str) -> None:
-    assert check(response, gold).verdict == verdict
+    assert grade(response, gold).verdict == verdict
 
 
 def test_check_when_real_golds_are_phrased_then_right_ones_pass_and_wrong_ones_do_not(
@@ -41,8 +41,8 @@ def test_check_when_real_golds_are_phrased_then_right_ones_pass_and_wrong_ones_d
 
     monkeypatch.setattr(verifier_forms, "KINDS", {"number": 25, "expression": 8, "group": 5, "list": 4, "choice": 3})
     right, wrong = verifier_forms.rows(shared / "data", seed=7)
-    missed = [row for row in right if check(row[2], row[3]).verdict != Verdict.CORRECT]
+    missed = [row for row in right if grade(row[2], row[3]).verdict != Verdict.CORRECT]
     assert len(right) > 1000
     assert len(missed) <= 0.02 * len(right), random.Random(0).sample(missed, 10)
     assert len(wrong) > 500
-    assert [row for row in wrong if check(row[2], row[3]).verdict == Verdict.CORRECT] == []
+    assert [row for row in wrong if grade(row[2], row[3]).verdict == Verdict.CORRECT] == []

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from regretless.data.records import Verdict
-from regretless.labeling import math_verifier as math
-from regretless.labeling.extraction import answer_in_gold, answer_in_response
-from regretless.labeling.math_verifier import check, check_by_algebra, quick_check
+from regretless.labeling.grading import grader
+from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response
+from regretless.labeling.grading.grader import grade, grade_any, grade_by_algebra, quick_grade
 
 MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
 SAMPLES = "sampled_outputs/qwen2.5_math_cot.jsonl"
@@ -129,12 +129,12 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("gold", "found"), EQUAL)
 def test_check_when_two_forms_mean_the_same_then_correct(gold: str, found: str) -> None:
-    assert check(rf"So it is \boxed{{{found}}}.", gold).verdict == Verdict.CORRECT
+    assert grade(rf"So it is \boxed{{{found}}}.", gold).verdict == Verdict.CORRECT
 
 
 @pytest.mark.parametrize(("gold", "found"), DIFFERENT)
 def test_check_when_answers_differ_then_wrong(gold: str, found: str) -> None:
-    assert check(rf"So it is \boxed{{{found}}}.", gold).verdict == Verdict.WRONG
+    assert grade(rf"So it is \boxed{{{found}}}.", gold).verdict == Verdict.WRONG
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ def test_check_when_answers_differ_then_wrong(gold: str, found: str) -> None:
 def test_check_when_a_side_is_unusable_then_reason_says_which(
     response: str, gold: str, verdict: Verdict, reason: str
 ) -> None:
-    outcome = check(response, gold)
+    outcome = grade(response, gold)
     assert (outcome.verdict, outcome.reason) == (verdict, reason)
 
 
 def test_check_when_algebra_takes_too_long_then_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     # Many small operations, over a second of them: a limit within the process acts between two operations only.
-    monkeypatch.setattr(math, "ALGEBRA_SECONDS", 0.01)
-    outcome = check(r"\boxed{(a+b+c+d+e+f+g)^{40}}", "x+1")
+    monkeypatch.setattr(grader, "ALGEBRA_SECONDS", 0.01)
+    outcome = grade(r"\boxed{(a+b+c+d+e+f+g)^{40}}", "x+1")
     assert (outcome.verdict, outcome.reason) == (Verdict.UNKNOWN, "comparison timed out")
 
 
@@ -188,14 +188,14 @@ def test_check_when_algebra_takes_too_long_then_unknown(monkeypatch: pytest.Monk
         "2½²",
     ],
 )
-def test_quick_check_when_text_is_hostile_then_work_grows_with_its_length_and_not_faster(piece: str) -> None:
+def test_quick_grade_when_text_is_hostile_then_work_grows_with_its_length_and_not_faster(piece: str) -> None:
     def work(length: int) -> float:
         """Seconds of the processor, the least of three."""
         times = []
         for _ in range(3):
             start = time.process_time()
-            quick_check(piece * length, "5")
-            quick_check(rf"\boxed{{5{piece * length}}}", "5")
+            quick_grade(piece * length, "5")
+            quick_grade(rf"\boxed{{5{piece * length}}}", "5")
             times.append(time.process_time() - start)
         return min(times)
 
@@ -205,10 +205,10 @@ def test_quick_check_when_text_is_hostile_then_work_grows_with_its_length_and_no
 
 def test_check_when_integers_are_longer_than_python_reads_then_digits_decide_or_verdict_is_unknown() -> None:
     long = "9" * 4301
-    assert check(rf"\boxed{{{long}}}", long).verdict == Verdict.CORRECT
-    assert check(f"The answer is {long}.", "9" * 4302).verdict == Verdict.WRONG
-    assert check(rf"\boxed{{1{'0' * 4301}}}", "10^{4301}").reason == "number too long to read"
-    assert check(rf"\boxed{{\frac{{{long}}}{{7}}}}", rf"\frac{{{long[1:]}8}}{{7}}").verdict == Verdict.UNKNOWN
+    assert grade(rf"\boxed{{{long}}}", long).verdict == Verdict.CORRECT
+    assert grade(f"The answer is {long}.", "9" * 4302).verdict == Verdict.WRONG
+    assert grade(rf"\boxed{{1{'0' * 4301}}}", "10^{4301}").reason == "number too long to read"
+    assert grade(rf"\boxed{{\frac{{{long}}}{{7}}}}", rf"\frac{{{long[1:]}8}}{{7}}").verdict == Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_check_when_integers_are_longer_than_python_reads_then_digits_decide_or_
         (r"\boxed{5}", "", Verdict.UNKNOWN, Verdict.UNKNOWN),
     ],
 )
-def test_check_any_when_a_response_has_several_answers_then_one_right_one_is_enough(
+def test_grade_any_when_a_response_has_several_answers_then_one_right_one_is_enough(
     response: str, gold: str, last: Verdict, one_of_all: Verdict
 ) -> None:
-    assert (check(response, gold).verdict, math.check_any(response, gold).verdict) == (last, one_of_all)
+    assert (grade(response, gold).verdict, grade_any(response, gold).verdict) == (last, one_of_all)
 
 
 REASONING = [
@@ -250,7 +250,7 @@ REASONING = [
 def test_check_when_a_response_has_reasoning_then_only_what_follows_it_counts(
     response: str, answer: str | None
 ) -> None:
-    for one in (check, math.check_any):
+    for one in (grade, grade_any):
         for gold in ("5", "12"):
             outcome = one(response, gold)
             assert (outcome.verdict, outcome.extracted) == (
@@ -281,13 +281,13 @@ def test_answer_in_gold_when_it_has_reasoning_then_only_what_follows_it_counts()
 def test_check_when_a_list_states_one_value_in_several_forms_then_it_is_that_value(
     gold: str, response: str, verdict: Verdict
 ) -> None:
-    assert check(response, gold).verdict == verdict
+    assert grade(response, gold).verdict == verdict
 
 
 def test_check_when_the_logarithm_has_the_base_e_then_it_is_the_natural_one() -> None:
     for gold, response in ((r"\log_e 2", r"\ln 2"), (r"\ln 2", r"\log_{e}(2)")):
-        assert check(rf"\boxed{{{response}}}", gold).verdict == Verdict.CORRECT
-    assert check(r"\boxed{\ln 3}", r"\log_{e} 2").verdict == Verdict.WRONG
+        assert grade(rf"\boxed{{{response}}}", gold).verdict == Verdict.CORRECT
+    assert grade(r"\boxed{\ln 3}", r"\log_{e} 2").verdict == Verdict.WRONG
 
 
 def labeled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, bool]]:
@@ -306,7 +306,7 @@ def labeled(shared: Path) -> Iterator[tuple[tuple[str, int, str], str, str, bool
 def test_check_when_labels_are_published_then_agrees_but_for_the_listed(shared: Path) -> None:
     total, disagreements = 0, set()
     for place, response, gold, label in labeled(shared):
-        verdict = check(response, gold).verdict
+        verdict = grade(response, gold).verdict
         total += 1
         if verdict != (Verdict.CORRECT if label else Verdict.WRONG):
             disagreements.add((*place, f"label {'correct' if label else 'wrong'}, here {verdict}"))
@@ -314,11 +314,11 @@ def test_check_when_labels_are_published_then_agrees_but_for_the_listed(shared: 
     assert disagreements == DISAGREEMENTS
 
 
-def test_quick_check_when_it_decides_real_rows_then_algebra_agrees(shared: Path) -> None:
+def test_quick_grade_when_it_decides_real_rows_then_algebra_agrees(shared: Path) -> None:
     decided = 0
     for place, response, gold, _ in labeled(shared):
-        quick = quick_check(response, gold)
+        quick = quick_grade(response, gold)
         if quick is not None:
             decided += 1
-            assert check_by_algebra(response, gold).verdict == quick.verdict, place
+            assert grade_by_algebra(response, gold).verdict == quick.verdict, place
     assert decided == 3034

@@ -7,89 +7,114 @@ expressions are compared by math-verify's `verify`.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from regretless.core.processor_time import processor_limit
 from regretless.data.records import Verdict
 from regretless.labeling.base import Check
-from regretless.labeling.extraction import answer_in_gold, answer_in_response, answers_in_response, is_prose
-from regretless.labeling.forms import TEXT_COMMAND, Brackets, connective, read_choice, read_group, sides, stated_values
-from regretless.labeling.numerals import (
-    APPROXIMATION,
-    DEGREE_SIGN,
-    PLAIN_ANGLE,
-    SINE,
-    clean,
-    equal_numbers,
-    read_number,
-    without_unit,
+from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
+from regretless.labeling.grading.doubts import doubt
+from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response, answers_in_response, own_answer
+from regretless.labeling.grading.forms import (
+    AND_OR,
+    TEXT_COMMAND,
+    Brackets,
+    by_name,
+    connective,
+    is_truth,
+    read_choice,
+    read_group,
+    read_paired,
+    said,
+    sides,
+    stated_values,
+)
+from regretless.labeling.grading.marks import BOX, HEDGED
+from regretless.labeling.grading.numerals import DEGREE_SIGN, VARIABLE, Numeral, clean, equal_numbers, read_number
+from regretless.labeling.grading.units import (
+    Clock,
+    Quantity,
+    equal_quantities,
+    may_be_quantity,
+    read_clock,
+    read_quantity,
+    states,
 )
 
+ARTICLE = re.compile(r"^(?i:an?|the)\s+(?=[a-zA-Z]{2})")
+FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
+LAST_SENTENCE = re.compile(r"[^.\n]{1,200}\.?$")
+OPTION = re.compile("[A-J]")
+WRONG = decision(False, "lists")
+NOON = 12 * 60
 ALGEBRA_SECONDS = 5
 """Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
 as a power of huge integers; there the worker's time limit kills the process."""
-EXACT_DIGITS = 300
-"""Two values without decimals, such as sums of roots, are equal if this many digits of their difference are zero."""
-EXPONENT_NOTATION = re.compile(r"(\d\.?)[eE]([-+]?\d+)(?![\w.])")
-IMAGINARY_UNIT = re.compile(r"(?<=\d)i(?![a-zA-Z])")
-# math-verify reads them as Euler's number and the imaginary unit, whatever their subscript.
-WITH_SUBSCRIPT = {"e": r"\varepsilon ", "E": r"\varepsilon ", "I": r"\iota "}
-SUBSCRIPT = re.compile(r"(?<![a-zA-Z\\])([eEI])\s?(?=_)")
-# math-verify takes a complex root of a negative number.
-ODD_ROOT = re.compile(r"\\sqrt\s?\[\s?([3579])\s?\]\s?\{\s?-\s?(\d{1,40}(?:\.\d{1,40})?)\s?\}")
-NATURAL_LOGARITHM = re.compile(r"\\log\s?_\s?(?:e(?![a-zA-Z])|\{\s?e\s?\})")
-DECIMAL_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
-IN_DEGREES = re.compile(rf"({PLAIN_ANGLE}|\\[a-zA-Z]{{2,10}}|(?<![\\a-zA-Z])[a-zA-Z])\s?{DEGREE_SIGN}")
 SPACE_IN_DIGITS = re.compile(r"\d,\s+[1-9]\d\d(?!\d)")
 """Two items of a list, but one number without the space; no item begins with 0, as in `10, 000`."""
-DIGITS = re.compile(r"([-+]?)0*(\d{4000,})")
-"""Integers that are compared digit by digit: Python refuses to convert texts of more than 4300 digits to an integer."""
 
 
-class Decision(NamedTuple):
-    """A verdict and the kind of comparison."""
-
-    verdict: Verdict
-    reason: str
-
-
-def check(response: str, answer: str) -> Check:
+def grade(response: str, answer: str) -> Check:
     """Verdict on a response for a gold answer (bare, or a worked solution). Never raises.
 
     Unknown: the gold answer is empty or cannot be parsed, or the comparison failed or took longer than
     `ALGEBRA_SECONDS`. That limit applies between two operations of Python: one power of huge integers is not limited
     here. The verify stage runs checks in processes that can be killed (`regretless.labeling.worker_pool.Pool`).
     """
-    return quick_check(response, answer) or check_by_algebra(response, answer)
+    return quick_grade(response, answer) or grade_by_algebra(response, answer)
 
 
-def quick_check(response: str, answer: str) -> Check | None:
+def quick_grade(response: str, answer: str) -> Check | None:
     """The verdict if no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
     gold, extracted = answer_in_gold(answer), answer_in_response(response)
     if gold is None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", extracted)
+    if is_truth(gold) and BOX.search(response) is None:
+        return _grade_truth(bool(said(gold)), extracted or response, response)
     if extracted is None:
         return Check(Verdict.WRONG, "no answer found")
-    outcome = _decide(clean(gold), clean(extracted), None)
-    return Check(*outcome, extracted) if outcome else None
+    outcome = _decide_quickly(gold, extracted)
+    return _doubted(response, gold, Check(*outcome, extracted)) if outcome else None
 
 
-def check_by_algebra(response: str, answer: str) -> Check:
+def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
+    """Compare yes or no, true or false: with the answer, else with the word that the response begins with."""
+    first, last = FIRST_WORD.match(response), LAST_SENTENCE.search(response.rstrip())
+    texts = [extracted, *(match[0] for match in (first, last) if match)]
+    answer, extracted = next(((said(text), text) for text in texts if said(text) is not None), (None, extracted))
+    if answer is None:
+        return Check(Verdict.WRONG, "neither yes nor no", extracted)
+    return Check(*decision(answer == gold, "truth values"), extracted)
+
+
+def _doubted(response: str, gold: str, check: Check) -> Check:
+    """A check that says correct as one that says unknown, if the response's answer can be read in another way."""
+    if check.verdict != Verdict.CORRECT or check.extracted is None:
+        return check
+    reason = doubt(own_answer(response), gold, check.extracted)
+    return check if reason is None else Check(Verdict.UNKNOWN, reason, check.extracted)
+
+
+def _decide_quickly(gold: str, extracted: str) -> Decision | None:
+    extracted = HEDGED.sub("", extracted, count=1) if extracted[:1].isalpha() else extracted
+    return _decide_quantities(gold, extracted) or _decide(clean(gold), clean(extracted), None)
+
+
+def grade_by_algebra(response: str, answer: str) -> Check:
     """The verdict of the computer algebra system on a response and a gold text, both with an answer. Never raises."""
-    return _by_algebra(answer_in_gold(answer) or "", answer_in_response(response) or "")
+    gold = answer_in_gold(answer) or ""
+    return _doubted(response, gold, _by_algebra(gold, answer_in_response(response) or ""))
 
 
-def check_any(response: str, answer: str) -> Check:
-    """As `check`, but one correct answer among all in the response is enough. Never raises.
+def grade_any(response: str, answer: str) -> Check:
+    """As `grade`, but one correct answer among all in the response is enough. Never raises.
 
     The authors' released code grades this way: every box, and every text after "the answer is", counts.
     """
-    quick = quick_check_any(response, answer)
+    quick = quick_grade_any(response, answer)
     if quick:
         return quick
     gold = answer_in_gold(answer) or ""
@@ -98,14 +123,14 @@ def check_any(response: str, answer: str) -> Check:
     return min(checks, key=lambda check: order.index(check.verdict))
 
 
-def quick_check_any(response: str, answer: str) -> Check | None:
-    """As `quick_check`, for `check_any`."""
+def quick_grade_any(response: str, answer: str) -> Check | None:
+    """As `quick_grade`, for `grade_any`."""
     gold, answers = answer_in_gold(answer), answers_in_response(response)
     if gold is None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", answers[-1] if answers else None)
     if not answers:
         return Check(Verdict.WRONG, "no answer found")
-    outcomes = [_decide(clean(gold), clean(extracted), None) for extracted in answers]
+    outcomes = [_decide_quickly(gold, extracted) for extracted in answers]
     checks = [Check(*outcome, extracted) for outcome, extracted in zip(outcomes, answers, strict=True) if outcome]
     correct = [check for check in checks if check.verdict == Verdict.CORRECT]
     if correct:
@@ -114,9 +139,10 @@ def quick_check_any(response: str, answer: str) -> Check | None:
 
 
 def _by_algebra(gold: str, extracted: str) -> Check:
+    value = HEDGED.sub("", extracted, count=1)
     try:
         with processor_limit(ALGEBRA_SECONDS):
-            outcome = _decide_by_algebra(clean(gold), clean(extracted))
+            outcome = _decide_quantities(gold, value) or _decide_by_algebra(clean(gold), clean(value))
     except TimeoutError:
         return Check(Verdict.UNKNOWN, "comparison timed out", extracted)
     except Exception as error:
@@ -124,9 +150,47 @@ def _by_algebra(gold: str, extracted: str) -> Check:
     return Check(*outcome, extracted)
 
 
+def _decide_quantities(gold: str, extracted: str) -> Decision | None:
+    """Compare times of day, and quantities by their units; None unless both have units, or one has several terms."""
+    if not (may_be_quantity(gold) or may_be_quantity(extracted)):
+        return None
+    clocks = read_clock(gold), read_clock(extracted)
+    if clocks[0] and clocks[1] and (outcome := _decide_clocks(clocks[0], clocks[1])):
+        return outcome
+    quantities = read_quantity(gold), read_quantity(extracted)
+    if quantities[0] and quantities[1]:
+        same = equal_quantities(quantities[0], quantities[1])
+        if same is None and equal_numbers(quantities[0].first, quantities[1].first):
+            return Decision(Verdict.UNKNOWN, "units of different kinds")
+        return decision(bool(same), "quantities")
+    for quantity, other in ((quantities[0], extracted), (quantities[1], gold)):
+        if quantity and len(quantity.factors) > 1 and (number := read_number(clean(other))):
+            return _decide_terms(quantity, number, is_gold=other is extracted)
+    return None
+
+
+def _decide_terms(quantity: Quantity, number: Numeral, *, is_gold: bool) -> Decision:
+    """Hours and minutes against a number without a unit: of hours it is the same, of minutes it may be."""
+    is_stated = [states(quantity, number, factor, is_gold=is_gold) for factor in quantity.factors]
+    if any(is_stated[1:]) and not is_stated[0]:
+        return Decision(Verdict.UNKNOWN, "a number without its unit")
+    return decision(is_stated[0], "quantities")
+
+
+def _decide_clocks(gold: Clock, extracted: Clock) -> Decision | None:
+    """A response may say more than the gold answer, as 3:15 P.M. to 3:15, but not less."""
+    if extracted.is_half_known and gold.is_half_known:
+        return decision(gold == extracted, "times")
+    if not (extracted.is_half_known or gold.is_half_known):
+        return None  # 3:15 may also be a ratio
+    if gold.minutes % NOON != extracted.minutes % NOON:
+        return decision(False, "times")
+    return decision(True, "times") if extracted.is_half_known else Decision(Verdict.UNKNOWN, "morning or afternoon")
+
+
 def _decide_by_algebra(gold: str, extracted: str) -> Decision:
     """Compares whole expressions if the algebra system can parse both, else their parts."""
-    outcome = _decide(gold, extracted, _compare, is_parts_only=True)
+    outcome = _decide(gold, extracted, compare, is_parts_only=True)
     assert outcome is not None
     return outcome
 
@@ -146,15 +210,15 @@ def _decide(
             return Decision(Verdict.CORRECT, "same text")
         numbers = read_number(gold), read_number(extracted)
         if numbers[0] and numbers[1]:
-            return _verdict(equal_numbers(numbers[0], numbers[1]), "numbers")
+            return decision(equal_numbers(numbers[0], numbers[1]), "numbers")
         digits = DIGITS.fullmatch(gold), DIGITS.fullmatch(extracted)
         if digits[0] and digits[1]:
-            return _verdict(digits[0].groups() == digits[1].groups(), "numbers")
+            return decision(digits[0].groups() == digits[1].groups(), "numbers")
         if outcome := _decide_bases(gold, extracted):
             return outcome
     if depth < 3:
         part = lambda one, other: _decide(one, other, algebra, is_parts_only, depth + 1)  # noqa: E731
-        for by_form in (_decide_choices, _decide_groups, _decide_sides):
+        for by_form in (_decide_choices, _decide_pairs, _decide_groups, _decide_sides):
             if outcome := by_form(gold, extracted, part):
                 return outcome
     return algebra(gold, extracted) if algebra else None
@@ -170,11 +234,23 @@ def _decide_choices(gold: str, extracted: str, decide: Part) -> Decision | None:
         same = choices[0].letter == choices[1].letter
         if same and choices[0].value and choices[1].value:
             return decide(choices[0].value, choices[1].value)
-        return _verdict(same, "choices")
+        return decision(same, "choices")
     if choices[0] and choices[0].value:
         return decide(choices[0].value, extracted)
     if choices[1] and choices[1].value:
         return decide(gold, choices[1].value)
+    return None
+
+
+def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
+    """`10 to 15`, `5 remainder 2` and `3:4` number by number; none of them is a single number."""
+    pairs = read_paired(gold), read_paired(extracted)
+    if pairs[0] and pairs[1] and (pairs[0][0] == pairs[1][0] or {pairs[0][0], pairs[1][0]} == {"range", "ratio"}):
+        both = zip(pairs[0][1:], pairs[1][1:], strict=True)
+        return decision(all(equal_numbers(one, other) for one, other in both), "pairs")
+    for pair, other in ((pairs[0], extracted), (pairs[1], gold)):
+        if pair and pair[0] != "ratio" and "-" not in other and read_number(other):
+            return decision(False, "pairs")
     return None
 
 
@@ -184,16 +260,24 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     if groups[0] is None or groups[1] is None:
         return _decide_single(gold, extracted, groups, decide)
     one, other = groups[0], groups[1]
+    if one.brackets == "()" and (values := by_name(other)):
+        other = Brackets("()", values)  # x = 3, y = 4
     if one.brackets != other.brackets:
         return None
     if one.brackets:
-        if len(one.items) != len(other.items):
-            return _verdict(False, "lists")
-        return _all([decide(*pair) for pair in zip(one.items, other.items, strict=True)])
+        same_size = len(one.items) == len(other.items)
+        return _all([decide(*pair) for pair in zip(one.items, other.items, strict=True)] if same_size else [WRONG])
     joined = connective(gold), connective(extracted)
     if all(joined) and joined[0] != joined[1]:  # x > 1 and x < 3 is not x > 1 or x < 3
-        return _verdict(False, "lists")
+        return decision(False, "lists")
+    if _is_ranking(one.items, other.items) and not (AND_OR.search(gold) or AND_OR.search(extracted)):
+        return Decision(Verdict.UNKNOWN, "letters in another order")
     return _decide_unordered(one, other, decide)
+
+
+def _is_ranking(gold: list[str], extracted: list[str]) -> bool:
+    """True for the same letters of options in another order: the order may be the answer."""
+    return gold != extracted and sorted(gold) == sorted(extracted) and all(map(OPTION.fullmatch, gold))
 
 
 def _decide_unordered(gold: Brackets, extracted: Brackets, decide: Part) -> Decision | None:
@@ -203,7 +287,7 @@ def _decide_unordered(gold: Brackets, extracted: Brackets, decide: Part) -> Deci
     if outcome and outcome.verdict == Verdict.CORRECT and not (gold.is_set or extracted.is_set):
         # Each of the gold's repeated items, as the ones in 1, 1, 2, needs an item of its own.
         equals = Counter(tuple(cell is not None and cell.verdict == Verdict.CORRECT for cell in line) for line in table)
-        return _verdict(all(sum(line) >= count for line, count in equals.items()), "lists")
+        return decision(all(sum(line) >= count for line, count in equals.items()), "lists")
     return outcome
 
 
@@ -218,7 +302,7 @@ def _decide_single(
     alone = extracted if groups[0] else gold
     group = groups[0] or groups[1]
     if group and not group.brackets and read_number(stated_values(alone)[-1]):
-        return _verdict(False, "lists") if all(map(_is_plain, group.items)) else None
+        return decision(False, "lists") if all(map(_is_plain, group.items)) else None
     return None
 
 
@@ -231,7 +315,7 @@ def _decide_forms(gold: str, items: list[str], decide: Part) -> Decision | None:
         outcome = decide(gold, item)
         if outcome is None or outcome.verdict != Verdict.CORRECT:
             return outcome
-    return _verdict(True, "lists")
+    return decision(True, "lists")
 
 
 def _is_plain(item: str) -> bool:
@@ -242,11 +326,11 @@ def _all(outcomes: list[Decision | None]) -> Decision | None:
     """Wrong if one item is wrong; else undecided or unknown if one item is."""
     wrong = [outcome for outcome in outcomes if outcome and outcome.verdict == Verdict.WRONG]
     if wrong:
-        return _verdict(False, "lists")
+        return decision(False, "lists")
     if None in outcomes:
         return None
     unknown = [outcome for outcome in outcomes if outcome and outcome.verdict == Verdict.UNKNOWN]
-    return unknown[0] if unknown else _verdict(True, "lists")
+    return unknown[0] if unknown else decision(True, "lists")
 
 
 def _any(outcomes: list[Decision | None]) -> Decision | None:
@@ -255,7 +339,7 @@ def _any(outcomes: list[Decision | None]) -> Decision | None:
     correct = [outcome for outcome in known if outcome.verdict == Verdict.CORRECT]
     if correct or None in outcomes:
         return correct[0] if correct else None
-    return next((outcome for outcome in known if outcome.verdict == Verdict.UNKNOWN), _verdict(False, "lists"))
+    return next((outcome for outcome in known if outcome.verdict == Verdict.UNKNOWN), decision(False, "lists"))
 
 
 def _decide_sides(gold: str, extracted: str, decide: Part) -> Decision | None:
@@ -277,128 +361,12 @@ def _decide_sides(gold: str, extracted: str, decide: Part) -> Decision | None:
 
 
 def _is_equation(text: str) -> bool:
-    return len(sides(text)) == 2 and "=" in text and all(sides(text))
+    return len(sides(text)) == 2 and "=" in text and all(sides(text)) and VARIABLE.search(text) is not None
 
 
 def warm_up() -> None:
     """Load the computer algebra system, including what it builds at first use (about a second)."""
-    check_by_algebra(r"\boxed{x^2-1}", "(x-1)(x+1)")
-
-
-def parse_answer(text: str) -> Any | None:
-    """The sympy object of a cleaned answer, or None if math-verify cannot parse it."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
-    from sympy import Rational  # type: ignore[import-untyped]
-
-    # math-verify strips "units" such as c, t or m from the end of any expression, which turns 4c into 4: `clean` has
-    # already removed the units that are marked as text.
-    normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
-    target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
-    text = NATURAL_LOGARITHM.sub(r"\\ln ", _in_radians(text))
-    text = ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)
-    text = SUBSCRIPT.sub(lambda match: WITH_SUBSCRIPT[match[1]], text)
-    text = IMAGINARY_UNIT.sub(" i", EXPONENT_NOTATION.sub(r"\1 \\cdot 10^{\2}", text))
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns that its own timeouts are off: this package's limit applies
-    parsed = parse(
-        rf"\boxed{{{text}}}",
-        extraction_config=[target],
-        fallback_mode="no_fallback",
-        parsing_timeout=None,
-        raise_on_error=True,
-    )
-    if parsed:
-        return _exact(parsed[0])
-    number = read_number(text)  # such as -1./3
-    return Rational(number.value) if number else None
-
-
-def _in_radians(text: str) -> str:
-    r"""A cleaned expression with its degrees as multiples of π, and a backslash before the functions that take them."""
-    if DEGREE_SIGN not in text:
-        return text
-    text = SINE.sub(lambda match: "\\" + match[0].lstrip("\\"), text)
-    text = IN_DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
-    return text.replace(DEGREE_SIGN, r"\cdot\frac{\pi}{180}")
-
-
-def _compare(gold: str, extracted: str) -> Decision:
-    """Compare two cleaned answers as expressions. Raises what math-verify and sympy raise."""
-    decision = _compare_expressions(gold, extracted)
-    if decision.verdict == Verdict.WRONG and (DEGREE_SIGN in gold) != (DEGREE_SIGN in extracted):
-        other = extracted if DEGREE_SIGN in gold else gold
-        if SINE.search(other):  # it may leave out the sign: cos 36 for the cosine of 36 degrees
-            return _compare_expressions(gold.replace(DEGREE_SIGN, ""), extracted.replace(DEGREE_SIGN, ""))
-    return decision
-
-
-def _compare_expressions(gold: str, extracted: str) -> Decision:
-    from math_verify import verify
-    from sympy import MatrixBase
-
-    gold, extracted = without_unit(gold), without_unit(extracted)
-    gold_value = None if is_prose(gold) else parse_answer(gold)
-    extracted_value = parse_answer(extracted)
-    if gold_value is None:
-        return Decision(Verdict.UNKNOWN, "gold answer cannot be parsed")
-    if extracted_value is None and DIGITS.search(extracted):
-        return Decision(Verdict.UNKNOWN, "number too long to read")
-    if extracted_value is None:
-        return Decision(Verdict.WRONG, "answer cannot be parsed")
-    is_approximate = bool(DECIMAL_POINT.search(gold) or DECIMAL_POINT.search(extracted))
-    if _is_number(gold_value) and _is_number(extracted_value):
-        equal = _equal_values(gold_value, extracted_value, is_approximate)
-        if not equal and gold.endswith("%") != extracted.endswith("%"):  # 25% is met by 25, too
-            whole = (100 * gold_value, extracted_value) if gold.endswith("%") else (gold_value, 100 * extracted_value)
-            equal = _equal_values(*whole, is_approximate)
-        return _verdict(equal, "numbers")
-
-    def same(one: Any, other: Any) -> bool:
-        if _is_number(one) and _is_number(other):
-            return _equal_values(one, other, is_approximate)
-        return bool(verify(one, other, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True))
-
-    if isinstance(gold_value, MatrixBase) and isinstance(extracted_value, MatrixBase):
-        entries = zip(gold_value.flat(), extracted_value.flat(), strict=False)
-        equal = gold_value.shape == extracted_value.shape and all(same(one, other) for one, other in entries)
-        return _verdict(equal, "expressions")
-    return _verdict(same(gold_value, extracted_value), "expressions")
-
-
-def _exact(value: Any) -> Any:
-    """An expression with each decimal as an exact fraction: 0.1 is a tenth, and not a binary number."""
-    from sympy import Float, Rational
-
-    return value.xreplace({number: Rational(str(number)) for number in value.atoms(Float)})
-
-
-def _is_number(value: Any) -> bool:
-    """True if an expression has a value: no symbols, sets, relations or infinities."""
-    from sympy import Expr
-
-    return isinstance(value, Expr) and not value.free_symbols and bool(value.is_number) and value.is_finite is not False
-
-
-def _equal_values(gold: Any, extracted: Any, is_approximate: bool) -> bool:
-    """True if two numbers agree: exactly, unless one is a decimal and the gold number is not an integer.
-
-    The difference is evaluated with up to EXACT_DIGITS digits, depending on how many of them cancel.
-    """
-    gold = gold.doit()
-    difference = gold - extracted.doit()
-    if difference.is_Rational:
-        error: Any = abs(difference)
-    else:
-        parts = difference.evalf(2, maxn=EXACT_DIGITS).as_real_imag()
-        # A part without any certain digit is zero within EXACT_DIGITS digits.
-        error = abs(sum(abs(part) for part in parts if not (part.is_Float and part._prec == 1)))
-    if error == 0:
-        return True
-    if not is_approximate or gold.is_Integer:
-        return False
-    return bool(error <= abs(gold).evalf(20) * APPROXIMATION.numerator / APPROXIMATION.denominator)
+    grade_by_algebra(r"\boxed{x^2-1}", "(x-1)(x+1)")
 
 
 def _decide_bases(gold: str, extracted: str) -> Decision | None:
@@ -406,7 +374,7 @@ def _decide_bases(gold: str, extracted: str) -> Decision | None:
     in_base = IN_BASE.fullmatch(gold.replace(" ", ""))
     other = IN_BASE.fullmatch(extracted.replace(" ", "")) if in_base else None
     if in_base and other:
-        return _verdict(in_base.groups() == other.groups(), "numbers")
+        return decision(in_base.groups() == other.groups(), "numbers")
     return None
 
 
@@ -428,11 +396,7 @@ def _count(text: str) -> int:
 
 def _bare(text: str) -> str:
     r"""Text for literal comparison: no white space, `\text{}`, degrees, brackets of a choice, capitals in words."""
-    bare = re.sub(rf"[\s{DEGREE_SIGN}]+", "", TEXT_COMMAND.sub(r"\1", text))
+    bare = re.sub(rf"[\s{DEGREE_SIGN}]+", "", ARTICLE.sub("", TEXT_COMMAND.sub(r"\1", text)))
     if choice := re.fullmatch(r"\(([A-Z])\)", bare):
         return choice[1]
     return bare.lower() if re.fullmatch(r"[a-zA-Z'-]{3,}", bare) else bare
-
-
-def _verdict(same: bool, compared: str) -> Decision:
-    return Decision(Verdict.CORRECT, f"equal {compared}") if same else Decision(Verdict.WRONG, f"different {compared}")

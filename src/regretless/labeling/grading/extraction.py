@@ -9,10 +9,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from regretless.data.messages import CLOSE, OPEN
-from regretless.labeling.forms import stated_values
-from regretless.labeling.numerals import (
+from regretless.labeling.grading.forms import INEQUALITY, OR, stated_values
+from regretless.labeling.grading.marks import (
+    BOLD,
+    BOX,
+    CHOSEN,
+    CORRECTION,
+    END_OF_TURN,
+    HASH,
+    HEDGE_BEFORE,
+    HEDGED,
+    LABEL,
+    NEXT_PROBLEM,
+    NO_VALUE,
+    PLAN,
+    STATEMENT,
+    TAG,
+    UNFINISHED,
+)
+from regretless.labeling.grading.numerals import (
+    GROUPED,
     SCALE_LETTERS,
     SCALES,
     UNIT_LETTERS,
@@ -22,8 +41,8 @@ from regretless.labeling.numerals import (
     plain_text,
     read_number,
 )
+from regretless.labeling.grading.units import UNIT, unit_of
 
-BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
 MAX_BOXES = 20
 """Boxes examined, from the end: enough for any answer, and a bound on the work for a text full of boxes."""
 MAX_TAIL = 1000
@@ -34,28 +53,10 @@ BARE_BOX = re.compile(r"[^\s$.,;\\]{0,80}")
 LINK = re.compile(r"(?:,|;|、|&|and|or|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=)?")
 LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.|\*\*")
 
-HASH_LINE = re.compile(r"^[ \t]{0,8}####[ \t]{0,8}(?=\S)", re.MULTILINE)
-LABEL_LINE = re.compile(
-    r"^[ \t*_#>]{0,8}(?:A|Ans|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result))|【?(?:最终)?答案?】?)"
-    r"[*_]{0,2}[ \t]{0,2}(?:[:=]|】|\n)[ \t*_]{0,8}",
-    re.MULTILINE,
-)
-TAG = re.compile(r"<answer>([^<]{1,600})(?:</answer>|$)")
-STATEMENT = re.compile(
-    r"(?i:\b(?:answer|solution|result|option|choice)s?[\"'*_]{0,3}"
-    r"(?:\s(?:to|of|for)\s[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
-    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals)\b"
-    r"|\s{0,4}[:=]|\sof(?=\s[$\d])))"
-    r"|(?:答案|结果|选项)(?:应该|应)?(?:是|为|等于|[:=])|(?:故|应|因此|所以)?选(?:择|项)?(?=\s{0,2}[:(]?\s?[A-J](?![a-z]))"
-)
-CHOSEN = re.compile(
-    r"(?i:\b(?:option|choice|answer|choose|select|pick))\s{1,2}[*_]{0,2}\(?([A-J])\)?[*_]{0,2}(?=[\s.,;:)]|$)(?!\s?=)"
-)
-"""An option named by its letter: "option B", "choose (C)", "answer D"."""
 LEAD = re.compile(
-    r"(?i:(?:therefore|thus|hence|so|simply|just|only|exactly|approximately|about|roughly|around|nearly|given by"
-    r"|equal to|as follows|either|indeed|then|clearly|now|also|still|that is|i\.e\.|option|choice|number|letter"
-    r"|a total of)\b|约为|约|大约|大概|一共|总共|共有|共|选项|选)[\s,:]{0,3}"
+    r"(?i:(?:therefore|thus|hence|so|simply|just|only|exactly|approximately|about|roughly|around|nearly|probably|likely"
+    r"|given by|equal to|as follows|either|indeed|then|clearly|now|also|still|that is|i\.e\.|option|choice|number"
+    r"|letter|a total of)\b|约为|约|大约|大概|(?:一共|总共|共)有?|选项|选)[\s,:]{0,3}"
 )
 OPENING = re.compile(r"[\s*_:=>#`\"'】~]{0,40}")
 NO_ANSWER = re.compile(
@@ -73,8 +74,10 @@ MATH = re.compile(
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,20}\s{1,4}[a-zA-Z]{2}")
 WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mbox)\s?\{[^{}]{0,200}\}")
 SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
+SENTENCE_START = re.compile(r"(?<=[.!?。！])\s")
 ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
-BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+MAX_GAP = 40
+"""Longest text (characters) between two numbers of one answer."""
 MAX_NEGATION = 40
 """Characters before a number in which a word may negate it."""
 MAX_CHOICE = 60
@@ -85,16 +88,16 @@ LETTERS = re.compile(
 )
 
 # Mathematics in plain text: numbers, single letters and brackets with operators between them.
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+NUMBER = rf"(?:{GROUPED}|\d+)(?:\.\d+)?|\.\d+"
 ATTACHED = r"(?:\((?![^()\n]{0,80}[A-Za-z]{2})[^()\n]{1,80}\)|_\{?\d{1,3}\}?"
-ATTACHED += r"|\s?\\?%|\^\{?[-+]?\d{1,6}\}?|[²³!π°]|√\d{1,6}|[eE][-+]?\d{1,4}(?!\w)"
-ATTACHED += r"|\s?[ap]\.?m\b|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
+ATTACHED += r"|\s?\\?%|\^\{?[-+]?\d{1,6}\}?|[²³!π]|°\s?[CF]?(?![a-zA-Z])|√\d{1,6}|[eE][-+]?\d{1,4}(?!\w)"
+ATTACHED += r"|\s?[apAP]\.?\s?[mM]\b|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
 OPERAND = (
     rf"[-+]?\s?(?:US|HK|Rs\.?\s?)?\\?[$€£¥₹]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
     rf"|(?:sqrt|√|ln|log|sin|cos|tan)\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
     rf"|\([^()\n]{{1,80}}\){ATTACHED}|π|[a-zA-Z](?:_\w|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
 )
-OPERATOR = r"\s{0,2}(?:[-+*/=:×÷·±^]|≈|(?<=[\d\s])x(?=\s?10))\s{0,2}"
+OPERATOR = r"\s{0,2}(?:[-+*/=:×÷·±^]|≈|(?<=[\d\s])x(?=\s?\d))\s{0,2}"
 PLAIN = re.compile(
     rf"(?<![A-Za-z0-9_.^\\'’])(?<![_^]\{{)(?:{OPERAND})(?:{OPERATOR}(?:{OPERAND})){{0,30}}(?:\s?[-/]\s?)?"
 )
@@ -117,12 +120,28 @@ SCALE_LETTER = re.compile(rf"\s(?:{'|'.join(SCALE_LETTERS)})(?!\w)")
 LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 
+JOINED = re.compile(
+    r"\s(?:to|through)\s|\s?[–—]\s?|,?\s(?:with\s)?(?:an?\s)?remainder(?:\sof)?\s|\sR\.?\s?|\s(?:plus|times|divided\sby)\s"
+    r"|\s(?:in|out\sof)\s"
+)
+"""Between two numbers that are one answer: a range, a quotient with its remainder, a calculation in words."""
+OPTION_TEXT = re.compile(r"[:\s]{1,2}([a-zA-Z]{2,20}(?:\s[a-zA-Z]{2,20}){0,4})(?=[.,;\n]|$)")
+"""The words of an option behind its letter, as in `(B) no`."""
+FACTORIAL = re.compile(r"[.,;)=]|\s?[-+*/=]|\s[a-z]")
+"""What follows an exclamation mark that ends no sentence."""
+NAMED = re.compile(r"\s[a-z]{3,15},?\sand\s")
+"""Between two numbers of different things: 12 boys and 16 girls."""
+NEXT_TERM = re.compile(r"(?:,\s?|\s)?(?:and\s)?")
+ROUNDED = re.compile(r"\s(?:decimal|significant|places|d\.p|s\.f|digits|nearest)")
+FROM = re.compile(r"(?:from|between)\s$", re.IGNORECASE)
+FACTOR_BEHIND = re.compile(r"\s(?=[a-zA-Z](?:[_^²³]|\s?[-+*/=]\s?[\da-zA-Z(]))")
+"""A space before a letter that is a variable: `4 x^{2}`."""
 NEGATED = re.compile(r"(?i:n['’]t|\bnot|\bnever)(?:\sbe)?[\s$*]{1,4}$")
 
 
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as written there, or None if it has none."""
-    text = plain_text(_behind_reasoning(text))
+    text = plain_text(own_answer(text))
     if box := boxed(text):
         return box
     text = join_digits(text)
@@ -160,6 +179,18 @@ def _behind_reasoning(text: str) -> str:
     """
     answer = text.rpartition(CLOSE)[2]
     return "" if answer.lstrip().startswith(OPEN) else answer
+
+
+def own_answer(text: str) -> str:
+    """A response without its reasoning, and without a next problem that the model made up behind its answer."""
+    text = _behind_reasoning(text).lstrip()
+    if (end := END_OF_TURN.search(text, 1)) is not None:
+        text = text[: end.start()]
+    for problem in NEXT_PROBLEM.finditer(text):
+        before = text[: problem.start()]
+        if any(mark.search(before) for mark in (BOX, HASH, LABEL, STATEMENT)):
+            return before
+    return text
 
 
 def is_prose(text: str) -> bool:
@@ -215,7 +246,7 @@ def _marked(text: str) -> str | None:
     tags = list(TAG.finditer(text))
     if tags and tags[-1][1].strip():
         return _answer_at(tags[-1][1], 0)
-    matches = sorted((*HASH_LINE.finditer(text), *LABEL_LINE.finditer(text)), key=lambda match: match.start())
+    matches = sorted((*HASH.finditer(text), *LABEL.finditer(text)), key=lambda match: match.start())
     for match in reversed(matches[-MAX_BOXES:]):
         line, _, after = text[match.end() : match.end() + MAX_TAIL].lstrip().partition("\n")
         answer = _answer_at(text, match.end())
@@ -227,8 +258,10 @@ def _marked(text: str) -> str | None:
 
 
 def _stated(text: str) -> str | None:
-    """Answer of the last "the answer is x" that states one, else of the last "option B"."""
+    """Answer of the last "the answer is x" that states one, else of the last "option B"; "less than x" states none."""
     for match in reversed(list(STATEMENT.finditer(text))[-MAX_BOXES:]):
+        if HEDGED.match(text, match.end()):
+            continue
         if answer := _answer_at(text, match.end()):
             return answer
     chosen = list(CHOSEN.finditer(text))
@@ -239,6 +272,9 @@ def _answer_at(text: str, start: int) -> str | None:
     """The answer that begins at a position, or on the next line: a list of formulas, numbers or choices, or words."""
     rest = text[start : start + MAX_TAIL] + TOKEN_REST.match(text, start + MAX_TAIL)[0]  # type: ignore[index]
     rest = rest[OPENING.match(rest).end() :]  # type: ignore[union-attr]  # it matches everything
+    sentence = SENTENCE_END.split(rest, maxsplit=1)[0]
+    if (change := CORRECTION.search(sentence)) and (corrected := _pieces(change[0])):
+        return _join(change[0], corrected[-1:])
     if inner := STATEMENT.match(rest) or re.match(rf"(?i:the\s(?:final\s)?)(?={STATEMENT.pattern})", rest):
         return _answer_at(rest, inner.end())
     for _ in range(3):
@@ -251,12 +287,13 @@ def _answer_at(text: str, start: int) -> str | None:
         letter, behind = choice[1] or choice[2], rest[choice.end() :].split("\n", 1)[0].lstrip(" ).:*_")
         pieces = _pieces(behind)
         value = _join(behind, _run_from_start(behind, pieces)) if pieces and pieces[0][0] == 0 else None
+        if value is None and choice[1] and (words := OPTION_TEXT.match(rest, choice.end())):
+            value = words[1]
         return f"({letter}) {value}" if value else letter
     pieces = _pieces(rest)
     if pieces and pieces[0][0] == 0:
         return _join(rest, _run_from_start(rest, pieces))
-    sentence = SENTENCE_END.split(rest, maxsplit=1)[0].strip(" *_")
-    return _in_sentence(sentence)
+    return _in_sentence(SENTENCE_END.split(rest, maxsplit=1)[0].strip(" *_"))
 
 
 def _in_sentence(sentence: str) -> str | None:
@@ -292,7 +329,37 @@ def _pieces(text: str) -> list[Piece]:
     for start, end, _ in [*formulas, (len(text), len(text), True)]:
         plain += _plain_pieces(text, begin, start)
         begin = end
-    return sorted([*formulas, *plain])
+    return _whole(text, sorted([*formulas, *plain]))
+
+
+def _whole(text: str, pieces: list[Piece]) -> list[Piece]:
+    """Pieces with those in one that are one quantity: hours and minutes, a range, a quotient with its remainder."""
+    whole: list[Piece] = []
+    for piece in pieces:
+        if whole and (whole[-1][2] == piece[2]) and _belongs(text, whole[-1], piece):
+            whole[-1] = (whole[-1][0], piece[1], piece[2])
+        else:
+            whole.append(piece)
+    return whole
+
+
+def _belongs(text: str, piece: Piece, following: Piece) -> bool:
+    gap = text[piece[1] : following[0]]
+    if len(gap) > MAX_GAP:
+        return False
+    if JOINED.fullmatch(gap):
+        is_range = "to" in gap or "through" in gap
+        return not (is_range and (FROM.search(text, 0, piece[0]) or ROUNDED.match(text, following[1])))
+    if (factor := FACTOR_BEHIND.match(text, piece[1])) and factor.end() == following[0]:
+        return True
+    unit = UNIT.match(text, piece[1])
+    if unit is None or not NEXT_TERM.fullmatch(text, unit.end(), following[0]):
+        return False
+    smaller = UNIT.match(text, following[1])
+    if smaller is None:
+        return False
+    (kind, size), (other, part) = unit_of(unit), unit_of(smaller)
+    return kind == other and part < size
 
 
 def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
@@ -302,10 +369,10 @@ def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
     pieces: list[Piece] = list(groups)
     for match in PLAIN.finditer(text, begin, end):
         piece = match[0].rstrip(" -/=")
-        stop = match.start() + len(piece)
-        is_inside = any(start <= match.start() < until for start, until, _ in groups)
+        begins = match.start() + len(piece) - len(piece.lstrip())
+        is_inside = any(start <= begins < until for start, until, _ in groups)
         if not is_inside and _has_value(piece):
-            pieces.append((match.start(), stop, False))
+            pieces.append((begins, match.start() + len(piece), False))
     return sorted(pieces)
 
 
@@ -326,7 +393,7 @@ def _run_from_start(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     """The first piece, and further ones separated only by "and", "or" or a comma, up to the end of a clause."""
     run = [pieces[0]]
     for piece in pieces[1:]:
-        if not _linked(text[run[-1][1] : piece[0]]):
+        if not (_linked(text[run[-1][1] : piece[0]]) or NAMED.fullmatch(text, run[-1][1], piece[0])):
             break
         run.append(piece)
     # "5, 3 of which are red" states 5 alone.
@@ -355,31 +422,61 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
     parts = []
     for start, end, is_formula in run:
         part = _formula(text[start:end]) if is_formula else text[start:end].strip().rstrip(".,;:!")
-        if not is_formula and (unit := LETTER_UNIT.fullmatch(part)):
-            part = f"{unit[1]} {unit[2]}"  # 350g
+        if not is_formula and text[end - 1] == "!" and FACTORIAL.match(text, end):
+            part += "!"
+        if not is_formula and (letter := LETTER_UNIT.fullmatch(part)):
+            part = f"{letter[1]} {letter[2]}"  # 350g
         if scale := SCALE_WORD.match(text, end) or (SCALE_LETTER.match(text, end) if part[:1] in "$€£¥₹" else None):
             part += " " + scale[0].strip()
         if len(run) == 1 and "," not in part:
             # `14/2=7` states 7; in a list of equations (`x=1, y=2`) every side counts.
             part = stated_values(part)[-1] or part
+        if (unit := UNIT.match(text, end)) and _has_unit(part, unit):
+            part += f" {unit[0].strip()}"
         if part:
             parts.append(part)
-    return ", ".join(parts) or None
+    is_either = any(OR.search(text, one[1], other[0]) for one, other in pairwise(run))
+    return (" or " if is_either and any(map(INEQUALITY.search, parts)) else ", ").join(parts) or None
+
+
+def _has_unit(part: str, unit: re.Match[str]) -> bool:
+    """True if the word behind a number is its unit, and not the "in" of "12 in total"."""
+    if unit["unit"] == "in" and re.match(r"\s[a-zA-Z]", unit.string[unit.end() :]):
+        return False
+    return read_number(clean(part)) is not None or UNIT.search(part) is not None
 
 
 def _last_expression(text: str) -> str | None:
     """The last formula or number, whichever ends later, with those in the same list; bold ones take precedence."""
-    text = ANNOTATION.sub("", text)
-    last_line = text.rstrip().rpartition("\n")[2]
-    for bold in reversed(BOLD.findall(last_line)):
-        pieces = [piece for piece in _pieces(bold) if _has_value(bold[piece[0] : piece[1]])]
-        if pieces:
-            return _join(bold, _run_to_end(bold, pieces))
+    text = ANNOTATION.sub("", text).rstrip()
+    last_line = text.rpartition("\n")[2]
+    last_sentence = SENTENCE_START.split(last_line)[-1]
+    if bold := _bold(last_line, last_sentence):
+        return bold
     if len(last_line) < MAX_CHOICE and CHOICE.match(last_line.strip(" *")):
         return _answer_at(last_line, 0)
-    pieces = [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
+    if no_value := NO_VALUE.search(last_sentence):
+        return no_value[0]
+    is_open = text.endswith("?") or UNFINISHED.search(text) or (PLAN.search(last_sentence) and "=" not in text)
+    pieces = [] if is_open else [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
-    return _join(text, _run_to_end(text, pieces)) if pieces else None
+    if not pieces:
+        return None
+    run = _run_to_end(text, pieces)
+    hedge = HEDGE_BEFORE.search(text[max(0, run[0][0] - MAX_NEGATION) : run[0][0]])
+    answer = _join(text, run)
+    return f"{hedge[0].strip(' *$(')} {answer}" if hedge and answer else answer
+
+
+def _bold(last_line: str, last_sentence: str) -> str | None:
+    """The last bold value of the last line, or the bold words of a last sentence without values."""
+    bold = BOLD.findall(last_line)
+    for text in reversed(bold):
+        pieces = [piece for piece in _pieces(text) if _has_value(text[piece[0] : piece[1]])]
+        if pieces:
+            return _join(text, _run_to_end(text, pieces))
+    words = [] if _has_value(last_sentence) else BOLD.findall(last_sentence)
+    return str(words[-1]).strip(" .:") if words else None
 
 
 def _formula(text: str) -> str:

@@ -1,7 +1,7 @@
 r"""Plain numbers as people and models write them: `1,234`, `\$6`, `25\%`, `12\frac{3}{5}`, `4.5e33`, `18 eggs`.
 
 Most answers of school mathematics are plain numbers. Parsed here, exactly and without a computer algebra system, they
-are compared in microseconds; anything else goes to `regretless.labeling.math_verifier`.
+are compared in microseconds; anything else goes to `regretless.labeling.grading.grader`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ APPEARANCE = re.compile(
 )
 LEADING = re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*")
 CURRENCY = re.compile(
-    r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|₹|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
+    r"(?:\b(?:US|HK)\s?)?\\?\$|\\\(|\\\)|\\\[|\\\]|€|£|¥|₹|¢|\*\*|`|^(?:USD|EUR|GBP|RMB|CNY|Rs\.?)\s?(?=[\d-])"
 )
 WHOLLY_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|boldsymbol|mbox|rm|bf)\s?\{([^{}]*)\}"
@@ -60,7 +60,7 @@ CHINESE_UNIT = re.compile(r"(?<=[\d}%)])\s?[\u4e00-\u9fff]{1,12}[²³]?$")
 PERCENT = re.compile(r"(?<=[\d.}\])])\s?(?:percent\b|per\scent\b|\\text\s?\{\s?percent\s?\})")
 # Words in brackets after a number, which are not a factor.
 REMARK = re.compile(
-    r"(?<=[\d}%])\s?\((?:[A-Za-z]{3,20}(?:\s[A-Za-z]{1,20}){0,8}|[\u4e00-\u9fff]{1,20}|\\text\s?\{[^{}()]*\})\)$"
+    r"(?<=[\d}%])\s?\((?:(?:[mck]?m|[mk]?g|s|min|h|ft|in|lb|oz|L|ml)(?:\^[23])?|[A-Za-z]{3,20}(?:\s[A-Za-z]{1,20}){0,8}|[\u4e00-\u9fff]{1,20}|\\text\s?\{[^{}()]*\})\)$"
 )
 FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
     0xFFE5: "¥",
@@ -78,8 +78,22 @@ VULGAR = {sign: unicodedata.normalize("NFKC", sign).split("⁄") for sign in "¼
 VULGAR_FRACTION = re.compile(rf"[{''.join(VULGAR)}](?P<factor>(?=[a-zA-Zπ(\\]))?")
 PI = re.compile(r"(?:(?<=[\d)*/^{])|(?<=\d ))pi(?![a-zA-Z])")
 """The number, but not the word, as in digits of pi."""
+TAGS = re.compile(
+    r"</?(?:b|i|u|p|br|em|strong|span|div|li|ul|ol|code|center|h[1-6])(?:\s[^<>]{0,80})?/?>", re.IGNORECASE
+)
+STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
+ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th|\^\s?\{?\s?\\(?:text|mathrm)\s?\{(?:st|nd|rd|th)\}\s?\}?)$")
+ONE_IN = re.compile(r"(\d+)\s(?:in|out\sof)\s(\d+)")
+MODULUS = re.compile(r"(?<=[\d\s])\s?\(?\\?(?:p?mod|bmod)\s?\{?\d+\}?\)?$")
+PYTHON_POWER = re.compile(r"(?<=[\da-zA-Z)])(?<![a-zA-Z]{2})\*\*(?=[\d(-])(?![^*\n]{0,200}\*\*)")
+"""`x**2`, and not the beginning of bold text."""
+FEET_AND_INCHES = re.compile(r"(?<![\w.])(\d{1,3})\s?['′]\s?(\d{1,2}(?:\.\d+)?)\s?(?:[\"″”]|'')")
 NEGATIVE = re.compile(r"\b(?:[Nn]egative|(?<![\d)}$] )[Mm]inus)\s(?=\$?\d)")
 # Both are searched in whole responses. One pattern for both would take twice the time.
+SEPARATED = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s?|\\[,;]\s?)(?=\d{3}(?!\d))")
+"""Thousands apart as LaTeX writes them: `9{,}500`, `9\\,500`, `9,\\!500`."""
+EUROPEAN = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3})+,\d{1,2}(?![\w]|[.,]\d)")
+"""Thousands apart by points, before a decimal comma: `1.234,56`."""
 HAS_GROUPS = re.compile(r" (?<=[0-9] )[0-9]{3}"), re.compile(r"[_'](?<=[0-9].)[0-9]{3}")
 GROUPED_DIGITS = re.compile(r"(?<![\w.,^/'])\d{1,3}(?:(?:[ _]\d{3}){2,}|(?:'\d{3})+)(?![\w/'-]|[ _]\d|,\d)")
 """Thousands apart by spaces, as in 1 234 567, or by apostrophes or underscores."""
@@ -92,6 +106,7 @@ REPLACEMENTS = {
     r"\varnothing": r"\emptyset",
     "∅": r"\emptyset",
     "{,}": ",",
+    "{:}": ":",
     "–": "-",
     "×": r"\times ",
     "·": r"\cdot ",
@@ -103,8 +118,16 @@ REPLACEMENTS = {
     r"\dfrac": r"\frac",
     r"\tfrac": r"\frac",
     r"\cfrac": r"\frac",
+    r"\langle": "(",
+    r"\rangle": ")",
+    "\\mathrm{e}": "e",
+    "\\mathrm{i}": "i",
 }
 
+TIMES = re.compile(r"(?<![\w.])(\d{1,9})\s?x\s?(?=\d)")
+DASHED = re.compile(r"^(\$?\d[\d.,]*%?)\s?(?:–|—|--|\\text\{\s?--?\s?\})\s?(\$?\d[\d.,]*%?)$")
+"""A range with a dash that is no minus sign."""
+NOTHING = re.compile(r"(?i:(?:the\s)?empty\sset|no\s(?:real\s|such\s)?(?:solutions?|values?|numbers?)|none)")
 LETTER = re.compile(r"\(?[A-J][).:]?|\\text[a-z]{0,2}\{\([A-J]\)\}")
 ROOT = re.compile(r"√\s?(?:(\d{1,9}|[a-z])|\(([^()]{1,40})\)|\{([^{}]{1,40})\})")
 ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
@@ -123,7 +146,13 @@ NUMBER_WORDS = re.compile(
 )
 """Also with digits behind, as in `five (5)`."""
 
-DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d*)?"
+GROUPED = r"\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,5},\d{3}(?!\d)"
+"""An integer with commas, also in groups of two, as in 1,00,000."""
+DOZENS = re.compile(rf"(?i:(an?|{'|'.join(list(WORDS)[1:13])})\sdozen(?:\s[a-z]{3, 12})?)")
+CHINESE_DIGITS = "零一二三四五六七八九"
+CHINESE_NUMBER = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,12}})[个元只人天年岁块本支件]?")
+CHINESE_PART = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,6}})分之([{CHINESE_DIGITS}十百千万]{{1,6}})")
+DECIMAL = rf"(?:{GROUPED}|\d+)?(?:\.\d*)?"
 EXPONENT = r"(?:[eE]([-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d)))?"
 SIMPLE = re.compile(rf"([-+]?)\s*({DECIMAL}){EXPONENT}")
 REPEATING = re.compile(r"([-+]?\d{0,40})\.(\d{0,40})\\overline\s?\{(\d{1,40})\}")
@@ -168,6 +197,14 @@ def plain_text(text: str) -> str:
             lambda match: f"^{{{''.join(RAISED[sign] for sign in match[0])}}}", text.translate(ALIKE)
         )
         text = VULGAR_FRACTION.sub(_vulgar_fraction, text)
+    if "~~" in text:
+        text = STRUCK.sub(" ", text)
+    if "<" in text:
+        text = TAGS.sub(" ", text)
+    if "**" in text:
+        text = PYTHON_POWER.sub("^", text)
+    if "'" in text or "′" in text:
+        text = FEET_AND_INCHES.sub(r"\1 feet \2 inches", text)
     if "egative " in text or "inus " in text:
         text = NEGATIVE.sub("-", text)
     if "pi" in text:
@@ -176,7 +213,11 @@ def plain_text(text: str) -> str:
 
 
 def join_digits(text: str) -> str:
-    """Text with numbers such as `12 500` in one piece."""
+    """Text with numbers such as `12 500` and `12{,}500` in one piece."""
+    if "\\" in text or "{,}" in text:
+        text = SEPARATED.sub(",", text)
+    if "," in text and "." in text:
+        text = EUROPEAN.sub(lambda match: match[0].replace(".", "").replace(",", "."), text)
     if any(pattern.search(text) for pattern in HAS_GROUPS):
         return GROUPED_DIGITS.sub(lambda match: re.sub("[ _']", "", match[0]), text)
     return text
@@ -198,6 +239,10 @@ def clean(text: str) -> str:
     if len(text) > MAX_CLEANED:
         return text.strip()
     text = join_digits(plain_text(text))
+    text = TIMES.sub(r"\1 \\times ", text)
+    text = DASHED.sub(r"\1 to \2", text)
+    if portion := ONE_IN.fullmatch(text):
+        text = f"{portion[1]}/{portion[2]}"
     for old, new in REPLACEMENTS.items():
         text = text.replace(old, new)
     text = PERCENT.sub("%", APPEARANCE.sub("", text))
@@ -206,9 +251,13 @@ def clean(text: str) -> str:
     text = ANGLE.sub(lambda match: DEGREE.sub(DEGREE_SIGN, match[0]) if match["sine"] else "", text)
     text = CHINESE_SCALE.sub(lambda match: rf" \times 10^{{{CHINESE_SCALES[match[1]]}}}", text)
     text = LEADING.sub("", SCALE.sub(_power, text)).strip().strip("\"'").rstrip(" .,;:。、\\")
+    text = MODULUS.sub("", ORDINAL.sub("", text)) if "equiv" not in text else text
     text = ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3]}}}", text)
     if whole := WHOLLY_TEXT.fullmatch(text):
-        return whole[1].strip(" .")
+        text = whole[1].strip(" .")
+        return r"\emptyset" if NOTHING.fullmatch(text) else text
+    if NOTHING.fullmatch(text):
+        return r"\emptyset"
     while (shorter := REMARK.sub("", CHINESE_UNIT.sub("", TEXT_UNIT.sub("", text))).rstrip()) != text:
         if LETTER.fullmatch(shorter):  # `(B) \\text{east}` is a choice, not a quantity
             break
@@ -234,8 +283,8 @@ def read_number(text: str) -> Numeral | None:
     """The plain number that a cleaned text states, without units; None if it is anything else."""
     if len(text) > MAX_LENGTH:
         return None
-    if text[:1].isalpha() and (words := NUMBER_WORDS.fullmatch(text)):
-        return _read_words(words)
+    if text[:1].isalpha() and (number := _read_in_words(text)):
+        return number
     unit = UNIT_WORDS.search(text)
     if unit and not NOT_UNITS & set(re.findall(r"[a-z]+", unit[0].lower())) and not FACTOR.match(unit[0].strip()):
         text = text[: unit.start()]
@@ -250,8 +299,31 @@ def read_number(text: str) -> Numeral | None:
         return Numeral(-value if whole.startswith("-") else value, percent=percent)
     if HEXADECIMAL.fullmatch(text):  # for algebra it would be a product with 0
         return Numeral(Fraction(int(text, 16)))
-    number = _read_simple(text) or _read_ratio(text)
-    return Numeral(number.value, number.place, percent) if number else None
+    plain = _read_simple(text) or _read_ratio(text)
+    return Numeral(plain.value, plain.place, percent) if plain else None
+
+
+def _read_in_words(text: str) -> Numeral | None:
+    if dozens := DOZENS.fullmatch(text):
+        return Numeral(Fraction(12 * WORDS.get(dozens[1].lower(), 1)))
+    if words := NUMBER_WORDS.fullmatch(text):
+        return _read_words(words)
+    if part := CHINESE_PART.fullmatch(text):
+        return Numeral(Fraction(_read_chinese(part[2]), _read_chinese(part[1]) or 1))
+    chinese = CHINESE_NUMBER.fullmatch(text)
+    return Numeral(Fraction(_read_chinese(chinese[1]))) if chinese else None
+
+
+def _read_chinese(text: str) -> int:
+    total = section = digit = 0
+    for sign in text:
+        if sign in CHINESE_DIGITS:
+            digit = CHINESE_DIGITS.index(sign)
+        elif sign == "万":
+            total, section, digit = (section + digit) * 10_000, 0, 0
+        else:
+            section, digit = section + (digit or 1) * {"十": 10, "百": 100, "千": 1000}[sign], 0
+    return total + section + digit
 
 
 def _read_words(words: re.Match[str]) -> Numeral | None:
@@ -316,14 +388,16 @@ def equal_numbers(gold: Numeral, extracted: Numeral) -> bool:
 
     Integers and fractions must agree exactly; `27.0` is also an integer. If either number is a decimal, a gold value
     that is not an integer has a relative tolerance of 1e-4, but at most half a unit of the gold's last digit. `25%`
-    equals 25, 25 % and 0.25.
+    equals 25, 25 % and 0.25; below 1, the sign cannot be left out.
     """
     if gold.percent == extracted.percent:
         return _close(gold, extracted.value, extracted.place)
     whole, share = (
         (extracted.value, extracted.value / 100) if extracted.percent else (extracted.value, extracted.value * 100)
     )
-    return _close(gold, whole, extracted.place) or _close(gold, share, extracted.place)
+    if _close(gold, share, extracted.place):
+        return True
+    return abs(gold.value) >= 1 and _close(gold, whole, extracted.place)  # 0.5 % is not a half
 
 
 def _close(gold: Numeral, value: Fraction, place: Fraction | None) -> bool:

@@ -3,9 +3,10 @@ r"""Parses answers with several parts: lists, choices, equations, `\pm`. Input a
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import NamedTuple
 
-from regretless.labeling.numerals import VARIABLE, read_number
+from regretless.labeling.grading.numerals import VARIABLE, Numeral, read_number
 
 MAX_ITEMS = 20
 """Longer lists remain one expression: comparing two lists takes time proportional to the product of their lengths."""
@@ -18,8 +19,26 @@ AND_OR = re.compile(r"\band\b|\bor\b|和|或|\\(?:lor|land|vee|wedge|cup|cap)(?!
 OR = re.compile(r"or|或|\\(?:lor|vee|cup)")
 INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|l?t|gt|equiv|in)(?![a-zA-Z])")
 THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
-NAME = re.compile(r"(?:\\?[a-zA-Z](?:_\{?\w{1,9}\}?|'|\s?\(\s?[a-z]\s?\))?|[A-Za-z]{3,20}|\\[a-z]{2,7})\s*")
+NAME = re.compile(r"(?:\\?[a-zA-Z](?:_\{?\w{1,9}\}?|'|\s?\(\s?[-\w,\s]{1,12}\))?|[A-Za-z]{3,20}|\\[a-z]{2,7})\s*")
 """Left side of an equation that states a value: x, f(x), a_1, Area, \theta."""
+APPROXIMATELY = re.compile(r"≈|\\approx(?![a-zA-Z])")
+EQUALITY = re.compile(rf"=|{APPROXIMATELY.pattern}")
+BOUND = re.compile(r"\\(?:sum|int|prod|lim)(?![a-zA-Z])")
+"""Letters on the left side are bound: `\\lim_{n\\to\\infty} \\frac1n = 0` states 0."""
+MEMBER = re.compile(rf"{NAME.pattern}(?:\\in(?![a-zA-Z])|∈)\s*")
+"""`x \\in` before a set, which states the set."""
+PAIRED = {
+    "range": re.compile(r"(?:from\s)?(.{1,40}?)\s?(?:\bto\b|\bthrough\b|–|—|-)\s?([^\s-].{0,40})"),
+    "remainder": re.compile(
+        r"(.{1,40}?)\s?(?:,?\s(?:with\s)?(?:an?\s)?remainder(?:\sof)?|\b[Rr](?:em)?\.?(?![a-z]))\s?=?\s?(.{1,40})"
+    ),
+    "ratio": re.compile(r"(.{1,40}?)\s?:\s?(.{1,40})"),
+}
+"""Answers of two numbers that are neither a list nor a calculation."""
+TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false)\b)|(不)?(是|否|对|错)")
+NEGATIVE_WORDS = {"no", "false", "否", "错"}
+MAX_TRUTH = 100
+"""Longest text (characters) that says yes or no."""
 PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 OPEN, CLOSE = "([{", ")]}"
 
@@ -43,7 +62,9 @@ class Brackets(NamedTuple):
 def read_choice(text: str) -> LetteredChoice | None:
     r"""The choice that a cleaned text states: `B`, `(B)`, `B. 21`, `\textbf{(B)} 21`, "option B"; else None."""
     match = CHOICE.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip())
-    return LetteredChoice((match[1] or match[2]).upper(), match[3].strip()) if match else None
+    if match is None or SEPARATOR.match(match[3]):  # (B) or (C)
+        return None
+    return LetteredChoice((match[1] or match[2]).upper(), match[3].strip())
 
 
 def read_group(text: str) -> Brackets | None:
@@ -64,6 +85,27 @@ def read_group(text: str) -> Brackets | None:
         if len(items) < 2:
             return None
     return Brackets(brackets, items, is_set)
+
+
+def by_name(group: Brackets) -> list[str] | None:
+    """The values of a bare list of equations whose names are in the order of the alphabet: `x = 3, y = 4`."""
+    pairs = [[side.strip(" $") for side in item.split("=")] for item in group.items]
+    if group.brackets or not all(len(pair) == 2 and re.fullmatch("[a-z]", pair[0]) for pair in pairs):
+        return None
+    names = [pair[0] for pair in pairs]
+    return [pair[1] for pair in pairs] if names == sorted(set(names)) else None
+
+
+def said(text: str) -> bool | None:
+    """True for yes and true, False for no, false and "not true", None for texts that say neither, or both."""
+    words = TRUTH.findall(text) if len(text) <= MAX_TRUTH else []
+    values = {((word or sign).lower() in NEGATIVE_WORDS) == bool(no or not_) for no, word, not_, sign in words}
+    return values.pop() if len(values) == 1 else None
+
+
+def is_truth(text: str) -> bool:
+    """True for a gold answer that is yes, no, true or false, and nothing else."""
+    return TRUTH.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
 
 
 def _closes_at_end(text: str) -> bool:
@@ -112,10 +154,27 @@ def connective(text: str) -> str | None:
 
 
 def sides(text: str) -> list[str]:
-    """Sides of a chain of equations and approximations; the text itself if it is no chain, or has an inequality."""
+    """Sides of a chain of equations and approximations; the text itself if it is no chain, or has an inequality.
+
+    Signs in brackets, as in a sum's subscript `{k=1}`, belong to their side.
+    """
     if INEQUALITY.search(text):
         return [text]
-    return [side.strip() for side in re.split(r"=|≈|\\approx(?![a-zA-Z])", text)]
+    return _sides(text, EQUALITY)
+
+
+def _sides(text: str, sign: re.Pattern[str]) -> list[str]:
+    cuts = [match.span() for match in sign.finditer(text)]
+    if cuts and any(character in OPEN for character in text):
+        depth = _depths(text)
+        cuts = [cut for cut in cuts if depth[cut[0]] == 0] if depth[-1] == 0 else cuts
+    starts, ends = [0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)]
+    return [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
+def _depths(text: str) -> list[int]:
+    """Before each character, and at the end: how many brackets are open."""
+    return [0, *accumulate((character in OPEN) - (character in CLOSE) for character in text)]
 
 
 def stated_values(text: str) -> list[str]:
@@ -123,13 +182,27 @@ def stated_values(text: str) -> list[str]:
 
     An equation between two expressions, such as `y = 2x`, states itself as well as its last side if a name is left.
     """
+    if (member := MEMBER.match(text)) and not INEQUALITY.search(text, member.end()):
+        return [text[member.end() :].strip()]
     parts = sides(text)
-    if len(parts) == 1 or not all(parts):
+    if len(parts) == 1 or not all(parts) or len(set(parts)) == 1:  # 0 = 0 states nothing
         return [text]
     if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
         return parts[:1]
-    approximate = [side.strip() for side in re.split(r"≈|\\approx(?![a-zA-Z])", text)]
-    last_of_each = [sides(part)[-1] for part in approximate]
-    if NAME.fullmatch(parts[0]) or not VARIABLE.search(TEXT_COMMAND.sub("", parts[0])):
+    last_of_each = [sides(part)[-1] for part in _sides(text, APPROXIMATELY)]
+    if NAME.fullmatch(parts[0]) or BOUND.match(parts[0]) or not VARIABLE.search(TEXT_COMMAND.sub("", parts[0])):
         return last_of_each
     return [text]
+
+
+def read_paired(text: str) -> tuple[str, Numeral, Numeral] | None:
+    """Name and numbers of a range (`10 to 15`), a quotient with remainder (`5 R 2`) or a ratio (`3:4`); else None."""
+    text = " ".join(TEXT_COMMAND.sub(r" \1 ", text).split())
+    if not text[:1].isdigit() and not text.startswith("from"):
+        return None
+    for name, pattern in PAIRED.items():
+        if match := pattern.fullmatch(text):
+            numbers = read_number(match[1].strip()), read_number(match[2].strip())
+            if numbers[0] and numbers[1]:
+                return name, numbers[0], numbers[1]
+    return None

@@ -1,0 +1,82 @@
+r"""What marks an answer in a text: the table of marks in their order of strength, and what takes a mark back."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
+TAG = re.compile(r"<answer>([^<]{1,600})(?:</answer>|$)")
+HASH = re.compile(r"(?:^[ \t]{0,8}|(?<=[.!?。)\]}$]) )####[ \t]{0,8}(?=\S)", re.MULTILINE)
+LABEL = re.compile(
+    r"^[ \t*_#>]{0,8}(?:(?:Ans|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result))|【?(?:最终)?答案?】?)"
+    r"[*_]{0,2}[ \t]{0,2}(?:[:=]|】|\n)|A[*_]{0,2}[ \t]{0,2}:)[ \t*_]{0,8}",
+    re.MULTILINE,
+)
+# "The result of 3 + 4 is 7" states a step.
+STATEMENT = re.compile(
+    r"(?i:\b(?:answer|solution(?:\sset)?|result(?!\sof\s[^.\n]{0,40}\d)|option|choice|selection)s?[\"'*_]{0,3}"
+    r"(?:\s(?:to|of|for)\s(?![^.:=\n$]{0,40}\b(?:part|step|first|previous)\b)[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
+    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals)\b"
+    r"|\s{0,4}[:=]|\sof(?=\s[$\d])))"
+    r"|(?:答案|结果|选项)(?:应该|应)?(?:是|为|等于|[:=])|(?:故|应|因此|所以)?选(?:择|项)?(?=\s{0,2}[:(]?\s?[A-J](?![a-z]))"
+)
+CHOSEN = re.compile(
+    r"(?i:\b(?:option|choice|answer|choose|select|pick))\s{1,2}[*_]{0,2}\(?([A-J])\)?[*_]{0,2}(?=[\s.,;:)]|$)(?!\s?=)"
+)
+BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+
+
+class Mark(NamedTuple):
+    """One way to mark an answer."""
+
+    example: str
+    reason: str
+    """Why it has its place in the order."""
+
+
+MARKS = (
+    Mark(r"`\boxed{12}`, `\fbox{12}`", "the convention of benchmarks: the last box that is not empty"),
+    Mark("`<answer>12</answer>`", "the convention of reasoning models"),
+    Mark(
+        "`#### 12`, `Answer: 12`, `A: 12`, `答：12`",
+        "a line for the answer alone; before the last line only plain numbers count, because `####` also starts "
+        "headings and `A:` options",
+    ),
+    Mark(
+        '"the answer is 12", "the solutions are 3 and 5", "our selection is option B", `答案是12`, `故选B`',
+        "the last such sentence; the result of a step (`the result of 3 + 4 is 7`), the answer to a part, and a bound "
+        '("the answer is less than 12") are none',
+    ),
+    Mark('"option B", "choose (C)"', "an option by its letter"),
+    Mark("`**12**`", "bold in the last line"),
+    Mark("the last formula or number", "unless the text ends in a question, a plan, or in mid-sentence"),
+)
+"""In their order of strength: the first that a text has counts."""
+
+NEXT_PROBLEM = re.compile(
+    r"^[ \t*_#]{0,6}(?:(?:next\s|another\s|new\s)?(?:question|problem|exercise)|Q|user|human|instruction|input)"
+    r"[ \t*_]{0,4}\d{0,3}[ \t*_]{0,4}[::]",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Where a base model goes on with a problem of its own: an answer before it is the last."""
+END_OF_TURN = re.compile(r"<\|(?:im_end|im_start|eot_id|end|endoftext)\|>|</s>")
+HEDGES = (
+    r"(?i:(?:less|more|greater|fewer|larger|smaller|higher|lower|bigger|other)\sthan(?:\sor\sequal\sto)?"
+    r"|at\s(?:least|most)|up\sto|no\s(?:more|less|fewer)\sthan|maybe|perhaps|between)"
+)
+"""Words before a value that make it another answer, or a doubtful one."""
+HEDGE_BEFORE = re.compile(rf"\b{HEDGES}[\s*$\\(]{{1,4}}$")
+HEDGED = re.compile(rf"[\s*_]{{0,4}}{HEDGES}[\s*_]{{1,4}}")
+NO_VALUE = re.compile(
+    r"(?i:\b(?:can\s?not|can['’]t|could\snot|impossible\sto)\s(?:be\s)?(?:determined?|answered?|solved?|known?|found|say)"
+    r"|\bno\s(?:real\s|such\s)?(?:solutions?|values?)\b"
+    r"|\bnot\senough\sinformation|\binsufficient\s(?:information|data))"
+)
+PLAN = re.compile(
+    r"(?i:\b(?:need|have|want|going)\sto\s(?:find|add|subtract|multiply|divide|calculate|compute|determine|know|solve)\b)"
+)
+UNFINISHED = re.compile(r"(?:\b(?:the|an?|so|and|of|is|are|to|we|that|then|by|with|for)|[=+*/(,])\s*$", re.IGNORECASE)
+CORRECTION = re.compile(
+    r"(?i:\s?(?:[—–,;:.]|\s-)\s?(?:no|wait|sorry|oops|actually|i\smean|correction|or\srather|make\sthat)\b[^.\n]{0,80})"
+)
