@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
+import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,15 @@ def figure_path(description: str | None, name: str) -> Path | None:
     parser.add_argument("--figure", type=Path, default=FIGURES / name, metavar="SVG", help="default: %(default)s")
     parser.add_argument("--no-figure", action="store_true", help="print the table only")
     options = parser.parse_args()
-    if not options.no_figure and find_spec("matplotlib") is None:
-        parser.error("the figure needs matplotlib: pip install matplotlib, or print the table only with --no-figure")
+    if not options.no_figure:
+        check_matplotlib(" or print the table only with --no-figure")
     return None if options.no_figure else options.figure
+
+
+def check_matplotlib(instead: str = "") -> None:
+    """Ends with a message without matplotlib, before the work."""
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit(f"figures need matplotlib: pip install 'regretless[figures]'{instead and ',' + instead}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -50,6 +57,7 @@ def share(part: float, whole: float) -> str:
 
 def start_figure(columns: int = 1, *, width: float = 7.0, height: float = 2.9) -> tuple[Figure, list[Axes]]:
     """A figure with a row of axes, white behind them so that it reads on dark pages too."""
+    check_matplotlib()
     import matplotlib as mpl
 
     mpl.use("svg")

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,11 @@ from regretless.data.rejected_rows import Refusal
 from regretless.data.responses import read_responses
 from regretless.data.rows import COLUMN_TYPES, read_rows, write_records
 from regretless.data.schema import PairColumns, ResponseColumns
+from regretless.evaluation.chat.judge_prompts import _parse as parse_template
+from regretless.evaluation.chat.style_control import style
+from regretless.evaluation.chat.verdicts import _bracketed as bracketed
+from regretless.labeling.judge_prompt import _check_layout
+from regretless.labeling.judge_replies import HEADING
 from regretless.smoke.local_judge import serving
 from regretless.training.log import FILE
 
@@ -526,3 +532,37 @@ def test_responses_when_lines_are_bad_then_every_line_is_counted(place: Path, li
     assert len(kept) + len(refused) == len(filled) + len(GOOD_RESPONSES)
     assert len([row for row in kept if row.response_id.startswith("good-")]) == 4
     assert all(isinstance(refusal, Refusal) and one_line(str(refusal)) == str(refusal) for refusal in refused)
+
+
+def check_layout(text: str) -> None:
+    _check_layout(f"output for text 1\noutput for text 2\n{text}", "here")
+
+
+TIMED: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "list items": (style, "\n"),
+    "heading with a long end": (lambda text: HEADING.findall(f"output for text 1{text}x"), " "),
+    "layout of a judge's prompt": (check_layout, "\n"),
+    "verdict behind a code": (lambda text: bracketed(text, "AB12"), "AB12 "),
+    "ChatML without an end": (lambda text: parse_template("prompt.txt", text), "<|im_start|>user\n"),
+}
+"""What reads a text from outside, and a piece that the text repeats."""
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_text_when_it_repeats_what_a_pattern_begins_with_then_work_grows_with_its_length_and_not_faster(
+    name: str,
+) -> None:
+    read, piece = TIMED[name]
+
+    def work(length: int) -> float:
+        """Seconds of the processor, the least of three."""
+        times = []
+        for _ in range(3):
+            text, start = (piece * length)[:length], time.process_time()
+            with contextlib.suppress(RegretlessError):
+                read(text)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    # A pattern that backtracks takes 16 times as long for 4 times the text.
+    assert work(48_000) < 8 * work(12_000) + 0.02

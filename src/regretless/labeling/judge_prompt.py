@@ -152,7 +152,7 @@ def _check_layout(rendered: str, where: str) -> None:
     problems = problems if missing else []
     if (
         not {1, 2} <= set(_headings(rendered))
-        or re.search(r"^\W*rating\W*:", rendered, re.IGNORECASE | re.MULTILINE) is None
+        or re.search(r"^[^\w\n]*rating\W*:", rendered, re.IGNORECASE | re.MULTILINE) is None
     ):
         problems.append(
             "ask for a block for each text, headed '#### Output for Text 1' and so on, with a line 'Rating:'"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from regretless.servers.ask import UnreadableError
 
-HEADING = re.compile(r"^[ \t*_#]*output for text (\d{1,6})[ \t]*(?:\[(\w*)\])?[ \t*_:]*$", re.IGNORECASE | re.MULTILINE)
+HEADING = re.compile(r"^[ \t*_#]*output for text (\d{1,6})(?:[ \t]*\[(\w*)\])?[ \t*_:]*$", re.IGNORECASE | re.MULTILINE)
 FIELD = re.compile(r"[ \t*_-]*(type|rationale?|rating)[ \t*_]*:(.*)", re.IGNORECASE)
 NUMBER = re.compile(r"([1-5])(?:\.0)?(?: ?/ ?5| out of 5)?(?: ?\([^()\d]*\))?", re.IGNORECASE)
 NOT_APPLICABLE = re.compile(r"n ?/ ?a|not applicable", re.IGNORECASE)

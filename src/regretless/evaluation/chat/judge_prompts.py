@@ -20,7 +20,8 @@ Slots = Mapping[str, Sequence[str]]
 """Content that a template must include, and the names in braces that stand for it."""
 CODE = "code"
 """Name in braces of a code that the authors of the answers cannot know."""
-CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
+CHATML_END = "<|im_end|>"
+CHATML = re.compile(rf"<\|im_start\|>(\w+)\n(.*?){re.escape(CHATML_END)}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ def _parse(path: str, text: str) -> Any:
     if path.endswith(".jsonl"):
         rows = [parse_json(line) for line in text.splitlines() if line.strip()]
         return {row.get("name"): row for row in rows if isinstance(row, Mapping)}
-    parts = {role: content.strip() for role, content in CHATML.findall(text)} or {"user": text}
+    # Up to the last end: each beginning behind it would be followed to the end of the text.
+    found = CHATML.findall(text, 0, text.rfind(CHATML_END) + len(CHATML_END))
+    parts = {role: content.strip() for role, content in found} or {"user": text}
     return {"system_prompt": parts.get("system", ""), "prompt_template": parts.get("user", "")}
 
 

@@ -14,7 +14,7 @@ CODE = re.compile(r"```([^`]*)```")
 """Counts as code: text between two fences, without a backtick inside."""
 MARKS = (
     (r"^#{1,6}\s",),
-    (r"^\s*\d+\.\s", r"^\s*[-*+]\s"),
+    (r"^[^\S\n]*\d+\.\s", r"^[^\S\n]*[-*+]\s"),
     (r"\*\*[^*\n]+\*\*", r"__[^_\n]+__"),
 )
 """Headings, list items, bold passages. The forms of each are counted separately: they may overlap."""

@@ -72,7 +72,8 @@ def parse_rating(reply: str, code: str | None = None) -> float:
 
 
 def _bracketed(reply: str, code: str | None) -> list[str]:
-    before = "" if code is None else re.escape(code) + r"[^\[\]\n]*"
+    # Up to the next code: what is behind a code that is repeated is read once.
+    before = "" if code is None else rf"{re.escape(code)}(?:(?!{re.escape(code)})[^\[\]\n])*"
     return [text.strip() for text in re.findall(before + BRACKETS, reply)]
 
 
