@@ -32,7 +32,7 @@ CLOCK = itertools.count()
 
 
 def finish(folder: Path, stage: str, summary: dict[str, Any], seconds: float) -> None:
-    done = StageFolder(folder, "key")
+    done = StageFolder(folder, "0" * 32)
     done.finish(stage, {"seed": 0, "sizes": [1, 2]}, summary, seconds)
     # One a second, so that their order is known.
     write_json(folder / MANIFEST, done.manifest() | {"finished": f"2026-01-01T00:00:{next(CLOCK):02}+0000"})

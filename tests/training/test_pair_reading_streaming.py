@@ -148,6 +148,9 @@ def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again
 
     assert makes()
     assert not makes(learning_rate=0.5, seed=4)
+    (tmp_path / "moved").mkdir()
+    file = file.rename(tmp_path / "moved" / file.name)
+    assert not makes(), "where a file lies is nothing that its pairs depend on"
     assert makes(max_length=12)
     assert not makes(max_length=12)
     # The file that is written last marks a table as complete.
