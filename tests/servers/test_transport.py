@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import json
 import sqlite3
 import threading
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
@@ -17,8 +21,8 @@ from regretless.servers.ask import Answers, Question, UnreadableError, ask_all
 from regretless.servers.limits import Budget, Pace, Spending
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.server_settings import ServerConfig
-from regretless.servers.transport import Client, Reply, Unanswered
-from scripted_server import Act, Request, answer, failure, serving
+from regretless.servers.transport import Client, Reply, Unanswered, asked_wait
+from scripted_server import Act, Request, answer, completion, failure, serving
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -285,3 +289,127 @@ def test_questions_when_another_process_has_answered_some_are_not_asked_again(tm
         assert store.spent("m").requests == len(server.requests)
     with ReplyStore(tmp_path / "other.sqlite") as other, ReplyStore(tmp_path / "replies.sqlite") as store:
         assert other.code("a") != store.code("a"), "nobody can know a code beforehand"
+
+
+def test_questions_when_three_judges_share_their_replies_then_each_is_asked_once(tmp_path: Path) -> None:
+    with serving(lambda request: answer("5", delay=0.02)) as server:
+        config = server_config(server.url, concurrency=8)
+        with ThreadPoolExecutor(3) as threads:
+            results = [threads.submit(asked, config, tmp_path, 40) for _ in range(3)]
+            values = [[item.value for item in result.result().answers] for result in results]
+    assert values == [[5] * 40] * 3
+    assert len(server.requests) == 40
+
+
+def test_question_when_the_process_that_asks_it_was_killed_then_another_one_asks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ReplyStore(tmp_path / "replies.sqlite") as killed, ReplyStore(tmp_path / "replies.sqlite") as other:
+        assert killed.claim("a") and not killed.claim("a") and not other.claim("a") and other.claim("b")
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 20)
+        killed.renew()
+        monkeypatch.setattr(time, "time", lambda: now + 40)
+        assert not killed.claim("a") and killed.claim("b")  # only one of the two was renewed
+        monkeypatch.setattr(time, "time", lambda: now + 60)
+        assert other.claim("a")
+        killed.release("a")
+        assert not killed.claim("a"), "it is the other one's by now"
+        other.release("a")
+        assert killed.claim("a")
+
+
+@pytest.mark.parametrize(
+    ("usage", "believed"),
+    [
+        ((0, 0), False),
+        ((0, 20), False),
+        ((100, 0), False),
+        ((9_999_999, 20), False),
+        ((100, 9_999_999), False),
+        ((100, 20), True),
+        ((1000, 80), True),
+    ],
+)
+def test_usage_when_the_texts_contradict_it_then_the_most_is_charged(usage: tuple[int, int], believed: bool) -> None:
+    spent = Spending()
+    with serving(lambda request: answer("word " * 60, usage=usage)) as server:
+        once(server_config(server.url, max_tries=1), spent=spent)
+    reported = (spent.prompt_tokens, spent.completion_tokens)
+    assert reported == (usage if believed else (0, 0))
+    assert spent.charged_tokens == (sum(usage) if believed else len(json.dumps(BODY)) + 10)
+
+
+def test_usage_when_the_reply_has_its_tokens_then_they_are_counted() -> None:
+    words = {"content": [{"token": "a", "logprob": -1.0}] * 9}
+    choice = {"message": {"role": "assistant", "content": "a" * 9}, "finish_reason": "stop", "logprobs": words}
+    for written, reported in ((8, 0), (9, 9)):
+        spent = Spending()
+        with serving(lambda request, written=written: completion(choice, usage=(50, written))) as server:  # type: ignore[misc]
+            config = server_config(server.url, max_tries=1)
+
+            async def ask(config: ServerConfig = config, spent: Spending = spent) -> Reply:
+                async with Client(config, Budget(config, spent)) as client:
+                    return await client.ask("chat", {**BODY, "logprobs": True}, 10)
+
+            asyncio.run(ask())
+        assert spent.completion_tokens == reported
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (answer("x" * (2 << 20)), r"reply is too large \(it has more than \d+ bytes\)"),
+        (
+            Act(gzip.compress(bytes(200 << 20), 1), headers={"Content-Encoding": "gzip"}),
+            "too large .*it is compressed, as gzip",
+        ),
+        (
+            Act(gzip.compress(bytes(200 << 20), 1), 500, {"Content-Encoding": "gzip"}),
+            "too large .*it is compressed, as gzip",
+        ),
+    ],
+)
+def test_reply_when_it_is_larger_than_its_tokens_then_it_is_not_read_to_its_end(act: Act, reason: str) -> None:
+    with serving(lambda request: act) as server, pytest.raises(Unanswered, match=reason):
+        tracemalloc.start()
+        try:
+            once(server_config(server.url, max_tries=2))
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 100 << 20
+    assert [request.headers["accept-encoding"] for request in server.requests] == ["identity"] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [
+        ("7", 7),
+        (" 1.5 ", 1.5),
+        ("1_0_0_0", 0),
+        ("-5", 0),
+        ("1e9", 0),
+        ("inf", 0),
+        ("nan", 0),
+        ("\u0661", 0),
+        ("9" * 400, 0),
+        ("999999999999", 999999999999),
+        ("Thu, 01 Jan 1970 00:16:40 GMT", 900),
+        ("Thu, 01 Jan 1970 00:16:40 -0000", 900),
+        ("Thu, 01 Jan 1970 00:00:40 GMT", 0),
+        ("Fri, 31 Dec 9999 23:59:59 +0000", 253402300699),
+        ("Mon, 99 Foo 2020 00:00:00 GMT", 0),
+    ],
+)
+def test_wait_when_a_server_asks_for_it_is_a_number_or_a_date(
+    asked: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 100.0)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert asked_wait({"retry-after": asked}) == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()

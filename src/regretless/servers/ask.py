@@ -15,7 +15,7 @@ from regretless.core.files import fingerprint
 from regretless.core.terminal import bar
 from regretless.servers.limits import Budget, Spending
 from regretless.servers.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
-from regretless.servers.reply_store import ReplyStore
+from regretless.servers.reply_store import CLAIM_SECONDS, ReplyStore
 from regretless.servers.server_settings import ServerConfig
 from regretless.servers.transport import Client, Unanswered
 
@@ -25,6 +25,10 @@ MOST_FAILURES = 10
 MOST_REFUSALS = 100
 """Refusals without an answer after which the server may refuse everything: they are quick and free, and the longest
 prompts, which are refused together, may come first."""
+
+
+SECONDS_BETWEEN_LOOKS = 0.1
+"""Wait before another look at a question that somebody else is asking."""
 
 
 class UnreadableError(Exception):
@@ -154,10 +158,19 @@ class _Asker(Generic[T]):
     async def run(self, budget: Budget) -> None:
         async with Client(self.config, budget) as client:
             waiting = iter(enumerate(self.questions))
-            await self._ask(client, waiting)
-            if self.is_in_doubt:
-                await self._ask_rest(client, list(waiting))
+            renewing = asyncio.create_task(self._renew_claims())
+            try:
+                await self._ask(client, waiting)
+                if self.is_in_doubt:
+                    await self._ask_rest(client, list(waiting))
+            finally:
+                renewing.cancel()
             self.result.trouble = client.trouble
+
+    async def _renew_claims(self) -> None:
+        while True:
+            await asyncio.sleep(CLAIM_SECONDS / 4)
+            self.store.renew()
 
     async def _ask_rest(self, client: Client, rest: list[tuple[int, Question[T]]]) -> None:
         """Ask what is left after many refusals; if none is answered, first questions from all over it, then no more."""
@@ -215,18 +228,27 @@ class _Asker(Generic[T]):
         self, client: Client, question: Question[T], key: str, body: Mapping[str, Any], attempt: int
     ) -> Reply:
         cached = self._cached(key, body)
-        if cached is not None:
-            self.result.reused += 1
-            given_by = self.store.address(key)
-            if given_by not in (None, self.config.named_address):
-                self.result.elsewhere[str(given_by)] += 1
-            self.has_answered = True
-            return cached
-        reply = await client.ask(self.endpoint, body, self.most_tokens)
-        self.store.put(key, f"{question.label} attempt {attempt}", reply.text, self.config.named_address)
-        self.failures = 0
+        if cached is None:
+            # Another process with the same replies may be asking this, or this one, for an equal question.
+            while not self.store.claim(key):
+                if self.result.stopped is not None:
+                    raise self.result.stopped
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            try:
+                if (cached := self._cached(key, body)) is None:
+                    reply = await client.ask(self.endpoint, body, self.most_tokens)
+                    self.store.put(key, f"{question.label} attempt {attempt}", reply.text, self.config.named_address)
+                    self.failures = 0
+                    self.has_answered = True
+                    return reply
+            finally:
+                self.store.release(key)
+        self.result.reused += 1
+        given_by = self.store.address(key)
+        if given_by not in (None, self.config.named_address):
+            self.result.elsewhere[str(given_by)] += 1
         self.has_answered = True
-        return reply
+        return cached
 
     def _cached(self, key: str, body: Mapping[str, Any]) -> Reply | None:
         """The cached reply of a key; None if there is none, or if it cannot be used and must be requested again."""

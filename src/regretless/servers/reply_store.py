@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import secrets
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
@@ -24,9 +25,12 @@ CREATE TABLE IF NOT EXISTS spending (
     model TEXT PRIMARY KEY, requests INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0,
     completion_tokens INTEGER NOT NULL DEFAULT 0, charged_tokens INTEGER NOT NULL DEFAULT 0
 );
+CREATE TABLE IF NOT EXISTS asking (key TEXT PRIMARY KEY, owner TEXT NOT NULL, at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS secret (salt BLOB NOT NULL);
 """
 CODE_LENGTH = 12
+CLAIM_SECONDS = 30.0
+"""Age of a claim from which its process counts as gone: it renews its claims several times in this time."""
 
 
 class ReplyStore:
@@ -38,7 +42,7 @@ class ReplyStore:
     def __init__(self, path: Path) -> None:
         """Open the file, or create it. Raises DataError if it is some other file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self._owner = path, secrets.token_hex(8)
         with self._readable():
             # Autocommit: a statement is a transaction. The timeout covers another process that uses the same file.
             self._file = sqlite3.connect(path, timeout=60, isolation_level=None)
@@ -77,6 +81,25 @@ class ReplyStore:
                 "INSERT OR REPLACE INTO replies (key, label, reply, address) VALUES (?, ?, ?, ?)",
                 (key, label, reply, address),
             )
+
+    def claim(self, key: str) -> bool:
+        """Take a question that is about to be asked; False if somebody else, this process included, is asking it."""
+        now = time.time()
+        with self._readable(), self._file:
+            self._file.execute("BEGIN IMMEDIATE")
+            self._file.execute("DELETE FROM asking WHERE key = ? AND at < ?", (key, now - CLAIM_SECONDS))
+            taken = self._file.execute("INSERT OR IGNORE INTO asking VALUES (?, ?, ?)", (key, self._owner, now))
+        return taken.rowcount == 1
+
+    def renew(self) -> None:
+        """Keep this store's claims for another `CLAIM_SECONDS`."""
+        with self._readable():
+            self._file.execute("UPDATE asking SET at = ? WHERE owner = ?", (time.time(), self._owner))
+
+    def release(self, key: str) -> None:
+        """Give up a claim: the question is answered, or somebody else may ask it."""
+        with self._readable():
+            self._file.execute("DELETE FROM asking WHERE key = ? AND owner = ?", (key, self._owner))
 
     def remove(self, keys: Iterable[str]) -> None:
         """Delete replies that nobody will ask for again. What they cost stays counted."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
+import re
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +30,15 @@ TEMPORARY = {408, 409, 425, 429}
 """Status codes below 500 that may change on retry."""
 HOPELESS = {401, 403, 404}
 """Status codes that every further request would also get: bad key, permission, address or model."""
+WAIT = re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
+"""A number of seconds, or of milliseconds, that a server asks to wait."""
+BYTES_OF_ANY_REPLY, BYTES_PER_TOKEN, BYTES_PER_TOKEN_WITH_LOGPS = 1 << 20, 128, 4096
+"""A reply of more bytes cannot be that of so many tokens: a log-probability comes with those of 20 other tokens."""
+TOO_LARGE = "reply is too large"
+BYTES_IN_A_TOKEN = 64
+"""A reported number of tokens below one for so many bytes is not believed: a token of a text has about four, and of spaces many more."""
+TEMPLATE_TOKENS = 1024
+"""Tokens that a server's chat template may add to a request."""
 OUT_OF_CREDIT = "insufficient_quota"
 LONGEST_WAIT = 600.0
 """Seconds; if a server asks for a longer pause, the run stops."""
@@ -79,8 +90,8 @@ class Client:
             api_key=key or "none",
             max_retries=0,
             timeout=config.timeout_seconds,
-            # A redirect would send the prompts to any address that a server names.
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
+            http_client=_bounded_client(),
+            default_headers={"Accept-Encoding": "identity"},
         )
 
     async def __aenter__(self) -> Self:
@@ -111,8 +122,13 @@ class Client:
             ),
             reraise=True,
         )
+        per_token, read = (
+            BYTES_PER_TOKEN_WITH_LOGPS if body.get("logprobs") else BYTES_PER_TOKEN,
+            _most_tokens_read(body),
+        )
+        _most_bytes.set(BYTES_OF_ANY_REPLY + BYTES_PER_TOKEN * read + most_tokens * per_token)
         try:
-            return await retrying(self._try, endpoint, body, _most_tokens_read(body) + most_tokens, check)
+            return await retrying(self._try, endpoint, body, read + most_tokens, check)
         except _TemporaryError as error:
             detail = f"{self.config.max_tries} tries; the last one: {error}"
             reason = NO_LOGPS if error.kind == NO_LOGPS else "no reply"
@@ -126,7 +142,7 @@ class Client:
         try:
             await self._pace.turn()
             reply = await self._send(endpoint, body)
-            if reply.usage is not None:
+            if reply.usage is not None and _is_plausible(reply, body, most):
                 read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
                 used = Spending(0, read, written, charged_tokens=read + written)
             check(reply)
@@ -159,6 +175,8 @@ class Client:
         except self._errors.APIStatusError as error:
             raise self._as_exception(error) from None
         except self._errors.APIConnectionError as error:
+            if isinstance(error.__cause__, BadReplyError):  # some versions of the package wrap all exceptions
+                raise error.__cause__ from None
             never_sent = type(error.__cause__).__name__ == "ConnectError"
             raise _TemporaryError("connection failed or dropped", may_be_billed=not never_sent) from None
         text = self._hide(raw.content.decode("utf-8-sig", errors="replace"))
@@ -171,7 +189,7 @@ class Client:
 
     def _as_exception(self, error: openai.APIStatusError) -> Exception:
         """The exception for a status code, depending on what it implies for this request and all others."""
-        code, wait = error.status_code, _asked_wait(error.response.headers)
+        code, wait = error.status_code, asked_wait(error.response.headers)
         message = textwrap.shorten(one_line(self._hide(str(error))), 300)
         if code in HOPELESS or error.code == OUT_OF_CREDIT:
             return ServerError(f"{self.label} rejects every request: {message}")
@@ -208,20 +226,69 @@ class _Hide:
         return text
 
 
+_most_bytes: ContextVar[int] = ContextVar("most_bytes")
+
+
+def _bounded_client() -> Any:
+    """A client of the openai package whose replies end with an error beyond `_most_bytes`, and compressed ones at once.
+
+    What is not compressed cannot become many times as large.
+    """
+    import openai
+
+    class Bounded(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, **options: Any) -> Any:
+            response: Any = await super().send(request, **(options | {"stream": True}))
+            blocks: list[bytes] = []
+            try:
+                if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+                    raise BadReplyError(TOO_LARGE, f"it is compressed, as {coding:.40}, and may be of any size")
+                left = _most_bytes.get()
+                async for block in response.aiter_raw():
+                    blocks.append(block)
+                    left -= len(block)
+                    if left < 0:
+                        raise BadReplyError(TOO_LARGE, f"it has more than {_most_bytes.get()} bytes")
+            finally:
+                await response.aclose()
+            content = b"".join(blocks)
+            return type(response)(response.status_code, headers=response.headers, content=content, request=request)
+
+    # A redirect would send the prompts to any address that a server names.
+    return Bounded(follow_redirects=False)
+
+
+def _is_plausible(reply: Reply, body: Mapping[str, Any], most: int) -> bool:
+    """False for a reported usage that the texts of request and reply contradict: it may have cost anything up to the
+    most."""
+    assert reply.usage is not None
+    prompt = body.get("prompt", [message.get("content") for message in body.get("messages", ())])
+    fewest = len(prompt) if isinstance(prompt, list) and all(isinstance(one, int) for one in prompt) else None
+    if fewest is None:
+        fewest = -(-len(json.dumps(prompt, ensure_ascii=False).encode()) // BYTES_IN_A_TOKEN)
+    answer = reply.content + reply.thoughts
+    tokens = reply.choice.ids or reply.choice.strings or ()
+    fewest_written = max(len(tokens), -(-len(answer.encode()) // BYTES_IN_A_TOKEN))
+    read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
+    return (
+        fewest <= read <= _most_tokens_read(body) + TEMPLATE_TOKENS
+        and fewest_written <= written <= max(most, len(answer.encode())) + TEMPLATE_TOKENS
+    )
+
+
 def _most_tokens_read(body: Mapping[str, Any]) -> int:
     """Upper bound on the prompt tokens of a request: a tokenizer never makes more tokens than there are bytes."""
     return len(json.dumps(body, ensure_ascii=False).encode())
 
 
-def _asked_wait(headers: Mapping[str, str]) -> float:
+def asked_wait(headers: Mapping[str, str]) -> float:
     """Seconds that the server asks to wait; 0 if it does not ask."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        try:
-            wait = float(headers.get(name, "")) / unit
-        except ValueError:
-            continue
-        return max(0.0, wait) if math.isfinite(wait) else 0.0
+        if WAIT.fullmatch(asked := headers.get(name, "").strip()):
+            return float(asked) / unit
     try:
-        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
+        until = parsedate_to_datetime(headers.get("retry-after", ""))
+        # Without a zone, it is GMT, as all of HTTP's dates.
+        return max(0.0, (until if until.tzinfo else until.replace(tzinfo=UTC)).timestamp() - time.time())
     except (ValueError, OverflowError):
         return 0.0
