@@ -18,7 +18,7 @@ from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
 from regretless.core.run_folder import BASE
-from regretless.core.settings import FolderName, Section, Seed
+from regretless.core.settings import REMOVABLE, FolderName, Section, Seed
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import PromptSource
@@ -87,13 +87,13 @@ class BenchmarkSource(Section):
 class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, optional sampling runs over seeds, and chat benchmarks."""
 
-    benchmarks: dict[FolderName, BenchmarkSource] = Field(default={})
+    benchmarks: Annotated[dict[FolderName, BenchmarkSource], REMOVABLE] = Field(default={})
     """Benchmarks with gold answers, each under a label of your choice; null removes one that the recipe extends."""
-    chat: dict[FolderName, ChatBenchmark] = Field(default={})
+    chat: Annotated[dict[FolderName, ChatBenchmark], REMOVABLE] = Field(default={})
     """Benchmarks whose answers a judge reads, each under a label of your choice; null removes one."""
-    policies: dict[FolderName, str] = Field(default={})
+    policies: Annotated[dict[FolderName, str], REMOVABLE] = Field(default={})
     """Further models to evaluate besides `model` and what `train` makes, each under a label of your choice: folders of
-    trained models or adapters, or hub ids."""
+    trained models or adapters, or hub ids; null removes one."""
     harness: list[str] = Field(default=[])
     """Tasks of lm-evaluation-harness (ifeval, mmlu_pro, …) to run with every model, in a process of their own. Needs
     the package lm_eval."""
@@ -140,11 +140,7 @@ class EvaluateConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Leave out benchmarks that are null, and pass server and seed on to the chat benchmarks without them."""
-        if isinstance(values, Mapping):
-            values = {
-                key: _without_null(item) if key in ("benchmarks", "chat") else item for key, item in values.items()
-            }
+        """Pass server and seed on to the chat benchmarks without them."""
         if not isinstance(values, Mapping) or not isinstance(values.get("chat"), Mapping):
             return values
         shared = {name: values[name] for name in ("server", "seed") if values.get(name) is not None}
@@ -172,12 +168,6 @@ class EvaluateConfig(Section):
         if taken := sorted(self.policies.keys() & {BASE, SAMPLES, INSPECT}):
             raise ValueError(f"policies: {', '.join(taken)}: this name has a meaning of its own; choose another one")
         return self
-
-
-def _without_null(labeled: Any) -> Any:
-    if not isinstance(labeled, Mapping):
-        return labeled
-    return {label: entry for label, entry in labeled.items() if entry is not None}
 
 
 def summarize(responses: Path) -> dict[str, Any]:
