@@ -231,6 +231,23 @@ def test_parent_recipe_when_extended_then_the_child_is_laid_on_it_key_by_key(tmp
     assert values_of(recipe, "dpo") == {"beta": 0.5, "learning_rate": 5e-7}
 
 
+def test_entry_when_null_in_a_recipe_that_extends_another_then_it_is_removed(tmp_path: Path) -> None:
+    entries: dict[str, Any] = {
+        "pretrain": {"a": {"model": {"name_or_path": "m"}, "data": "d.jsonl"}, "b": None},
+        "prompts": {"a": {"dataset": "p.jsonl"}, "b": {"dataset": "q.jsonl"}},
+        "evaluate": {
+            "benchmarks": {"a": {"dataset": "t.jsonl"}, "b": {"dataset": "t.jsonl"}},
+            "policies": {"a": "m", "b": "n"},
+        },
+    }
+    write(tmp_path / "parent.yaml", {"name": "try", "model": {"name_or_path": "m"}, **entries})
+    gone = {"prompts": {"a": None}, "evaluate": {"benchmarks": {"a": None}, "policies": {"a": None}}}
+    recipe = load_recipe(write(tmp_path / "child.yaml", {"extends": "parent.yaml", **gone}), ["pretrain.c=null"])
+    assert recipe.evaluate is not None
+    found = [recipe.pretrain, recipe.prompts, recipe.evaluate.benchmarks, recipe.evaluate.policies]
+    assert [list(entry) for entry in found] == [["a"], ["b"], ["b"], ["b"]]
+
+
 def test_recipe_that_extends_itself_when_loaded_then_it_says_so(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", {"extends": "b.yaml"})
     with pytest.raises(ConfigError, match="extends itself"):

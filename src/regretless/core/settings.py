@@ -103,6 +103,16 @@ DECIDED = BeforeValidator(_refuse_unquoted)
 """For settings of other programs, whose types are not known here: what YAML's versions read differently is refused."""
 
 
+def _without_null(labeled: Any) -> Any:
+    if not isinstance(labeled, Mapping):
+        return labeled
+    return {label: entry for label, entry in labeled.items() if entry is not None}
+
+
+REMOVABLE = BeforeValidator(_without_null)
+"""For entries by label: null removes one, of a recipe that is extended."""
+
+
 class Section(BaseModel):
     """Base of all settings: keyword-only, frozen, unknown keys are errors, field docstrings become descriptions."""
 

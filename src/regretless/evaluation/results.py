@@ -18,7 +18,7 @@ from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
 from regretless.core.run_folder import BASE, substitute
-from regretless.core.settings import ByFolder, Section, Seed, in_one_folder
+from regretless.core.settings import REMOVABLE, ByFolder, Section, Seed, in_one_folder
 from regretless.core.stage_folder import MANIFEST, UNUSED
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
@@ -89,13 +89,13 @@ class BenchmarkSource(Section):
 class EvaluateConfig(Section):
     """Greedy Pass@1 of the base and the trained models, optional sampling runs over seeds, and chat benchmarks."""
 
-    benchmarks: ByFolder[BenchmarkSource] = Field(default={})
+    benchmarks: Annotated[ByFolder[BenchmarkSource], REMOVABLE] = Field(default={})
     """Benchmarks with gold answers, each under a label of your choice; null removes one that the recipe extends."""
-    chat: ByFolder[ChatBenchmark] = Field(default={})
+    chat: Annotated[ByFolder[ChatBenchmark], REMOVABLE] = Field(default={})
     """Benchmarks whose answers a judge reads, each under a label of your choice; null removes one."""
-    policies: ByFolder[str] = Field(default={})
+    policies: Annotated[ByFolder[str], REMOVABLE] = Field(default={})
     """Further models to evaluate besides `model` and what `train` makes, each under a label of your choice: folders of
-    trained models or adapters, or hub ids."""
+    trained models or adapters, or hub ids; null removes one."""
     harness: list[str] = Field(default=[])
     """Tasks of lm-evaluation-harness (ifeval, mmlu_pro, …) to run with every model, in a process of their own. Needs
     the package lm_eval."""
@@ -142,11 +142,7 @@ class EvaluateConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Leave out benchmarks that are null, and pass server and seed on to the chat benchmarks without them."""
-        if isinstance(values, Mapping):
-            values = {
-                key: _without_null(item) if key in ("benchmarks", "chat") else item for key, item in values.items()
-            }
+        """Pass server and seed on to the chat benchmarks without them."""
         if not isinstance(values, Mapping) or not isinstance(values.get("chat"), Mapping):
             return values
         shared = {name: values[name] for name in ("server", "seed") if values.get(name) is not None}
@@ -177,12 +173,6 @@ class EvaluateConfig(Section):
         if taken := [label for label in self.policies if label.casefold() in TAKEN]:
             raise ValueError(f"policies: the name {', '.join(taken)} has a meaning of its own; choose another one")
         return self
-
-
-def _without_null(labeled: Any) -> Any:
-    if not isinstance(labeled, Mapping):
-        return labeled
-    return {label: entry for label, entry in labeled.items() if entry is not None}
 
 
 def summarize(responses: Path) -> dict[str, Any]:

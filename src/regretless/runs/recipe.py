@@ -19,7 +19,16 @@ from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.paths import OutputPath
 from regretless.core.run_folder import PATH_KEYS, RUN
-from regretless.core.settings import MOST_SEED, ByFolder, FolderName, Section, Seed, setting_error, sound_part
+from regretless.core.settings import (
+    MOST_SEED,
+    REMOVABLE,
+    ByFolder,
+    FolderName,
+    Section,
+    Seed,
+    setting_error,
+    sound_part,
+)
 from regretless.core.terminal import print_note
 from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
@@ -101,12 +110,14 @@ class Recipe(Section):
     """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None
     """Generate the embedded world: problems, tokenizer and demonstrations."""
-    pretrain: ByFolder[PretrainConfig] = Field(default_factory=dict)
-    """Models to train from scratch before anything else, by name; each is written to `{run}/pretrain/<name>`."""
+    pretrain: Annotated[ByFolder[PretrainConfig], REMOVABLE] = Field(default_factory=dict)
+    """Models to train from scratch before anything else, by name; each is written to `{run}/pretrain/<name>`. Null
+    removes one of a recipe that is extended."""
     model: ModelConfig | None = None
     """The policy before preference training; it is also the reference model."""
-    prompts: ByFolder[PromptSource] = Field(default_factory=dict)
-    """Sources of prompts, by name; they are combined into `{run}/prompts/prompts.jsonl` (`prompt`, `answer`)."""
+    prompts: Annotated[ByFolder[PromptSource], REMOVABLE] = Field(default_factory=dict)
+    """Sources of prompts, by name; they are combined into `{run}/prompts/prompts.jsonl` (`prompt`, `answer`).
+    Null removes one of a recipe that is extended."""
     sample: SampleConfig | None = None
     """Answer the prompts with behavior models, with the log-probability of every token."""
     responses: str | None = None
