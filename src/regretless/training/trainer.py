@@ -140,6 +140,7 @@ class PreferenceTrainer(PublishingTrainer):
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
         self._ends_step = codec_of(processing_class).ends_step
+        cache = {name: value for name, value in vars(model.config).items() if name == "use_cache"}
         super().__init__(
             model=model,
             args=args,
@@ -151,6 +152,9 @@ class PreferenceTrainer(PublishingTrainer):
             optimizers=optimizers,
             **taken(kwargs),
         )
+        # Transformers' Trainer turns it off, and saved models would decode slowly. Training asks for no cache anyway.
+        vars(model.config).pop("use_cache", None)
+        vars(model.config).update(cache)
         check_optimizer(self.optimizer, self.model)
         if self.is_fsdp_enabled and getattr(causal_model(model), "is_quantized", False):
             raise ConfigError("model: a quantized base is not sharded (untested); use ddp, one copy for each process")
