@@ -168,3 +168,25 @@ def test_formula_of_an_objective_when_compared_then_its_page_has_the_same(name: 
     (loss,) = [line for line in kind.formula.splitlines() if line.startswith("loss")][-1:]
     formula = re.sub(r"\s+", "", loss.removeprefix("loss = ").partition(" (reduction")[0].partition("mean of")[0])
     assert formula in squeezed, loss
+
+
+def test_card_when_its_facts_look_like_markup_then_the_card_shows_their_characters() -> None:
+    bad = '<b>x</b>|[a](https://e.org)\n---\n# "*y*"\n```'
+    result = dataclasses.replace(FOUND, benchmark=bad, metric=bad, dataset=None)
+    facts = dataclasses.replace(
+        FACTS_OF_A_RUN, name=bad, title=bad, paper=f"arXiv:1 {bad}", formula=bad, base=bad, base_on_hub=False
+    )
+    facts = dataclasses.replace(facts, data={bad: bad}, results=[result], command=bad, license_name=bad)
+    text = render(facts)
+    assert checked(text)["model-index"][0]["name"] == bad
+    _, _, body = text[4:].partition("\n---\n")
+    shown = '\\<b\\>x\\</b\\>\\|\\[a\\](https\\://e.org) --- \\# "\\*y\\*" \\`\\`\\`'
+    assert body.splitlines()[1] == f"# {shown}"
+    fenced, prose = re.findall(r"^```.*?^```$", body, re.MULTILINE | re.DOTALL), body
+    for block in fenced:
+        prose = prose.replace(block, "")
+    assert len(fenced) == 3
+    prose = re.sub(r"(?<!\\)`[^`\n]*`", "", prose.replace("\\`", ""))  # without inline code
+    assert not re.search(r"(?<!\\)(<b>|\[a\])", prose)
+    headings = [line for line in prose.splitlines() if line.startswith("#")]
+    assert [line for line in headings if "x" in line and "y" in line] == headings[:1]

@@ -89,6 +89,22 @@ def test_csv_when_read_then_each_cell_is_a_line_with_all_digits(found: Compariso
     assert (base["sd"], base["difference"], base["p_holm"]) == ("", "", "")
 
 
+def test_csv_when_a_name_looks_like_a_formula_then_spreadsheets_show_it_and_numbers_stay_numbers(
+    tmp_path: Path,
+) -> None:
+    names = ("=1+1", "+a", "-a", "@a", "a=1")
+    runs = [
+        Run(
+            made_run(tmp_path / str(number), {"base": {BENCHMARK: right(20)}, "dpo": {BENCHMARK: right(10)}}),
+            model=name,
+        )
+        for number, name in enumerate(names)
+    ]
+    rows = [row for row in csv.DictReader(io.StringIO(as_csv(compare(runs)))) if row["method"] == "dpo"]
+    assert [row["model"] for row in rows] == ["'=1+1", "'+a", "'-a", "'@a", "a=1"]
+    assert {float(row["difference"]) for row in rows} == {-25.0}
+
+
 def test_html_when_written_then_names_are_text_and_values_lead_to_reports(found: Comparison) -> None:
     text = as_html(found, lambda run: f'{run.path.name}/"report".html')
     assert "<strong>65.00</strong> ± 5.00" in text and "<ins>52.50</ins>" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -218,3 +219,13 @@ def test_card_when_processes_compute_rows_together_then_their_pairs_count_once(
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 6)
     trainer.args.sequence_parallel_size = 2
     assert trainer.facts().arguments["pairs per optimizer step"] == 12
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_model_when_saved_then_its_cache_is_as_before_training(
+    make_trainer: Callable[..., Any], make_model: Callable[..., Any], tmp_path: Path, before: bool
+) -> None:
+    model = make_model()
+    model.config.use_cache = before
+    make_trainer(objective="dpo", lora=False, model=model).save_model(str(tmp_path / "saved"))
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["use_cache"] is before

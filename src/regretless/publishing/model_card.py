@@ -32,6 +32,8 @@ PLACEHOLDER = "[More Information Needed]"
 TAGS = ("regretless", "preference-optimization")
 UNKNOWN_LICENSE = "unknown"
 """The hub's identifier where no license is stated."""
+MARKDOWN_SPECIAL = re.compile(r"[\\`*_\[\]<>#!|~&]|:(?=//)")
+ARXIV = re.compile(r"arXiv:[\w./-]+")
 CODE_SPECIAL = re.compile(r"[`\r\n|]+")
 
 
@@ -156,7 +158,7 @@ def render(facts: Facts) -> str:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    environment.filters |= {"code": code, "number": _number, "bounds": _bounds, "paper": _paper}
+    environment.filters |= {"code": code, "number": _number, "bounds": _bounds, "paper": _paper, "plain": plain}
     text = environment.from_string(template.read_text(encoding="utf-8")).render(facts=facts)
     return _signed(f"---\n{metadata(facts).to_yaml()}\n---\n\n{text}")
 
@@ -239,13 +241,18 @@ def code(value: Any) -> str:
     return f"`{CODE_SPECIAL.sub(' ', text) or ' '}`"
 
 
+def plain(value: Any) -> str:
+    """A text as one line of Markdown that shows its characters: no markup, no link, no other cell."""
+    return MARKDOWN_SPECIAL.sub(r"\\\g<0>", " ".join(str(value).split()))
+
+
 def _number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
 
 
 def _paper(source: str) -> str:
     # A method of somebody's own may have appeared anywhere.
-    return f"[{source}](https://arxiv.org/abs/{source[6:]})" if source.startswith("arXiv:") else source
+    return f"[{source}](https://arxiv.org/abs/{source[6:]})" if ARXIV.fullmatch(source) else plain(source)
 
 
 def _bounds(interval: Sequence[float] | None, sign: bool = False) -> str:

@@ -36,7 +36,8 @@ BYTES_OF_ANY_REPLY, BYTES_PER_TOKEN, BYTES_PER_TOKEN_WITH_LOGPS = 1 << 20, 128, 
 """A reply of more bytes cannot be that of so many tokens: a log-probability comes with those of 20 other tokens."""
 TOO_LARGE = "reply is too large"
 BYTES_IN_A_TOKEN = 64
-"""A reported number of tokens below one for so many bytes is not believed: a token of a text has about four, and of spaces many more."""
+"""A reported number of tokens below one for so many bytes is not believed: a token of a text has about four of them,
+and one of spaces many."""
 TEMPLATE_TOKENS = 1024
 """Tokens that a server's chat template may add to a request."""
 OUT_OF_CREDIT = "insufficient_quota"

@@ -250,13 +250,26 @@ def _latex_value(entry: Entry) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """One line for each cell, with all digits; empty for what is not known."""
+    """One line for each cell, with all digits; empty for what is not known.
+
+    A text that a spreadsheet would compute has an apostrophe in front, which spreadsheets do not show.
+    """
     rows = list(records(comparison))
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow(
+            {
+                key: f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
+                for key, cell in row.items()
+            }
+        )
     return text.getvalue()
+
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of what spreadsheets compute."""
 
 
 def as_html(comparison: Comparison, link: Callable[[Run], str | None] = lambda run: None) -> Markup:

@@ -160,6 +160,7 @@ class PreferenceTrainer(PublishingTrainer):
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
         self._ends_step = codec_of(processing_class).ends_step
+        cache = {name: value for name, value in vars(model.config).items() if name == "use_cache"}
         super().__init__(
             model=model,
             args=args,
@@ -171,6 +172,9 @@ class PreferenceTrainer(PublishingTrainer):
             optimizers=optimizers,
             **taken(kwargs),
         )
+        # Transformers' Trainer turns it off, and saved models would decode slowly. Training asks for no cache anyway.
+        vars(model.config).pop("use_cache", None)
+        vars(model.config).update(cache)
         check_optimizer(self.optimizer, self.model)
         self._given_optimizer = given_optimizer(self.optimizer, self.optimizer_cls_and_kwargs)
         self._given_scheduler = None if self.lr_scheduler is None else type(self.lr_scheduler).__name__
