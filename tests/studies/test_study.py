@@ -163,6 +163,13 @@ def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(
         load(tmp_path, changes)
 
 
+def test_values_of_a_study_when_they_have_emoji_then_its_runs_have_them_unchanged(tmp_path: Path) -> None:
+    study = load(
+        tmp_path, {"seeds": {}, "settings": {"model.tokenizer": "tok\U0001f600"}}, overrides=["name=\U0001f600"]
+    )
+    assert [cell.recipe.model and cell.recipe.model.tokenizer for cell in study.cells] == ["tok\U0001f600"]
+
+
 def test_problems_of_several_runs_when_read_then_they_are_reported_together(tmp_path: Path) -> None:
     models = {"a": {"sample": {"n": 0}}, "b": {"train": {"learning_rate": -1}}}
     with pytest.raises(ConfigError) as caught:
