@@ -29,7 +29,10 @@ from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
 from run_contents import contents, differences
 
-OUTSIDE = ("../../../escape", "..", ".", "a/b", "/tmp/escape", ".hidden", "-f", "", "a\\b", "a\nb", "a\x00b", "x" * 101)
+OUTSIDE = (
+    *("../../../escape", "..", ".", "a/b", "/tmp/escape", ".hidden", "-f", "", "a\\b", "a\nb", "a\x00b", "x" * 101),
+    *("a b", "a\u202eb", "a\u2028b", "a\x9bb", "a\ud800", "\U0001f600" * 26),
+)
 WORLD = {"prompts": 3, "test": 2, "policies": {"a": {"demonstrations": 2}}}
 
 
@@ -56,7 +59,15 @@ PLACES = ("name", "pretrain", "prompts", "world.policies", "evaluate.benchmarks"
 
 @pytest.mark.parametrize("place", PLACES)
 def test_name_that_becomes_a_folder_when_it_could_lead_elsewhere_then_the_recipe_is_refused(place: str) -> None:
-    for good in ("gsm8k", "MATH-500", "v0.1", "größer_2", "a+b"):
+    for good in (
+        "gsm8k",
+        "MATH-500",
+        "v0.1",
+        "größer_2",
+        "a+b",
+        "run\U0001f600",
+        "e\u0301t\u0939\u093f\u0928\u094d\u0926\u0940",
+    ):
         assert isinstance(parse_recipe(recipe_with(place, good), "x"), Recipe)
     for bad in OUTSIDE:
         with pytest.raises(ConfigError, match="expected a name of letters, digits") as caught:

@@ -41,10 +41,11 @@ LONGEST_NAME = 100
 def check_name(value: str) -> str:
     """A name that a file or folder can have, unchanged. Raises ValueError for one that could lead elsewhere.
 
-    Letters, digits, `_`, `.`, `+` and `-`, of which the first is a letter, a digit or `_`: so no separator, no `..`, no
-    hidden file, and nothing that looks like a flag.
+    Letters, digits, `_`, `.`, `+`, `-` and whatever is visible beyond ASCII, such as vowel signs and emoji; the first
+    is none of `.+-`: so no separator, no `..`, no hidden file, and nothing that looks like a flag.
     """
-    if re.fullmatch(r"\w[\w.+-]*", value) is None or len(value.encode()) > LONGEST_NAME:
+    is_name = value.isprintable() and re.fullmatch(r"[\w\u0080-\U0010ffff][\w.+\u0080-\U0010ffff-]*", value)
+    if not is_name or len(value.encode()) > LONGEST_NAME:
         raise ValueError(
             f"expected a name of letters, digits, _ . + and -, beginning with a letter, a digit or _, of at most "
             f"{LONGEST_NAME} bytes: it becomes a file or folder"
