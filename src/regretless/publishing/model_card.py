@@ -33,6 +33,7 @@ TAGS = ("regretless", "preference-optimization")
 UNKNOWN_LICENSE = "unknown"
 """The hub's identifier where no license is stated."""
 MARKDOWN_SPECIAL = re.compile(r"[\\`*_\[\]<>#!|~&]|:(?=//)")
+ADDRESS = re.compile(r"https?://[\w./~%?=&:-]+")
 ARXIV = re.compile(r"arXiv:[\w./-]+")
 CODE_SPECIAL = re.compile(r"[`\r\n|]+")
 
@@ -251,8 +252,10 @@ def _number(value: float) -> str:
 
 
 def _paper(source: str) -> str:
+    if ARXIV.fullmatch(source):
+        return f"[{source}](https://arxiv.org/abs/{source[6:]})"
     # A method of somebody's own may have appeared anywhere.
-    return f"[{source}](https://arxiv.org/abs/{source[6:]})" if ARXIV.fullmatch(source) else plain(source)
+    return source if ADDRESS.fullmatch(source) else plain(source)
 
 
 def _bounds(interval: Sequence[float] | None, sign: bool = False) -> str:
