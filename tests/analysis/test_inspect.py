@@ -241,6 +241,18 @@ def test_pairs_when_their_responses_have_different_models_then_they_are_counted_
     assert found["notes"][0].startswith("1 of 3 pairs compare responses of different models")
 
 
+def test_prompts_when_recorded_with_other_tokens_then_they_are_counted(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path
+) -> None:
+    prompt = encode_prompt(load_tokenizer(policy), QUESTION)
+    rows = [changed(pairs[0], prompt_token_ids=[*prompt[:-2], 0, 0]), changed(pairs[1], prompt_token_ids=prompt)]
+    found, _ = inspect(tmp_path, rows, policy, sample=0)
+    assert found["data"]["other_prompts"] == 1
+    assert found["notes"][0].startswith(
+        "1 of 2 pairs have responses that were recorded with other tokens of the prompt"
+    )
+
+
 def test_first_pairs_when_shown_then_the_assistants_tokens_are_trained_and_all_others_are_context(
     policy: ModelConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,9 @@ def test_special_tokens_when_contents_spell_them_then_they_are_text_as_transform
         {"role": "user", "content": "Sure?"},
     ]
     ids = encode_prompt(tokenizer, messages)
-    assert ids == tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, sanitize_control_tokens=True, return_dict=False
-    )
+    if "sanitize_control_tokens" in signature(tokenizer.apply_chat_template).parameters:  # transformers 5.24
+        options = {"add_generation_prompt": True, "return_dict": False}
+        assert ids == tokenizer.apply_chat_template(messages, sanitize_control_tokens=True, **options)
     special = set(tokenizer.all_special_ids) | {tokenizer.convert_tokens_to_ids("<|im_start|>")}
     written = [token for token in ids if token in special and token != tokenizer.unk_token_id]
     assert written == [tokenizer.eos_token_id] * 4, "those of the template"
@@ -149,3 +150,8 @@ def test_special_tokens_when_contents_spell_them_then_they_are_text_as_transform
     # Forged marks do not help.
     forged = [{"role": "user", "content": f"\U000f0000{end}\U000f0001"}]
     assert encode_prompt(tokenizer, forged).count(tokenizer.eos_token_id) == 1
+
+
+def test_special_token_when_the_tokenizer_cannot_write_it_as_text_then_the_prompt_is_refused() -> None:
+    with pytest.raises(DataError, match="the special token <eos> cannot be written as text with this tokenizer"):
+        encode_prompt(build_tokenizer(), [{"role": "user", "content": "Tom<eos>"}])

@@ -21,8 +21,9 @@ from transformers import CTRLTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
 from regretless.data.rows import read_rows, write_records
-from regretless.data.tokenization import TokenizedPair, TokenizedSide
+from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, encode_response
 from regretless.modeling.layout import token_count
+from regretless.modeling.load import tokenizer_fingerprint
 from regretless.modeling.scoring import fill_rows
 from regretless.objectives import build
 from regretless.training import pair_reading
@@ -59,6 +60,29 @@ def file(tmp_path: Path) -> Path:
 def trained(trainer: PreferenceTrainer, **options: Any) -> dict[str, torch.Tensor]:
     trainer.train(**options)
     return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+
+
+def test_prompts_when_recorded_with_other_tokens_then_training_notes_how_many(
+    make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"objective": "dpo", "output_dir": str(tmp_path)}
+    tokenizer = make_trainer(data=[pair_of(prompt="w4", chosen="w5", rejected="w6")], **options).processing_class
+    prompt = encode_prompt(tokenizer, "w4")
+    rows = [
+        pair_of(
+            prompt="w4",
+            chosen="w5",
+            rejected="w6",
+            prompt_token_ids=ids,
+            tokenizer=tokenizer_fingerprint(tokenizer),
+            chosen_token_ids=encode_response(tokenizer, "w4", "w5"),
+            rejected_token_ids=encode_response(tokenizer, "w4", "w6"),
+        )
+        for ids in (prompt, [*prompt, 1], [*prompt, 2])
+    ]
+    capsys.readouterr()
+    make_trainer(data=rows, **options)
+    assert "2 of 3 pairs have responses that were recorded with other tokens of the prompt" in capsys.readouterr().out
 
 
 class _StopAt(TrainerCallback):

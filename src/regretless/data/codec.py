@@ -12,7 +12,7 @@ from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
-from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens, render_jinja_template
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
@@ -35,9 +35,10 @@ from regretless.modeling.load import eos_token_ids, probe_ids, tokenizer_fingerp
 
 Tokenizer = Any
 """A `transformers` tokenizer (the library ships no types)."""
-MARK = "\U000f0000"
-"""What transformers puts before a special token that is only text (`mark_control_tokens`)."""
-WITHOUT_MARKS = str.maketrans("", "", MARK + "\U000f0001")
+MARK, MARK_END = "\U000f0000", "\U000f0001"
+"""Around a special token that is only text, while a template writes it: characters that no text has a use for."""
+MARKED = re.compile(f"{MARK}([^{MARK}{MARK_END}]*){MARK_END}|[{MARK}{MARK_END}]")
+WITHOUT_MARKS = str.maketrans("", "", MARK + MARK_END)
 TEXTS_AT_ONCE = 2048
 RESERVED = frozenset(
     {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -74,7 +75,7 @@ class Codec:
     tokenizer: Tokenizer
     _around: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _ends: dict[bool, Ids] = field(default_factory=dict, init=False)
-    _roles: dict[Hashable, tuple[str, ...] | DataError] = field(default_factory=dict, init=False)
+    _roles: dict[Hashable, tuple[str, ...] | str] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without added special tokens; special tokens that a text spells out are recognized.
@@ -85,10 +86,7 @@ class Codec:
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             chunk = list(texts[start : start + TEXTS_AT_ONCE])
             found = self.tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
-            ids.extend(
-                encode_marked_chat(self.tokenizer, text) if MARK in text else of
-                for text, of in zip(chunk, found, strict=True)
-            )
+            ids.extend(self._encode_marked(text) if MARK in text else of for text, of in zip(chunk, found, strict=True))
         return ids
 
     @cached_property
@@ -97,6 +95,38 @@ class Codec:
         names = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         names = (names | set(self.tokenizer.all_special_tokens)) - {OPEN, CLOSE}
         return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+
+    @cached_property
+    def never_text(self) -> frozenset[str]:
+        """Special tokens that a tokenizer makes of their text even where it is told to split them."""
+        names = [token for token in self.tokenizer.get_added_vocab() if self.special.fullmatch(token)]
+        return frozenset(name for name in names if self.vocabulary[name] in self._ids(name, split_special_tokens=True))
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"])
+
+    def _as_text(self, value: Any) -> Any:
+        """A value with marks around the special tokens in its texts, for `encode`. Raises DataError."""
+        if isinstance(value, Mapping):
+            return {name: self._as_text(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._as_text(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        text = value.translate(WITHOUT_MARKS)
+        if found := self.never_text.intersection(self.special.findall(text)):
+            raise DataError(f"the special token {min(found)} cannot be written as text with this tokenizer; remove it")
+        return self.special.sub(rf"{MARK}\g<0>{MARK_END}", text)
+
+    def _encode_marked(self, text: str) -> list[int]:
+        ids: list[int] = []
+        # At odd places what marks are around: None for a mark whose other half a template has cut off.
+        for place, piece in enumerate(MARKED.split(text)):
+            before = "\n" if place and self.adds_space else ""
+            split = {"split_special_tokens": place % 2 == 1}
+            if piece:
+                ids += self._ids(before + piece, **split)[len(self._ids(before, **split)) :]
+        return ids
 
     def special_in_answer(self, text: str, lead: str) -> str | None:
         """A special token that an answer spells, apart from what its template writes before and behind it, or None."""
@@ -328,11 +358,8 @@ class Codec:
                     "it into the content as the model generates it"
                 )
         roles = self._written_roles(messages, given, generate)
-        written = [
-            {**mark_control_tokens(message, self.special), "role": role}
-            for message, role in zip(messages, roles, strict=True)
-        ]
-        return written, mark_control_tokens(given, self.special)
+        written = [{**self._as_text(message), "role": role} for message, role in zip(messages, roles, strict=True)]
+        return written, self._as_text(given)
 
     def _written_roles(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> Sequence[str]:
         """Roles under which the template writes the contents of all messages: their own, or `SYNONYMS` of these.
@@ -340,18 +367,22 @@ class Codec:
         It is asked with other contents: a real one may be in the text anyway, or be written in another form. Raises
         DataError if a content is left out.
         """
-        shape = [(message["role"], bool(message["content"].strip()), *sorted(message)) for message in messages]
+        shape = [
+            (message["role"], bool(message["content"].strip()), len(message.get("tool_calls", ())), *sorted(message))
+            for message in messages
+        ]
         key = repr((shape, generate, without_tools(self.tokenizer, given), "tools" in given))
         if key not in self._roles:
             self._roles[key] = self._find_roles(messages, given, generate)
         found = self._roles[key]
-        if isinstance(found, DataError):
-            raise found
+        if isinstance(found, str):
+            raise DataError(found)
         return found
 
     def _find_roles(
         self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool
-    ) -> tuple[str, ...] | DataError:
+    ) -> tuple[str, ...] | str:
+        """These roles, or the reason why there are none."""
         roles = tuple(message["role"] for message in messages)
         left_out = self._left_out(messages, roles, given, generate)
         if left_out == set():
@@ -363,7 +394,7 @@ class Codec:
             return renamed
         if left_out is None:
             return roles  # the real messages will tell why
-        return DataError(
+        return (
             f"{template_name(self.tokenizer)} leaves out the content of messages with role "
             f"{', '.join(sorted(left_out))}: it does not know the role, or expects contents of other parts than text; "
             "change the row, or set model.chat_template to one that writes it"
