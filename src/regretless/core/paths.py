@@ -13,6 +13,7 @@ from regretless.core.errors import ConfigError, reject
 
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(?=[^/])")
 """A URL, also one that was taken for a path, which merges its slashes."""
+NOTHING = "expected a path, got nothing; is a variable of the shell not set?"
 NO_URL = (
     "expected a path on this machine, got the URL {url}; what to do instead: "
     "https://regretless.github.io/regretless/storage.html"
@@ -28,12 +29,26 @@ def url_of(path: Path | str) -> str | None:
 def check_output(text: str) -> str:
     """A path to write to, unchanged. Raises ValueError for an empty one, and for a URL."""
     if not text.strip():
-        raise ValueError("expected a path, got nothing; is a variable of the shell not set?")
+        raise ValueError(NOTHING)
     if (url := url_of(text)) is not None:
         raise ValueError(NO_URL.format(url=url))
     return text
 
 
+PATH_KEYS = {
+    "include_path",
+    "dataset",
+    "data",
+    "name_or_path",
+    "adapter",
+    "tokenizer",
+    "chat_template",
+    "responses",
+    "pairs",
+}
+"""Settings that may name a file or folder, whose content is then part of the key."""
+POLICIES = "policies"
+"""The setting that names folders of models by their labels."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 OutputPath = Annotated[str, AfterValidator(check_output)]
 """A path in settings to which something is written."""

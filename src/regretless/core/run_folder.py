@@ -23,7 +23,7 @@ import xxhash
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint
-from regretless.core.paths import is_model
+from regretless.core.paths import PATH_KEYS, is_model
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.settings import Section
 from regretless.core.stage_folder import (
@@ -48,18 +48,6 @@ BASE = "base"
 """Label of the model before preference training."""
 LOCK = ".lock"
 RECIPE = "recipe.yaml"
-PATH_KEYS = {
-    "include_path",
-    "dataset",
-    "data",
-    "name_or_path",
-    "adapter",
-    "tokenizer",
-    "chat_template",
-    "responses",
-    "pairs",
-}
-"""Settings that may name a file or folder, whose content is then part of the key."""
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 """Where a tokenizer with several chat templates has all but the first."""

@@ -21,6 +21,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -28,6 +29,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
+from regretless.core.paths import NOTHING, PATH_KEYS, POLICIES
 from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
 MOST_PROBLEMS = 100
@@ -159,6 +161,15 @@ class Section(BaseModel):
     def _of_64_bits(cls, value: Any) -> Any:
         if any(isinstance(item, int) and abs(item) > MOST for item in (value if isinstance(value, list) else [value])):
             raise ValueError(f"expected a whole number of at most {MOST}")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _with_paths(cls, value: Any, info: ValidationInfo) -> Any:
+        # The empty path is the current folder: not what a variable of the shell that is not set was to name.
+        named = value.values() if info.field_name == POLICIES and isinstance(value, Mapping) else [value]
+        if info.field_name in {*PATH_KEYS, POLICIES} and any(isinstance(one, str) and not one.strip() for one in named):
+            raise ValueError(NOTHING)
         return value
 
     @classmethod

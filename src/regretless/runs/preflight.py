@@ -18,8 +18,8 @@ from regretless.core import stage_record
 from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
-from regretless.core.paths import harm, url_of
-from regretless.core.run_folder import BASE, PATH_KEYS, RUN, RunFolder
+from regretless.core.paths import PATH_KEYS, harm, url_of
+from regretless.core.run_folder import BASE, RUN, RunFolder
 from regretless.core.settings import Section
 from regretless.core.stage_folder import MANIFEST, check_ours
 from regretless.core.stages import STAGES, Stage

@@ -17,8 +17,8 @@ from regretless.analysis.inspect import InspectConfig
 from regretless.core.bundled import find
 from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, problems_of, reject
-from regretless.core.paths import OutputPath
-from regretless.core.run_folder import PATH_KEYS, RUN
+from regretless.core.paths import PATH_KEYS, POLICIES, OutputPath
+from regretless.core.run_folder import RUN
 from regretless.core.settings import (
     MOST_SEED,
     REMOVABLE,
@@ -84,10 +84,6 @@ class PairsSource(Section):
     """Column with the rejected response."""
     limit: int | None = Field(default=None, ge=1)
     """Most pairs to read, from the start; all by default."""
-
-
-POLICIES = "policies"
-"""Setting of several sections with folders of models by name."""
 
 
 class Recipe(Section):
