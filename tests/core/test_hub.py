@@ -14,9 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from huggingface_hub import HfApi, errors
 
 from regretless.core.hub import may_be_repository
+from regretless.training.train_config import TrainConfig
 from tiny_model import save_tiny_model
 
 LOADS = """
@@ -169,3 +172,44 @@ def test_names_when_they_look_like_paths_then_the_hub_is_not_asked() -> None:
     assert all(map(may_be_repository, ("gpt2", "Qwen/Qwen3-0.6B-Base", "owner/data.v1")))
     for path in ("/a/b", "./a", "../a", "~/a", "a/b/c", "pairs.jsonl", "data/pairs.parquet", "", "a b", "{run}/x"):
         assert not may_be_repository(path)
+
+
+def answered(code: int) -> errors.HfHubHTTPError:
+    return errors.HfHubHTTPError("no", response=httpx.Response(code, request=httpx.Request("GET", "http://hub")))
+
+
+@pytest.mark.parametrize(
+    ("offline", "who", "said"),
+    [
+        (True, {}, "offline mode is on"),
+        (False, errors.LocalTokenNotFoundError("none"), "no token is logged in"),
+        (False, answered(401), "the hub refuses the token"),
+        (False, answered(503), None),
+        (False, {"auth": {"accessToken": {"role": "read"}}}, "the token may only read"),
+        (False, {"auth": {"accessToken": {"role": "write"}}}, None),
+        (False, {"auth": {"accessToken": {"role": "fineGrained"}}}, None),
+    ],
+)
+def test_training_that_uploads_when_the_hub_would_refuse_it_then_it_is_refused_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, offline: bool, who: Any, said: str | None
+) -> None:
+    asked = []
+
+    def whoami(api: HfApi) -> Any:
+        asked.append(api.token)
+        if isinstance(who, Exception):
+            raise who
+        return who
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("regretless.core.hub._look", lambda endpoint: None)
+    monkeypatch.setattr("regretless.core.hub._looks", {})
+    monkeypatch.setattr(HfApi, "whoami", whoami)
+    given = {"push_to_hub": True, "hub_model_id": "owner/model", "hub_token": "hf_given"}
+    problems = [
+        problem for problem in TrainConfig.parse(given, "train").problems_here("repo") if "push_to_hub" in problem
+    ]
+    assert [problem.startswith(f"push_to_hub: {said}") for problem in problems] == ([True] if said else [])
+    assert asked == ([] if offline else ["hf_given"])
+    asked.clear()
+    assert not TrainConfig.parse({}, "train").problems_here("repo") and not asked

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -280,3 +283,79 @@ def test_shrink_when_given_a_hub_id_builds_the_same_class_offline(
     small = shrink(ModelConfig(name_or_path=name, adapter="x"), tokenizer=str(word_tokenizer))
     model = load_model(small)
     assert (model.config.model_type, model.config.vocab_size, model.config.num_hidden_layers) == (model_type, 6, 2)
+
+
+class Foreign:
+    """Unpickled, it would call a function."""
+
+    def __reduce__(self) -> Any:
+        return print, ("code of others ran",)
+
+
+def halved(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def as_bin(file: Path, tensors: Any = None) -> Path:
+    target = file.with_name({"model": "pytorch_model.bin"}.get(file.stem, f"{file.stem}.bin"))
+    torch.save(load_file(file) if tensors is None else tensors, target)
+    file.unlink()
+    return target
+
+
+def with_kernel(file: Path) -> None:
+    config = file.with_name("config.json")
+    config.write_text(json.dumps({**json.loads(config.read_text()), "attn_implementation": "owner/kernel"}))
+
+
+CUT, CODE_INSIDE = "cannot be read, perhaps because it was cut", "holds something other than tensors"
+BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "cut": (halved, ".safetensors", CUT),
+    "empty": (lambda file: file.write_bytes(b""), ".safetensors", CUT),
+    "pointer": (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), ".safetensors", CUT),
+    "cut .bin": (lambda file: halved(as_bin(file)), ".bin", CUT),
+    "empty .bin": (lambda file: as_bin(file).write_bytes(b""), ".bin", CUT),
+    "pickled": (lambda file: as_bin(file, {"a": Foreign()}), ".bin", CODE_INSIDE),
+    "plain pickle": (lambda file: as_bin(file).write_bytes(pickle.dumps(Foreign())), ".bin", CODE_INSIDE),
+}
+
+
+@pytest.mark.parametrize("kind", ["model", "adapter"])
+@pytest.mark.parametrize("fault", BROKEN)
+def test_weights_that_cannot_be_read_when_loaded_then_one_line_names_the_file(
+    word_tokenizer: Path, tmp_path: Path, kind: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_model(tiny())
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    if kind == "adapter":
+        model.name_or_path = str(tmp_path / "model")
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+        adapted.save_pretrained(tmp_path / "adapter")
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+    spoil, suffix, said = BROKEN[fault]
+    spoil(file)
+    with pytest.raises(ConfigError) as error:
+        load_model(ModelConfig(name_or_path=str(file.parent)))
+    (line,) = str(error.value).splitlines()
+    (broken,) = file.parent.glob(f"*{suffix}")
+    assert line.startswith(f"{kind} {broken}: {said}")
+    assert "code of others ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (with_kernel, r"its config\.json names a kernel on the hub, .*\(attn_implementation: 'owner/kernel'\)"),
+        (lambda file: file.with_name("config.json").write_text("[]"), r"config\.json: expected a JSON object"),
+        (lambda file: file.with_name("config.json").write_text("{"), rf"config\.json: {CUT}"),
+    ],
+)
+def test_configuration_that_cannot_be_used_when_loaded_then_one_line_names_it(
+    tmp_path: Path, spoil: Callable[[Path], Any], said: str
+) -> None:
+    load_model(tiny()).save_pretrained(tmp_path / "model")
+    spoil(tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ConfigError, match=said) as error:
+        load_model(ModelConfig(name_or_path=str(tmp_path / "model")))
+    assert len(str(error.value).splitlines()) == 1

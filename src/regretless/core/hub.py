@@ -131,6 +131,33 @@ def missing(repositories: Collection[Repository]) -> dict[Repository, str]:
     return {repository: problem for repository, problem in found.items() if problem is not None}
 
 
+def no_upload(token: str | None) -> str | None:
+    """Why nothing can be uploaded to the hub with this token (None: the one that is logged in), or None if it can.
+
+    One request, at most twice `SECONDS`; without an answer in time to the question who this is, None.
+    """
+    if (problem := out_of_reach()) is not None:
+        return problem
+    pool = ThreadPoolExecutor(1)
+    asked = pool.submit(_token_problem, token)
+    wait([asked], timeout=2 * SECONDS)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return asked.result() if asked.done() and asked.exception() is None else None
+
+
+def _token_problem(token: str | None) -> str | None:
+    from huggingface_hub import HfApi, errors
+
+    try:
+        access: Any = HfApi(token=token).whoami().get("auth", {}).get("accessToken", {})
+    except errors.LocalTokenNotFoundError:
+        return "no token is logged in; run `hf auth login`"
+    except errors.HfHubHTTPError as error:
+        refused = error.response is not None and error.response.status_code in (401, 403)
+        return "the hub refuses the token; run `hf auth login`" if refused else None
+    return "the token may only read; log in with one that may write" if access.get("role") == "read" else None
+
+
 def _problem(repository: Repository) -> str | None:
     from huggingface_hub import HfApi, errors
 

@@ -37,7 +37,7 @@ from regretless.evaluation.conditions import (
 )
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
-from regretless.modeling.training_folder import ADAPTER
+from regretless.modeling.load import ADAPTER
 from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
@@ -27,7 +28,7 @@ from transformers import (
 from transformers.utils import cached_file, find_adapter_config_file
 from transformers.utils.logging import disable_progress_bar
 
-from regretless.core.errors import ConfigError, reject
+from regretless.core.errors import ConfigError, RegretlessError, error_line, reject
 from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
 from regretless.core.settings import DECIDED, Section
@@ -35,6 +36,8 @@ from regretless.modeling.chat_templates import choose_pad_token, set_chat_templa
 from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
 
 T = TypeVar("T")
+ADAPTER = "adapter_config.json"
+"""File that tells an adapter's folder from a model's."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -288,18 +291,19 @@ def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
     quantized: dict[str, Any] = {}
     if quantization is not None:
         quantized = {"quantization_config": for_transformers(quantization), "device_map": {"": best_device()}}
-    model, info = _load(
-        "model",
-        origin.base,
-        lambda: AutoModelForCausalLM.from_pretrained(
+
+    def load() -> Any:
+        _refuse_kernels(origin)
+        return AutoModelForCausalLM.from_pretrained(
             origin.base,
             revision=origin.revision,
             dtype=config.dtype,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
             **quantized,
-        ),
-    )
+        )
+
+    model, info = _load("model", origin.base, load)
     keep_weights_as_loaded(model)
     # Without this check, weights that are not in the files would be random.
     if absent := sorted([*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]):
@@ -308,6 +312,17 @@ def _pretrained_model(config: ModelConfig, origin: Origin) -> PreTrainedModel:
             f"such as {absent[0]}; use a complete causal language model"
         )
     return model
+
+
+def _refuse_kernels(origin: Origin) -> None:
+    """Raise ConfigError if the model's configuration names code on the hub that would compute its layers."""
+    values, _ = PretrainedConfig.get_config_dict(origin.base, revision=origin.revision)
+    for name, value in values.items():
+        if name.endswith("_implementation") and "/" in str(value):
+            raise ConfigError(
+                f"model {origin.base}: its config.json names a kernel on the hub, whose code would run here "
+                f"({name}: {value!r:.80}); remove {name} from the file"
+            )
 
 
 def put_adapter(model: PreTrainedModel, adapter: str, revision: str | None, trainable: bool) -> PeftModel:
@@ -388,6 +403,31 @@ def _tokenizer_source(config: ModelConfig) -> tuple[str, str | None]:
     return config.name_or_path, config.revision
 
 
+def _broken_file(folder: Path) -> str | None:
+    """The first file of a model's or adapter's folder that cannot be read, with the reason; None if all can."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    for file in files:
+        try:
+            if file.name in ("config.json", ADAPTER):
+                if not isinstance(json.loads(file.read_text(encoding="utf-8")), dict):
+                    return f"{file}: expected a JSON object; copy the file again"
+            elif file.suffix == ".safetensors":
+                with safe_open(file, framework="pt"):
+                    pass
+            elif file.match("pytorch_model*.bin") or file.match("adapter_model*.bin"):
+                torch.load(file, map_location="meta", weights_only=True)
+        except UnpicklingError:
+            return (
+                f"{file}: holds something other than tensors, which could be code that runs when it is read, or is no "
+                "file of weights; use weights in safetensors"
+            )
+        except Exception as error:  # what is raised depends on the file's kind and on what it lacks
+            return f"{file}: cannot be read, perhaps because it was cut ({error_line(error)}); copy it again"
+    if any(file.name == ADAPTER for file in files) and not any(file.stem == "adapter_model" for file in files):
+        return f"{folder}: has {ADAPTER}, and no {ADAPTER_WEIGHTS}; copy the weights too"
+    return None
+
+
 def _load(kind: str, source: str, action: Callable[[], T]) -> T:
     """Result of an action; library errors for missing or unusable files become one message with advice."""
     if Path(source).is_absolute() and not Path(source).exists():
@@ -395,7 +435,12 @@ def _load(kind: str, source: str, action: Callable[[], T]) -> T:
     try:
         with one_attempt(source) as offline:
             return action()
-    except (OSError, ValueError, KeyError, RuntimeError, UserWarning) as error:
+    except RegretlessError:
+        raise
+    # Readers of weights raise what they like: UnpicklingError, EOFError, SafetensorError, ImportError.
+    except Exception as error:
+        if (broken := _broken_file(Path(source))) is not None:
+            raise ConfigError(f"{kind} {broken}") from error
         raise ConfigError(
             f"{kind} {source}: cannot be loaded: {why(error, offline)}\n  expected an existing folder (relative to "
             f"{Path.cwd()}) or a hub id that can be downloaded; without a network, download it elsewhere and set the "

@@ -20,11 +20,9 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import LEFTOVER, read_json, write_json
 from regretless.core.run_folder import RUN, resolve
 from regretless.core.stage_folder import MANIFEST
-from regretless.modeling.load import ModelConfig
+from regretless.modeling.load import ADAPTER, ModelConfig
 from regretless.objectives import hyperparameter_names
 
-ADAPTER = "adapter_config.json"
-"""File that tells an adapter's folder from a model's."""
 STATE, PAIR_SCORES = "trainer_state.json", "pair_scores.jsonl"
 CHECKPOINT = "checkpoint-"
 FILES = "files.json"

@@ -35,8 +35,7 @@ from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.verify import VerifyConfig
-from regretless.modeling.load import ModelConfig
-from regretless.modeling.training_folder import ADAPTER
+from regretless.modeling.load import ADAPTER, ModelConfig
 from regretless.pairing.mask import MaskConfig
 from regretless.pairing.pair import PairConfig
 from regretless.reporting.report import ReportConfig

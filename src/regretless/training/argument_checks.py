@@ -28,8 +28,11 @@ from transformers.utils import is_liger_kernel_available, is_torch_tf32_availabl
 from regretless.core.errors import ConfigError
 from regretless.core.settings import MOST_SEED, Unquoted
 
+MOST_STEPS = 10**12
+"""Steps, and passes over the data, that no training takes; their products still are whole numbers of 64 bits."""
 BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
-    ({"gt": 0}, ("learning_rate", "num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
+    ({"gt": 0, "le": MOST_STEPS}, ("num_train_epochs",)),
+    ({"gt": 0}, ("learning_rate", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
     ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay")),
     ({"ge": 0, "le": MOST_SEED}, ("seed", "data_seed")),
     ({"ge": 0}, ("dataloader_num_workers",)),
@@ -116,8 +119,8 @@ def _problem(hint: Any, name: str, value: Any) -> str | None:
         return _tracker_problem(value)
     if name in CHOICES and isinstance(value, str) and not isinstance(value, Enum):
         return None if value in CHOICES[name] else f"expected {_choices(CHOICES[name], value)}, got {value!r}"
-    if name == "max_steps" and type(value) is int and value < 1 and value != -1:
-        return f"expected at least 1, or -1 for as many as num_train_epochs takes, got {value}"
+    if name == "max_steps" and type(value) is int and not 1 <= value <= MOST_STEPS and value != -1:
+        return f"expected 1 to {MOST_STEPS}, or -1 for as many as num_train_epochs takes, got {value}"
     options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not all(_is_plain(option) for option in options):
         # An object of some library's own; this one also has a form in files, which the Trainer does not take.

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, ValidationErr
 from pydantic_core import InitErrorDetails
 
 from regretless.core.errors import problems_of
+from regretless.core.hub import no_upload
 from regretless.core.ranks import processes
 from regretless.core.secrets import Secret, revealed
 from regretless.core.settings import Section, Unquoted, setting_error
@@ -216,6 +217,9 @@ class TrainConfig(Section):
                 "it out, or set processes"
             )
         arguments = {"output_dir": "unused", "report_to": "none", **self.split_for(objective)[1]}
+        # The Trainer makes the repository when it begins: in a recipe, hours after the start.
+        if arguments.get("push_to_hub") and (reason := no_upload(arguments.get("hub_token"))) is not None:
+            problems.append(f"{self.key_of(objective, 'push_to_hub')}: {reason}")
         return problems + [
             f"{self.key_of(objective, name or 'objective')}: {reason}"
             for name, reason in argument_problems_here(PreferenceConfig, arguments)
