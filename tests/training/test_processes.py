@@ -210,6 +210,16 @@ def test_training_when_accelerate_finds_another_number_of_processes_then_it_is_r
         train.run(config, "dpo", model, tmp_path / "pairs.jsonl", tmp_path / "trained")
 
 
+@pytest.mark.usefixtures("recipe")
+def test_training_when_no_pair_is_left_to_evaluate_on_then_it_is_refused_with_what_to_change(tmp_path: Path) -> None:
+    lines = (tmp_path / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "one.jsonl").write_text(lines[0] + "\n", encoding="utf-8")
+    config = TrainConfig(**TRAIN | {"eval_pairs": 4, "eval_strategy": "epoch"})
+    model = ModelConfig(name_or_path=str(tmp_path / "model"))
+    with pytest.raises(DataError, match=r"one\.jsonl: too few pairs to hold some out, and eval_strategy is epoch"):
+        train.run(config, "dpo", model, tmp_path / "one.jsonl", tmp_path / "trained")
+
+
 @pytest.mark.slow
 def test_process_when_it_fails_then_its_error_is_the_stages(
     recipe: Callable[..., Path], capfd: pytest.CaptureFixture[str]

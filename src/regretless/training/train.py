@@ -21,7 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from regretless.core.errors import ConfigError, NonFiniteLossError, reject
+from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, reject
 from regretless.core.files import write_jsonl
 from regretless.core.ranks import processes
 from regretless.core.stage_folder import CACHE
@@ -96,6 +96,11 @@ def _train(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path 
     args = arguments_of(config, objective, output, count)
     tokenizer = load_tokenizer(model)
     train, held_out = read_data(config, args, tokenizer, pairs)
+    if held_out is None and args.eval_strategy != "no":
+        raise DataError(
+            f"{pairs}: too few pairs to hold some out, and eval_strategy is {args.eval_strategy.value}; give more "
+            "pairs, or set eval_strategy to no"
+        )
 
     trainer = PreferenceTrainer(
         load_model(model, for_training=True),

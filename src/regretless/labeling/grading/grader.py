@@ -248,8 +248,8 @@ def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
     if pairs[0] and pairs[1] and (pairs[0][0] == pairs[1][0] or {pairs[0][0], pairs[1][0]} == {"range", "ratio"}):
         both = zip(pairs[0][1:], pairs[1][1:], strict=True)
         return decision(all(equal_numbers(one, other) for one, other in both), "pairs")
-    for pair, other in ((pairs[0], extracted), (pairs[1], gold)):
-        if pair and pair[0] != "ratio" and "-" not in other and read_number(other):
+    for pair, text, other in ((pairs[0], gold, extracted), (pairs[1], extracted, gold)):
+        if pair and pair[0] != "ratio" and "-" not in text and read_number(other):  # 10 - 5 is 5
             return decision(False, "pairs")
     return None
 
