@@ -78,7 +78,7 @@ def other_rules(monkeypatch: pytest.MonkeyPatch) -> None:
         ("best_vs_random", "correct_vs_wrong"),
         ("other_score_rule", "correct_vs_wrong"),
         ("scores_of_verdicts", "scores_of_verdicts"),
-        ("least_regret", "least_regret"),
+        ("above_writer", "above_writer"),
     ],
 )
 def test_smoke_run_without_a_judge_when_the_rule_needs_scores_then_it_pairs_by_verdicts(

@@ -63,12 +63,17 @@ def is_secret(key: str) -> bool:
     return _KEY.search(last) is not None and _NO_KEY.search(last) is None
 
 
-def kept_secret(key: str, value: Any) -> Any:
-    """A setting's value with each text under the key of a secret as a `Secret`, inside mappings and lists too."""
+def kept_secret(key: str, value: Any, above: tuple[int, ...] = ()) -> Any:
+    """A setting's value with each text under the key of a secret as a `Secret`, inside mappings and lists too.
+
+    above: ids of the mappings and lists around it; one that contains itself is refused later, as it is.
+    """
+    if id(value) in above:
+        return value
     if isinstance(value, Mapping):
-        return {name: kept_secret(str(name), item) for name, item in value.items()}
+        return {name: kept_secret(str(name), item, (*above, id(value))) for name, item in value.items()}
     if isinstance(value, list):
-        return [kept_secret(key, item) for item in value]
+        return [kept_secret(key, item, (*above, id(value))) for item in value]
     return Secret(value) if isinstance(value, str) and is_secret(key) else value
 
 
