@@ -165,10 +165,20 @@ def lock(file: Path, what: Path) -> Iterator[int]:
             yield handle.fileno()
 
 
+_locked: set[tuple[int, int, int]] = set()
+"""Process and identity of each folder that is locked: a process may hold its lock twice, as that of a file."""
+
+
 @contextlib.contextmanager
 def _locked_folder(folder: Path, *, was_left: bool) -> Iterator[None]:
     """Lock a folder itself for the block. was_left: its lock file is of a run whose processes may be about to end."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    status = os.fstat(descriptor)
+    identity = (os.getpid(), status.st_dev, status.st_ino)
+    if identity in _locked:
+        os.close(descriptor)
+        yield
+        return
     try:
         with contextlib.suppress(OSError):  # a file system that locks no folders
             try:
@@ -181,8 +191,10 @@ def _locked_folder(folder: Path, *, was_left: bool) -> Iterator[None]:
                     ) from error
                 console.print(f"{folder}: {ENDING}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _locked.add(identity)
         yield
     finally:
+        _locked.discard(identity)
         # Not left to the closing: a process that was forked meanwhile has the descriptor, too.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
