@@ -21,7 +21,7 @@ from transformers import CTRLTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
 from regretless.data.rows import read_rows, write_records
-from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, encode_response
+from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, tokenize_pairs
 from regretless.modeling.layout import token_count
 from regretless.modeling.load import tokenizer_fingerprint
 from regretless.modeling.scoring import fill_rows
@@ -68,6 +68,9 @@ def test_prompts_when_recorded_with_other_tokens_then_training_notes_how_many(
     options: dict[str, Any] = {"objective": "dpo", "output_dir": str(tmp_path)}
     tokenizer = make_trainer(data=[pair_of(prompt="w4", chosen="w5", rejected="w6")], **options).processing_class
     prompt = encode_prompt(tokenizer, "w4")
+    (pair,), _ = tokenize_pairs(
+        [pair_of(prompt="w4", chosen="w5", rejected="w6")], tokenizer, max_length=None, max_prompt_length=None
+    )
     rows = [
         pair_of(
             prompt="w4",
@@ -75,14 +78,16 @@ def test_prompts_when_recorded_with_other_tokens_then_training_notes_how_many(
             rejected="w6",
             prompt_token_ids=ids,
             tokenizer=tokenizer_fingerprint(tokenizer),
-            chosen_token_ids=encode_response(tokenizer, "w4", "w5"),
-            rejected_token_ids=encode_response(tokenizer, "w4", "w6"),
+            chosen_token_ids=list(pair.chosen.ids),
+            rejected_token_ids=list(pair.rejected.ids),
         )
         for ids in (prompt, [*prompt, 1], [*prompt, 2])
     ]
     capsys.readouterr()
     make_trainer(data=rows, **options)
-    assert "2 of 3 pairs have responses that were recorded with other tokens of the prompt" in capsys.readouterr().out
+    assert "2 of 3 pairs have responses that were recorded with other tokens of the prompt" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 class _StopAt(TrainerCallback):
