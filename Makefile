@@ -42,7 +42,7 @@ test: $(VENV)/.development
 test-extended: $(VENV)/.cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m extended --durations 20
 	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
-		$(BIN)/pytest -m extended tests/core/test_cluster.py tests/training/test_ray_train.py
+		$(BIN)/pytest -m extended tests/workflow/test_cluster.py tests/training/test_ray_train.py
 
 # Without the tests that compare with TRL, which needs newer versions of the same packages.
 test-lowest: $(LOWEST)/.installed
@@ -70,7 +70,7 @@ fuzz: $(VENV)/.development
 # In a network namespace with only loopback up: Ray would otherwise use the machine's own address.
 test-cluster: $(VENV)/.cluster
 	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
-		$(BIN)/pytest tests/core/test_cluster.py tests/training/test_ray_train.py
+		$(BIN)/pytest tests/workflow/test_cluster.py tests/training/test_ray_train.py
 
 test-engines: $(VENV)/.development $(ENGINES)/.installed
 	REGRETLESS_VLLM=$(abspath $(ENGINES))/bin/python OMP_NUM_THREADS=1 \

@@ -37,8 +37,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from regretless.smoke import local_judge
-from regretless.smoke.chat_files import write_chat_benchmarks
+from regretless.world import local_judge
+from regretless.world.chat_files import write_chat_benchmarks
 from regretless.world.problems import Generator
 from run_contents import contents, differences
 
@@ -108,7 +108,7 @@ class Sweep:
         write_chat_benchmarks(folder / "chat", [problems.draw(rng) for _ in range(32)], rng)
         # Forked from a process that has imported everything.
         self._context = multiprocessing.get_context("forkserver")
-        last = "regretless.core.fork_origin"
+        last = "regretless.workflow.fork_origin"
         self._context.set_forkserver_preload(["regretless.runs.pipeline", "regretless.cli.verbs", __name__, last])
 
     def undisturbed(self) -> tuple[list[Unit], dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from regretless.core.cluster import ClusterConfig
+from regretless.workflow.cluster import ClusterConfig
 
 TRIES = 4
 """To start a node."""

@@ -9,21 +9,19 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-STAGES = {"sampling", "labeling", "pairing", "analysis", "training", "reporting", "world"}
+STAGES = {"sampling", "labeling", "analysis", "training", "reporting", "world"}
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
     {"studies"},
-    {"smoke"},
-    {"planning"},
     {"runs"},
     {"evaluation"},
     STAGES,
     {"servers"},
     {"data"},
-    {"publishing"},
     {"modeling"},
     {"objectives"},
+    {"workflow"},
     {"core"},
 ]
 """Folders of the package from top to bottom. Each imports only from layers below its own."""

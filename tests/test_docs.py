@@ -18,11 +18,11 @@ from regretless.cli import verbs
 from regretless.cli.app import app
 from regretless.core import errors, interrupt
 from regretless.core.errors import RegretlessError
-from regretless.core.stages import STAGES
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe, load_recipe, section_type
 from regretless.studies.study import load_study
+from regretless.workflow.stages import STAGES
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]

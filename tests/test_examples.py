@@ -20,7 +20,7 @@ KUBERAY = EXAMPLES / "kuberay" / "rayjob.yaml"
 SKYPILOT = EXAMPLES / "skypilot" / "regretless.yaml"
 CLUSTER = "--cluster"
 """What the commands for several nodes have, and those for one have not. A command is run without it here: whether a
-cluster gives the same results is tested in tests/core/test_cluster.py."""
+cluster gives the same results is tested in tests/workflow/test_cluster.py."""
 TOOLS = {
     "regretless": 'printf "%s\\n" "$*" >> "$CALLS"',
     "srun": '[ "$SRUN_CPUS_PER_TASK" = 64 ] && exec "$@"',

@@ -38,8 +38,8 @@ from regretless.evaluation.chat.style_control import style
 from regretless.evaluation.chat.verdicts import _bracketed as bracketed
 from regretless.labeling.judge_prompt import _check_layout
 from regretless.labeling.judge_replies import HEADING
-from regretless.smoke.local_judge import serving
 from regretless.training.log import FILE
+from regretless.world.local_judge import serving
 
 CASES = int(os.environ.get("REGRETLESS_FUZZ", "0"))
 """Cases of each verb and reader; 0: few, and always the same ones."""

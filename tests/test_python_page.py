@@ -17,8 +17,8 @@ from regretless.core.files import read_json
 from regretless.data.preferences import read_pairs
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES
-from regretless.smoke import local_judge
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world import local_judge
+from regretless.world.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]

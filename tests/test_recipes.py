@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from regretless.core.files import read_json
-from regretless.core.run_folder import RunFolder
 from regretless.data.responses import read_responses
 from regretless.objectives import OBJECTIVES, build
+from regretless.runs.miniature import smoke_recipe, surroundings
 from regretless.runs.pipeline import between, run_recipe
 from regretless.runs.recipe import Recipe, load_recipe
-from regretless.smoke.miniature import smoke_recipe, surroundings
+from regretless.workflow.run_folder import RunFolder
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(path for path in (PROJECT / "recipes").rglob("*.yaml") if path.parent.name != "base")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from regretless.core.files import read_json
-from regretless.core.run_folder import BASE
 from regretless.runs.preflight import recipe_problems
 from regretless.studies.compare import compare
 from regretless.studies.distances import distance_tables, measure_distances
@@ -17,6 +16,7 @@ from regretless.studies.page import write_page
 from regretless.studies.runner import run_study
 from regretless.studies.search import search_settings, trials_of
 from regretless.studies.study import Study, load_study
+from regretless.workflow.run_folder import BASE
 
 PROJECT = Path(__file__).resolve().parents[1]
 QWEN = {"Qwen3-1.7B", "Qwen3-4B"}

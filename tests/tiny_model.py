@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 

@@ -26,7 +26,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.training_folder import Trained
 from regretless.objectives import build
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 from regretless.world.tokenizer import build_tokenizer
 
 # --- estimates -------------------------------------------------------------------------------------------------------

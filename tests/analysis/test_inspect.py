@@ -18,7 +18,7 @@ from regretless.data.records import Pair
 from regretless.data.rows import write_records
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 
 IM_END = 151645
 PROMPT = 23

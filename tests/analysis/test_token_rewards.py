@@ -18,7 +18,7 @@ from regretless.core.errors import DataError
 from regretless.data.records import Pair
 from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig, load_model
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 
 PROMPT = "Tom has 17 apples. Tom gives 3 to Ann. How many?\n"
 CHOSEN, REJECTED = "17-3=14\n\\boxed{14}", "17+3=20\n\\boxed{20}"

@@ -16,12 +16,12 @@ from regretless.cli.info import show_objectives
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
-from regretless.core.run_folder import RunFolder
-from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.objectives import OBJECTIVES, Objective
 from regretless.runs.recipe import parse_recipe
 from regretless.runs.work import Job, do_analyze
 from regretless.training.train_config import TrainConfig
+from regretless.workflow.run_folder import RunFolder
+from regretless.workflow.stage_folder import MANIFEST, StageFolder
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -16,9 +16,9 @@ from regretless.cli.app import app
 from regretless.cli.info import settings_of_stage
 from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
-from regretless.core.stages import STAGES
 from regretless.runs.recipe import Recipe
 from regretless.training.train_config import UNUSED
+from regretless.workflow.stages import STAGES
 
 
 class Inner(Section):

@@ -19,9 +19,9 @@ from regretless.data.records import Pair
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs
+from regretless.labeling.mask import MaskConfig, mask_pairs
 from regretless.modeling.chat_templates import set_template_arguments
 from regretless.modeling.layout import as_context, is_context, own_ids, read_ids
-from regretless.pairing.mask import MaskConfig, mask_pairs
 
 CALL, END = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>', "<|im_end|>"
 OUTPUT = "\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"

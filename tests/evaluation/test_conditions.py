@@ -16,9 +16,9 @@ from rich.console import Console
 from made_runs import BENCHMARK, add_harness, made_run, prefer, rate
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
-from regretless.core.stage_folder import MANIFEST
 from regretless.evaluation.chat import chat_results
 from regretless.evaluation.results import collect, results_table
+from regretless.workflow.stage_folder import MANIFEST
 
 VERDICTS: dict[str, dict[str, Any]] = {"base": {BENCHMARK: [1, 0, 0, 1]}, "dpo": {BENCHMARK: [1, 1, 0, 1]}}
 

@@ -15,8 +15,8 @@ from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling.judge import JudgeConfig, run
-from regretless.pairing.pair import PairConfig
-from regretless.pairing.pair import run as pair
+from regretless.labeling.pair import PairConfig
+from regretless.labeling.pair import run as pair
 from scripted_server import Act, Request, answer, failure, serving
 
 

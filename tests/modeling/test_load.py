@@ -26,7 +26,7 @@ from regretless.modeling.load import (
     load_tokenizer,
     tokenizer_fingerprint,
 )
-from regretless.smoke.tiny_models import shrink, smoke_architecture
+from regretless.world.tiny_models import shrink, smoke_architecture
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 

@@ -18,8 +18,8 @@ from regretless.modeling.forward import grouped, response_scores
 from regretless.modeling.layout import Item, lay_out
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.modeling.scoring import score_responses
-from regretless.publishing.merge import merge_adapter
 from regretless.training import train
+from regretless.training.merge import merge_adapter
 from regretless.training.train_config import TrainConfig
 from regretless.world.tokenizer import build_tokenizer
 

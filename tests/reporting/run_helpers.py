@@ -11,9 +11,9 @@ from typing import Any
 from comparisons import write_comparisons
 
 from regretless.core.files import write_json, write_jsonl
-from regretless.core.stage_folder import MANIFEST, StageFolder
 from regretless.data.records import Response, Verdict
 from regretless.data.rows import write_records
+from regretless.workflow.stage_folder import MANIFEST, StageFolder
 
 HOSTILE = '<script>alert("x")</script></td></div>&amp; <b>17</b> {{ 7*7 }}\n]]>\n\\boxed{1}'
 HOSTILE_TOKENS = [

@@ -19,9 +19,9 @@ from regretless.core.files import read_json
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.verify import VerifyConfig
 from regretless.runs.evaluate import grading
+from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import apply_overrides, load_recipe, parse_recipe
-from regretless.smoke.miniature import smoke_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -23,15 +23,15 @@ from chat_helpers import PART
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
-from regretless.core.stage_folder import MANIFEST
 from regretless.core.yaml_settings import merge
 from regretless.data.rows import read_rows
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
 from regretless.evaluation.results import EvaluateConfig
-from regretless.smoke.chat_files import write_chat_benchmarks
-from regretless.smoke.local_judge import reply_to
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.workflow.stage_folder import MANIFEST
+from regretless.world.chat_files import write_chat_benchmarks
+from regretless.world.local_judge import reply_to
 from regretless.world.problems import Generator
+from regretless.world.tiny_models import smoke_architecture
 from regretless.world.tokenizer import TOKENS
 from scripted_server import Act, Request, answer, failure, serving
 

@@ -20,9 +20,9 @@ import torch
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
+from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import results_of, run_recipe, show
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
-from regretless.smoke.miniature import smoke_recipe
 from regretless.studies.compared_runs import Run as CompareRun
 from regretless.studies.compared_runs import RunToCompare
 from run_contents import contents
@@ -195,7 +195,7 @@ def test_folder_that_is_not_ours_when_in_the_way_then_it_is_left_alone(tmp_path:
 
 def test_run_folder_when_another_process_works_in_it_then_the_error_names_it(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from regretless.core.run_folder import RunFolder\n"
+        "import sys; from pathlib import Path; from regretless.workflow.run_folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).locked(): print('in', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
@@ -264,7 +264,7 @@ def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_s
     shutil.move(finished, tmp_path / "uninterrupted")
     # Forked from a process that has imported everything: the time goes into the work that is to be killed.
     context = multiprocessing.get_context("forkserver")
-    preload = ["regretless.runs.pipeline", "regretless.smoke.miniature", "regretless.core.fork_origin"]
+    preload = ["regretless.runs.pipeline", "regretless.runs.miniature", "regretless.workflow.fork_origin"]
     context.set_forkserver_preload(preload)
     rng = random.Random(0)
     begun: set[str] = set()

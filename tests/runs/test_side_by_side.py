@@ -17,12 +17,12 @@ import pytest
 from test_pipeline import small
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
-from regretless.core.workers import Advance, Need
 from regretless.runs import side_by_side
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.runs.side_by_side import LocalWorkers, SideBySide, cores, parallel_problems, places
 from regretless.training.log import FILE, read
+from regretless.workflow.workers import Advance, Need
 from run_contents import contents, differences
 
 MANY_BATCHES = "sample.batch_size=4"

@@ -20,9 +20,9 @@ from regretless.data.preferences import read_pairs
 from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
+from regretless.labeling.pair import PairConfig
+from regretless.labeling.pair import run as pair
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
-from regretless.pairing.pair import PairConfig
-from regretless.pairing.pair import run as pair
 from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine
 from regretless.sampling.sample import SampleConfig, run

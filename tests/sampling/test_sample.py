@@ -24,7 +24,7 @@ from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.engines import ENGINES, EngineKind
 from regretless.sampling.sample import SampleConfig, run, sample_prompts
 from regretless.sampling.transformers_engine import TransformersEngine
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 
 
 def parse(settings: dict[str, Any], **changes: Any) -> SampleConfig:

@@ -22,15 +22,14 @@ from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.data.tokenization import tokenize_pairs
-from regretless.labeling import verify
+from regretless.labeling import mask, pair, verify
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
-from regretless.pairing import mask, pair
 from regretless.sampling import sample
 from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.stop_strings import StopStrings
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.sampling.vllm_engine import VllmEngine
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 JOINED = [(".", "Ċ"), (".Ċ", "Ċ"), ("Ċ", "Ċ"), ("Q", ":"), ("4", "2")]

@@ -18,7 +18,7 @@ from regretless.core.errors import ConfigError
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.transformers_engine import TopPAmongFew, TransformersEngine
-from regretless.smoke.tiny_models import smoke_architecture
+from regretless.world.tiny_models import smoke_architecture
 
 WORDS = ["<pad>", "<end>", "<stop>", *(f"w{number}" for number in range(21))]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [3, 3, 4], [20, 5, 6, 20, 21]]

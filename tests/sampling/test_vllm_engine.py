@@ -31,17 +31,17 @@ from transformers import TemperatureLogitsWarper as Temperature
 from transformers import TopKLogitsWarper as TopK
 from transformers import TopPLogitsWarper as TopP
 
-from regretless.core.cluster import connected
 from regretless.core.errors import ConfigError
-from regretless.core.workers import Need, executor
 from regretless.data.prompts import PromptRow
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
-from regretless.publishing.merge import merge_adapter
 from regretless.sampling.base import Completion, SamplingParams, VllmOptions
 from regretless.sampling.sample import sample_prompts
 from regretless.sampling.vllm_engine import VllmEngine, check_vllm
+from regretless.training.merge import merge_adapter
+from regretless.workflow.cluster import connected
+from regretless.workflow.workers import Need, executor
 
 WORDS = ["<pad>", "<end>", "<stop>", *(f"w{number}" for number in range(21))]
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12], [3, 3, 4], [20, 5, 6, 20, 21]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import load_recipe
-from regretless.smoke.miniature import smoke_recipe
 
 PROJECT = Path(__file__).resolve().parents[2]
 SHRUNK = ["train.max_steps=-1", "train.num_train_epochs=2", "train.pairs_per_step=8"]

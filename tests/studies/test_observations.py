@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from made_runs import BENCHMARK, add_harness, made_run, rate
-from regretless.core import stage_record
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
-from regretless.core.run_folder import RECIPE
-from regretless.core.stage_folder import MANIFEST
 from regretless.studies.compared_runs import Run
 from regretless.studies.observations import observe
+from regretless.workflow import stage_record
+from regretless.workflow.run_folder import RECIPE
+from regretless.workflow.stage_folder import MANIFEST
 
 VERDICTS = {"base": {BENCHMARK: [1, 0, 0, 1]}, "dpo": {BENCHMARK: [1, 1, 0, 1]}}
 

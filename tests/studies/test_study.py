@@ -18,11 +18,11 @@ import yaml
 
 from regretless.cli import verbs
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.core.stage_folder import MANIFEST
 from regretless.runs.pipeline import run_recipe
 from regretless.studies.runner import finished as finished_cells
 from regretless.studies.runner import run_study
 from regretless.studies.study import Study, load_study
+from regretless.workflow.stage_folder import MANIFEST
 from run_contents import contents, differences
 
 PROJECT = Path(__file__).resolve().parents[2]

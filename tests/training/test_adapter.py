@@ -14,8 +14,8 @@ from regretless.core.errors import ConfigError
 from regretless.modeling.forward import grouped, response_scores
 from regretless.modeling.layout import Item, lay_out
 from regretless.modeling.scoring import score_responses
-from regretless.publishing.merge import merge_adapter
 from regretless.training.adapter import add_adapter
+from regretless.training.merge import merge_adapter
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 MIXTURE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}

@@ -19,12 +19,12 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from killed import AtWrite
-from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
 from regretless.training import train as training
 from regretless.training.metrics import RunningMeans
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
+from regretless.workflow.run_folder import RunFolder
 from run_contents import contents, differences
 
 STEPS = 8
@@ -79,7 +79,7 @@ def run(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | No
     """Train in a process of its own; its exit code."""
     # Forked from a process that has imported everything.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regretless.training.train", __name__, "regretless.core.fork_origin"])
+    context.set_forkserver_preload(["regretless.training.train", __name__, "regretless.workflow.fork_origin"])
     process = context.Process(target=train, args=(folder, arguments, killed))
     process.start()
     process.join()

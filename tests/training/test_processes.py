@@ -26,7 +26,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from regretless.cli import app
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, RegretlessError
 from regretless.core.files import read_json, write_json
-from regretless.core.run_folder import RunFolder
 from regretless.modeling.load import ModelConfig
 from regretless.objectives import OBJECTIVES, Logps, Output
 from regretless.objectives.dpo import DPO
@@ -34,6 +33,7 @@ from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import load_recipe
 from regretless.training import processes, train
 from regretless.training.train_config import TrainConfig
+from regretless.workflow.run_folder import RunFolder
 from run_contents import contents, differences
 
 TRAIN = {

@@ -24,8 +24,8 @@ from regretless.cli.request import Request
 from regretless.modeling.load import ModelConfig
 from regretless.objectives import OBJECTIVES, Logps, Output
 from regretless.objectives.dpo import DPO
-from regretless.publishing.model_card import CARD, FACTS, PLACEHOLDER, Result, render
 from regretless.runs.recipe import apply_overrides
+from regretless.training.model_card import CARD, FACTS, PLACEHOLDER, Result, render
 from regretless.training.publish import stage_command
 from regretless.training.train_config import TrainConfig
 

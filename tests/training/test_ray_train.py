@@ -53,7 +53,7 @@ def nodes() -> Iterator[Nodes]:
 
     # A node that died a moment ago still counts when the workers are started again.
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "20"
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as a run sets it (core/cluster.py)
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # as a run sets it (workflow/cluster.py)
     cluster = Nodes()
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster

@@ -18,7 +18,6 @@ from regretless.analysis.subset import Sample, Scores, whole_prompts
 from regretless.analysis.tables import show_table, with_error
 from regretless.analysis.token_rewards import TokenRewardsConfig
 from regretless.core.files import write_json
-from regretless.core.run_folder import BASE
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
@@ -29,6 +28,7 @@ from regretless.data.tokenization import tokenize_pairs
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
+from regretless.workflow.run_folder import BASE
 
 Responses = Mapping[str, Mapping[str, Path]]
 """Benchmark → label of a model → its greedy responses."""

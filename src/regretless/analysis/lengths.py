@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from regretless.core.intervals import mean_by_prompt
-from regretless.core.run_folder import BASE
+from regretless.workflow.run_folder import BASE
 
 
 def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.ranks import lost_process_error
 from regretless.core.secrets import hide
-from regretless.core.stages import STAGES, Stage
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
+from regretless.workflow.stages import STAGES, Stage
 
 NO_OBJECTIVES = ("__init__", "base", "inputs", "modifiers", "weights")
 """Other files beside the objectives."""
@@ -145,7 +145,7 @@ FLAGS: dict[str, Any] = {
     ],
     "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
 }
-"""Options and arguments for what a stage reads, keyed by the names in `core.stages`."""
+"""Options and arguments for what a stage reads, keyed by the names in `workflow.stages`."""
 
 
 class TableFormat(StrEnum):

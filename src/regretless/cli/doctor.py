@@ -20,15 +20,15 @@ from regretless.core.errors import ConfigError, error_line
 from regretless.core.plugins import Registry
 from regretless.core.terminal import FoldingTable, print_json, terminal
 from regretless.core.versions import versions
-from regretless.core.workers import cpus
 from regretless.data.prompts import TEMPLATES
 from regretless.evaluation.benchmarks import BENCHMARKS
+from regretless.labeling.pairing_rules import RULES
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.modeling.forward import in_one_row
 from regretless.modeling.load import best_device
 from regretless.objectives import OBJECTIVES
-from regretless.pairing.rules import RULES
 from regretless.sampling.engines import ENGINES
+from regretless.workflow.workers import cpus
 
 OPTIONAL = ("vllm", "ray", "matplotlib", "triton", "liger-kernel", "flash-attn", "bitsandbytes", "trl")
 """Packages that are used if they are installed."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.ranks import is_first_process
-from regretless.core.run_folder import Outcome, RunFolder
 from regretless.core.terminal import FoldingTable, console, print_json, terminal
+from regretless.workflow.run_folder import Outcome, RunFolder
 
 STDOUT, STDERR = 1, 2
 """File descriptors."""

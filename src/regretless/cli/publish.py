@@ -9,7 +9,7 @@ from regretless.cli.output import only_results
 from regretless.core.errors import ConfigError
 from regretless.core.paths import refuse_urls
 from regretless.core.terminal import FoldingTable, console, print_json, print_note, terminal
-from regretless.publishing.upload import listing, upload, uploads
+from regretless.training.upload import listing, upload, uploads
 
 
 def push(
@@ -68,7 +68,7 @@ def merge(adapter: Path, out: Path, *, base: str | None, dtype: str, as_json: bo
     """Merge an adapter and print how the merged model compares. Raises what `merge_adapter` raises."""
     # Imported here, because `push` needs no model and so no torch.
     from regretless.modeling.load import quiet_libraries
-    from regretless.publishing.merge import merge_adapter
+    from regretless.training.merge import merge_adapter
 
     refuse_urls({"ADAPTER": adapter, "OUT": out})
     quiet_libraries()

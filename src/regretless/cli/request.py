@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, problems_of, reject
-from regretless.core.run_folder import BASE, substitute
 from regretless.core.settings import Section
-from regretless.core.stage_folder import check_ours
-from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import PairsSource, Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
 from regretless.runs.work import MODEL
+from regretless.workflow.run_folder import BASE, substitute
+from regretless.workflow.stage_folder import check_ours
+from regretless.workflow.stages import STAGES
 
 S = TypeVar("S", bound=Section)
 T = TypeVar("T")

@@ -18,25 +18,22 @@ from regretless.core.errors import ConfigError, RegretlessError, reject
 from regretless.core.files import atomic_path, check_writable, read_json, write_jsonl
 from regretless.core.paths import refuse_urls, url_of
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import LOCK, RECIPE, RunFolder, lock_beside
-from regretless.core.stage_folder import CACHE, MANIFEST, StageFolder, check_ours
-from regretless.core.stages import STAGES
 from regretless.core.terminal import console, print_json, print_note, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
-from regretless.planning.counts import Assumed
-from regretless.planning.plan import make_plan
-from regretless.planning.show import show_plan
 from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline
+from regretless.runs.miniature import NOTE, smoke_recipe, surroundings
+from regretless.runs.planning.counts import Assumed
+from regretless.runs.planning.plan import make_plan
+from regretless.runs.planning.show import show_plan
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.work import Job, do_stage
-from regretless.smoke.miniature import NOTE, smoke_recipe, surroundings
 from regretless.studies import tables
 from regretless.studies.compare import compare as compare_runs
 from regretless.studies.compared_runs import Run
@@ -47,6 +44,9 @@ from regretless.studies.runner import Failure, finished, run_study
 from regretless.studies.search import Choice, search_settings, trials_of
 from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Study, load_study
+from regretless.workflow.run_folder import LOCK, RECIPE, RunFolder, lock_beside
+from regretless.workflow.stage_folder import CACHE, MANIFEST, StageFolder, check_ours
+from regretless.workflow.stages import STAGES
 
 quiet_libraries()
 

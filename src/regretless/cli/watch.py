@@ -18,12 +18,12 @@ from rich.text import Text
 
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.paths import refuse_urls
-from regretless.core.run_folder import LOCK, OWNER
-from regretless.core.stage_folder import MANIFEST
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.training.log import FILE, TrainingLog, is_alive, read
 from regretless.training.methods import DEFAULT_METHOD, methods_of
+from regretless.workflow.run_folder import LOCK, OWNER
+from regretless.workflow.stage_folder import MANIFEST
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COURSE = 32

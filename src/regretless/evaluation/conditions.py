@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, path_fingerprint, read_json
-from regretless.core.stage_folder import MANIFEST
+from regretless.workflow.stage_folder import MANIFEST
 
 SAMPLES = "samples"
 """Folder of the answers before verification, among those of the models."""

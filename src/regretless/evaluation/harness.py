@@ -19,11 +19,11 @@ from pydantic import Field
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import read_json, write_json
 from regretless.core.intervals import Interval, difference_over_seeds, known, paired_difference, t_interval, wilson
-from regretless.core.python_process import run_code, run_module
-from regretless.core.run_folder import BASE
 from regretless.core.settings import Section
 from regretless.data.rows import read_rows
 from regretless.modeling.load import ModelConfig, weights_of
+from regretless.workflow.python_process import run_code, run_module
+from regretless.workflow.run_folder import BASE
 
 FOLDER = "harness"
 """Folder of the harness's results in that of a model's."""

@@ -17,9 +17,7 @@ from rich.table import Table
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
-from regretless.core.run_folder import BASE, substitute
 from regretless.core.settings import REMOVABLE, ByFolder, Section, Seed, in_one_folder
-from regretless.core.stage_folder import MANIFEST, UNUSED
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.prompts import TEMPLATES, PromptSource
@@ -41,6 +39,8 @@ from regretless.modeling.load import ADAPTER
 from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
+from regretless.workflow.run_folder import BASE, substitute
+from regretless.workflow.stage_folder import MANIFEST, UNUSED
 
 TAKEN = {BASE, SAMPLES, UNUSED, "results.json"}
 """What else lies among the folders of the models."""

@@ -20,7 +20,6 @@ from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.settings import Section
 from regretless.core.terminal import bar
 from regretless.core.text_cleaning import without_nan
-from regretless.core.workers import Advance, Need, cpus, executor
 from regretless.data.messages import stored_text
 from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
@@ -30,6 +29,7 @@ from regretless.data.schema import Unusable, found, given_numbers
 from regretless.labeling.base import DIED, FAILED, Check, Verifier, check_problem
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.worker_pool import Pool
+from regretless.workflow.workers import Advance, Need, cpus, executor
 
 NAMES = ("answer", "prompt_id", "response_id")
 RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))

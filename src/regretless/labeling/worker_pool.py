@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import IO, Self
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.core.python_process import run_module
 from regretless.data.records import Verdict
 from regretless.labeling.base import DIED, Check
 from regretless.labeling.worker import WAITING
+from regretless.workflow.python_process import run_module
 
 CheckFunction = Callable[[str, str], Check]
 

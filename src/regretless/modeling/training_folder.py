@@ -18,10 +18,10 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import LEFTOVER, read_json, write_json
-from regretless.core.run_folder import RUN, resolve
-from regretless.core.stage_folder import MANIFEST
 from regretless.modeling.load import ADAPTER, ModelConfig
 from regretless.objectives import hyperparameter_names
+from regretless.workflow.run_folder import RUN, resolve
+from regretless.workflow.stage_folder import MANIFEST
 
 STATE, PAIR_SCORES = "trainer_state.json", "pair_scores.jsonl"
 CHECKPOINT = "checkpoint-"

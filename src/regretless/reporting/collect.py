@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 
 from regretless.core.files import read_json
-from regretless.core.run_folder import BASE, manifests
-from regretless.core.stage_folder import UNUSED
-from regretless.core.stage_record import of_other_settings
-from regretless.core.stages import STAGES
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.records import Text, Verdict
 from regretless.data.rows import read_rows
+from regretless.workflow.run_folder import BASE, manifests
+from regretless.workflow.stage_folder import UNUSED
+from regretless.workflow.stage_record import of_other_settings
+from regretless.workflow.stages import STAGES
 
 T = TypeVar("T")
 

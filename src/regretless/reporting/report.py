@@ -16,7 +16,6 @@ from pydantic import Field
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
 from regretless.core.paths import check_page
-from regretless.core.run_folder import BASE
 from regretless.core.secrets import storable, without_secrets
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import print_note
@@ -28,6 +27,7 @@ from regretless.reporting.changes import changes
 from regretless.reporting.collect import collect, objectives_of
 from regretless.reporting.explorer import explorer
 from regretless.reporting.token_figures import FiguresConfig
+from regretless.workflow.run_folder import BASE
 
 
 class ReportConfig(Section):

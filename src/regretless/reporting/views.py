@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from regretless.core.intervals import in_percent
-from regretless.core.run_folder import BASE
 from regretless.reporting.collect import SEPARATOR, FinishedStage, RunData, flatten
 from regretless.reporting.figures import IntervalRow, Series, histogram, interval_chart, line_chart
+from regretless.workflow.run_folder import BASE
 
 COLORS = 7
 """Color classes for trained models; class 0 is the base model's."""

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 from regretless.core.files import read_json
 from regretless.core.ranks import is_first_process
-from regretless.core.run_folder import RunFolder, substitute
 from regretless.core.terminal import console
 from regretless.evaluation.results import PASS_AT_1
-from regretless.publishing.model_card import CARD, FACTS, Result, named, read_facts, update_card
 from regretless.runs.recipe import Recipe
+from regretless.training.model_card import CARD, FACTS, Result, named, read_facts, update_card
+from regretless.workflow.run_folder import RunFolder, substitute
 
 STAGES = ("train", "evaluate", "report")
 """Stages after which the cards are written again."""

@@ -9,13 +9,9 @@ from typing import Any
 
 import torch
 
-from regretless.core import stage_record
-from regretless.core.cluster import ClusterConfig, check_ray, connected
 from regretless.core.errors import ConfigError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.run_folder import RECIPE, RunFolder
-from regretless.core.stages import STAGES
 from regretless.core.terminal import print_note, terminal
 from regretless.core.yaml_settings import dump_text
 from regretless.evaluation.results import results_table
@@ -24,6 +20,10 @@ from regretless.runs.preflight import asked_for, recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.side_by_side import SideBySide, dividing, places
 from regretless.runs.work import Job, do_stage
+from regretless.workflow import stage_record
+from regretless.workflow.cluster import ClusterConfig, check_ray, connected
+from regretless.workflow.run_folder import RECIPE, RunFolder
+from regretless.workflow.stages import STAGES
 
 
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:

@@ -14,15 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from regretless.analysis.analyze import AnalyzeConfig
-from regretless.core import stage_record
-from regretless.core.cluster import ClusterConfig, check_ray
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
 from regretless.core.paths import PATH_KEYS, harm, url_of
-from regretless.core.run_folder import BASE, RUN, RunFolder
 from regretless.core.settings import Section
-from regretless.core.stage_folder import MANIFEST, check_ours
-from regretless.core.stages import STAGES, Stage
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.conditions import SAMPLES
@@ -31,9 +26,9 @@ from regretless.evaluation.harness import check_harness
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
 from regretless.labeling.judge_prompt import JudgePrompt, load_aspects
+from regretless.labeling.mask import MaskConfig
 from regretless.modeling.chat_templates import CHAT_TEMPLATES, read_template
 from regretless.modeling.load import ModelConfig, check_architecture
-from regretless.pairing.mask import MaskConfig
 from regretless.reporting.token_figures import FiguresConfig
 from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
 from regretless.runs.side_by_side import parallel_problems
@@ -41,6 +36,11 @@ from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.ray_train import ONE_NUMBER
 from regretless.training.train_config import TrainConfig
+from regretless.workflow import stage_record
+from regretless.workflow.cluster import ClusterConfig, check_ray
+from regretless.workflow.run_folder import BASE, RUN, RunFolder
+from regretless.workflow.stage_folder import MANIFEST, check_ours
+from regretless.workflow.stages import STAGES, Stage
 from regretless.world.world import output_names
 
 KINDS = ("benchmarks", "chat")

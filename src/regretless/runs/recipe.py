@@ -15,10 +15,8 @@ from pydantic_core import InitErrorDetails
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
 from regretless.core.bundled import find
-from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.paths import PATH_KEYS, POLICIES, OutputPath
-from regretless.core.run_folder import RUN
 from regretless.core.settings import (
     MOST_SEED,
     REMOVABLE,
@@ -34,13 +32,15 @@ from regretless.core.yaml_settings import merge, parse_override, read_yaml
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
+from regretless.labeling.mask import MaskConfig
+from regretless.labeling.pair import PairConfig
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ADAPTER, ModelConfig
-from regretless.pairing.mask import MaskConfig
-from regretless.pairing.pair import PairConfig
 from regretless.reporting.report import ReportConfig
 from regretless.sampling.sample import SampleConfig
 from regretless.training.train_config import TrainConfig
+from regretless.workflow.cluster import ClusterConfig
+from regretless.workflow.run_folder import RUN
 from regretless.world.world import WorldConfig
 
 MODELS = 1000

@@ -18,18 +18,18 @@ from typing import Any, Self
 import torch
 from rich.text import Text
 
-from regretless.core import workers
-from regretless.core.children import BarMoved, Children, Ended, Line
 from regretless.core.errors import RegretlessError
 from regretless.core.progress import SharedBars
 from regretless.core.ranks import processes
-from regretless.core.run_folder import Outcome, RunFolder, Unit
 from regretless.core.terminal import bar, console
-from regretless.core.workers import Advance, InThisProcess, Need, Worker, limit_cpus
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe
 from regretless.runs.work import PARTS, Job, do_stage
 from regretless.training.processes import visible_gpus
+from regretless.workflow import workers
+from regretless.workflow.children import BarMoved, Children, Ended, Line
+from regretless.workflow.run_folder import Outcome, RunFolder, Unit
+from regretless.workflow.workers import Advance, InThisProcess, Need, Worker, limit_cpus
 
 DIVIDED = "sample"
 """The stage whose responses are divided, and the kind of work that does it, in `evaluate` too."""

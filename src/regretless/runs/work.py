@@ -1,4 +1,4 @@
-"""The work of each stage of `core.stages`: its inputs, and its call. One function `do_<name>` per stage."""
+"""The work of each stage of `workflow.stages`: its inputs, and its call. One function `do_<name>` per stage."""
 
 from __future__ import annotations
 
@@ -8,22 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from regretless.analysis import analyze, inspect
-from regretless.core import stage_record
-from regretless.core.cluster import ClusterConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_jsonl
 from regretless.core.plugins import plugin_parts
-from regretless.core.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
-from regretless.core.stage_folder import MANIFEST
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
 from regretless.evaluation.results import EvaluateConfig
-from regretless.labeling import judge, verify
+from regretless.labeling import judge, mask, pair, verify
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, read_trained, trained_model
-from regretless.pairing import mask, pair
 from regretless.reporting import report
 from regretless.runs.evaluate import evaluate_model, evaluate_models
 from regretless.runs.recipe import Recipe
@@ -31,6 +26,10 @@ from regretless.sampling import sample
 from regretless.training import train
 from regretless.training.ray_train import workers_of
 from regretless.training.train_config import TrainConfig
+from regretless.workflow import stage_record
+from regretless.workflow.cluster import ClusterConfig
+from regretless.workflow.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
+from regretless.workflow.stage_folder import MANIFEST
 from regretless.world import world
 
 MODEL = "model"

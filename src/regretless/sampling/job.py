@@ -20,10 +20,8 @@ import torch
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
-from regretless.core.stage_folder import CACHE, earlier_results
 from regretless.core.terminal import bar
 from regretless.core.text_cleaning import is_clean
-from regretless.core.workers import Advance, InThisProcess, Need, executor
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
 from regretless.data.responses import check_response
@@ -41,6 +39,8 @@ from regretless.sampling.base import (
 )
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.stop_strings import first_of
+from regretless.workflow.stage_folder import CACHE, earlier_results
+from regretless.workflow.workers import Advance, InThisProcess, Need, executor
 
 MAX_PARTS = 200
 """Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""

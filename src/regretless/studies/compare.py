@@ -23,12 +23,12 @@ from regretless.core.intervals import (
     paired_difference,
     within,
 )
-from regretless.core.run_folder import BASE
 from regretless.evaluation.chat.chat_results import ENDS
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import DIGITS, Cell, Column, Comparison, Decoding, Difference, Over, Row, Table
 from regretless.studies.evaluations import PERCENT, Observation
 from regretless.studies.observations import COMPARE, Observed, observe
+from regretless.workflow.run_folder import BASE
 
 T = TypeVar("T")
 

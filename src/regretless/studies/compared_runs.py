@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.files import fingerprint, read_json
-from regretless.core.run_folder import BASE, RECIPE, RUN
-from regretless.core.stage_folder import MANIFEST
-from regretless.core.stage_record import DESCRIBING, NO_MATTER, RECORDING, of_other_settings
 from regretless.core.yaml_settings import read_yaml
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import RESULT
 from regretless.training.methods import methods_of
+from regretless.workflow.run_folder import BASE, RECIPE, RUN
+from regretless.workflow.stage_folder import MANIFEST
+from regretless.workflow.stage_record import DESCRIBING, NO_MATTER, RECORDING, of_other_settings
 
 SEPARATOR = ", "
 """Between the settings of a variant."""

@@ -18,7 +18,6 @@ from rich.text import Text
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.files import read_json, write_json
 from regretless.core.intervals import over_seeds
-from regretless.core.run_folder import resolve
 from regretless.core.terminal import console
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.studies.comparison import Column, Comparison, Decoding, Row
@@ -26,6 +25,7 @@ from regretless.studies.evaluations import PASS_AT_1
 from regretless.studies.job import Job
 from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
 from regretless.studies.study import Cell, Study
+from regretless.workflow.run_folder import resolve
 
 FOLDER, FILE = "distances", "score_distance.json"
 MSE = "MSE to"

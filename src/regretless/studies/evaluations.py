@@ -10,7 +10,6 @@ from typing import Any
 
 from regretless.core.files import fingerprint, read_json
 from regretless.core.intervals import Interval, Sums
-from regretless.core.run_folder import BASE
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import CATEGORY, MAIN_METRICS, RESULT, SCALES, TURN, UNITS
 from regretless.evaluation.conditions import (
@@ -23,6 +22,7 @@ from regretless.evaluation.conditions import (
     other_problems,
 )
 from regretless.studies.compared_runs import Run, RunToCompare
+from regretless.workflow.run_folder import BASE
 
 PASS_AT_1 = "pass_at_1"
 PERCENT = 100.0

@@ -16,12 +16,12 @@ import numpy as np
 from regretless.core.errors import ConfigError
 from regretless.core.files import atomic_path, read_json
 from regretless.core.intervals import over_seeds
-from regretless.core.run_folder import BASE
 from regretless.core.text_cleaning import one_line
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import Column, Comparison, Decoding, Over, Row, Table
 from regretless.studies.tables import title_of
 from regretless.training import log
+from regretless.workflow.run_folder import BASE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regretless.core.errors import RegretlessError, storage_error
-from regretless.core.run_folder import RunFolder
 from regretless.core.secrets import hide
 from regretless.core.terminal import console
-from regretless.core.unit_store import UnitStore
 from regretless.modeling.load import quiet_libraries
 from regretless.runs import pipeline
+from regretless.runs.miniature import surroundings
 from regretless.runs.recipe import Recipe
-from regretless.smoke.miniature import surroundings
+from regretless.workflow.run_folder import RunFolder
+from regretless.workflow.unit_store import UnitStore
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOG = "output.log"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from regretless.core.errors import ConfigError, DataError, reject
-from regretless.core.run_folder import RECIPE
 from regretless.reporting.report import UNREADABLE
 from regretless.studies.compared_runs import Run, RunToCompare, differing, labeled, repeated, twice
 from regretless.studies.evaluations import Observation, conflicts, evaluations_of, observations_of
+from regretless.workflow.run_folder import RECIPE
 
 COMPARE = "regretless compare"
 

@@ -1,8 +1,8 @@
 """Runs the jobs of a study, several at a time: data of each run, its methods one by one, and the run put together.
 
 Every method is a job, so that one that fails stops no other. Runs share what they have done through a store of units
-(`core.unit_store`): pairs are made once for all training seeds, the base model is evaluated once, and a study that was
-interrupted or extended does only what is missing.
+(`workflow.unit_store`): pairs are made once for all training seeds, the base model is evaluated once, and a study that
+was interrupted or extended does only what is missing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regretless.core.children import Children, Ended
 from regretless.core.errors import RegretlessError
 from regretless.core.files import fingerprint
-from regretless.core.run_folder import LOCK, RunFolder, lock
 from regretless.core.terminal import console
 from regretless.runs.pipeline import note_done, prepare, stages_of
 from regretless.runs.recipe import Recipe
 from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study
 from regretless.training.processes import visible_gpus
+from regretless.workflow.children import Children, Ended
+from regretless.workflow.run_folder import LOCK, RunFolder, lock
 
 TOGETHER = ("inspect", "analyze", "report")
 """Stages about all methods of a run at once."""

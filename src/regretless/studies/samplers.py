@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_text
-from regretless.core.run_folder import lock
 from regretless.studies.study import RangeConfig
+from regretless.workflow.run_folder import lock
 
 JOURNAL = "optuna.journal"
 NUMBER, VALUES, SCORES = "number", "values", "scores"

@@ -15,8 +15,6 @@ from typing import Any
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint, read_json, write_json
-from regretless.core.run_folder import RUN, content, named_paths
-from regretless.core.stage_record import NO_MATTER
 from regretless.core.terminal import console
 from regretless.core.versions import versions_for
 from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
@@ -37,6 +35,8 @@ from regretless.studies.study import (
     override,
     with_cells,
 )
+from regretless.workflow.run_folder import RUN, content, named_paths
+from regretless.workflow.stage_record import NO_MATTER
 
 FOLDER = "search"
 TRIAL = "trial"

@@ -16,15 +16,15 @@ from pydantic import Field, field_validator, model_validator
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, reject
 from regretless.core.paths import OutputPath
-from regretless.core.run_folder import BASE
 from regretless.core.secrets import is_secret, revealed
 from regretless.core.settings import DECIDED, ByFolder, FolderName, Section, Seed, in_one_folder
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
+from regretless.runs.miniature import TRAIN as SET_BY_SMOKE
+from regretless.runs.miniature import smoke_recipe
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
-from regretless.smoke.miniature import TRAIN as SET_BY_SMOKE
-from regretless.smoke.miniature import smoke_recipe
 from regretless.studies.compared_runs import SEPARATOR, Run
+from regretless.workflow.run_folder import BASE
 
 RECIPE = "recipe"
 """Key of a model that names a recipe of its own."""

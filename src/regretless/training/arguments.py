@@ -19,7 +19,6 @@ from transformers.trainer_utils import HubStrategy
 from regretless.core.errors import problems_of, reject
 from regretless.core.ranks import processes
 from regretless.core.secrets import without_secrets
-from regretless.core.stage_folder import CACHE
 from regretless.data.tokenization import MAX_LENGTH
 from regretless.objectives import build
 from regretless.training.argument_checks import argument_problems, given_arguments
@@ -32,6 +31,7 @@ from regretless.training.trl_arguments import (
     losses_of,
     objective_of,
 )
+from regretless.workflow.stage_folder import CACHE
 
 UNUSED = {
     "label_smoothing_factor": "the loss is the objective's",

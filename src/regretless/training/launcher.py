@@ -12,8 +12,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from regretless.core.files import write_json
-from regretless.core.python_process import run_module
 from regretless.training.processes import ENDED, LOGS, end_with_parent
+from regretless.workflow.python_process import run_module
 
 
 def main() -> None:

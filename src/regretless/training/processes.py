@@ -22,8 +22,8 @@ import torch
 from regretless.core import errors
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.files import read_json, write_json
-from regretless.core.python_process import run_module
 from regretless.core.secrets import hide
+from regretless.workflow.python_process import run_module
 
 TASK, RESULT, ENDED = "task.json", "result.json", "ended.json"
 """Files in the folder: what to train; what rank 0 returned; which process ended first when training failed."""

@@ -20,17 +20,17 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import HubStrategy
 
-from regretless.core.stage_record import RECORDING
 from regretless.core.versions import versions
 from regretless.core.yaml_settings import load_text
 from regretless.modeling.forward import causal_model
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.quantization import write_quantization
 from regretless.objectives import Objective
-from regretless.publishing.model_card import Facts, base_license, named, write_card
-from regretless.publishing.upload import public_files
 from regretless.training.argument_checks import given_arguments
 from regretless.training.data import PairDataset
+from regretless.training.model_card import Facts, base_license, named, write_card
+from regretless.training.upload import public_files
+from regretless.workflow.stage_record import RECORDING
 
 SHOWN = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps", "optim", "weight_decay"),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from regretless.core.cluster import WorkersConfig
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
 from regretless.core.ranks import is_first_process
@@ -20,6 +19,7 @@ from regretless.core.terminal import bar, print_note
 from regretless.training import log
 from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
 from regretless.training.resuming import note_skipped
+from regretless.workflow.cluster import WorkersConfig
 
 STARTED = "started-{number}.json"
 """Where each start of the workers began; in the folder that they and the driver share."""

@@ -24,7 +24,6 @@ from transformers import (
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, reject
 from regretless.core.files import write_jsonl
 from regretless.core.ranks import processes
-from regretless.core.stage_folder import CACHE
 from regretless.core.terminal import bar, console, print_note
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, weights_of
 from regretless.objectives import build
@@ -39,6 +38,7 @@ from regretless.training.resuming import note_skipped
 from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
+from regretless.workflow.stage_folder import CACHE
 
 
 def run(

@@ -11,7 +11,6 @@ from pydantic import Field
 from regretless.core.errors import DataError
 from regretless.core.files import path_fingerprint, read_json, write_json, write_jsonl
 from regretless.core.intervals import difference
-from regretless.core.run_folder import BASE
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
@@ -21,6 +20,7 @@ from regretless.evaluation.chat.mt_bench import MtBenchConfig
 from regretless.evaluation.chat.verdicts import HIGHEST, LOWEST
 from regretless.evaluation.conditions import JUDGING_FILES, check_alike, of_chat
 from regretless.servers.ask import Question
+from regretless.workflow.run_folder import BASE
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
 """Settings of one chat benchmark, discriminated by `benchmark`: for a recipe's section."""

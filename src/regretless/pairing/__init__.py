@@ -1,1 +1,0 @@
-"""Preference pairs from verdicts and scores, and masked pairs from chosen responses."""

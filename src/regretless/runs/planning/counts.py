@@ -1,0 +1,361 @@
+"""Counts of each unit of work: exact where the data are at hand, else from assumptions that are written down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import Field
+
+from regretless.core.errors import RegretlessError
+from regretless.core.settings import Section
+from regretless.data.prompts import PromptRow, PromptSource, load_prompts
+from regretless.data.responses import read_responses
+from regretless.data.rows import row_count
+from regretless.evaluation.chat import chat_results
+from regretless.labeling.judge import PromptGroup, group_responses, make_questions
+from regretless.labeling.verify import PART_ROWS
+from regretless.modeling.load import ModelConfig
+from regretless.modeling.training_folder import STATE, last_complete_checkpoint
+from regretless.runs.planning.chat_turns import ChatTurns
+from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
+from regretless.runs.planning.lengths import CHARACTERS_PER_TOKEN, ResponseLengths, is_sampling, models_in, params_of
+from regretless.runs.recipe import Recipe
+from regretless.sampling.job import SampleWork
+from regretless.sampling.sample import usable_prompts
+from regretless.servers.ask import Question, key_of
+from regretless.servers.judge_client import JudgeAccess
+from regretless.servers.reply_store import ReplyStore
+from regretless.workflow.run_folder import RUN, resolve, substitute
+
+COUNTS = ("prompts", "requests", "responses", "tokens_in", "tokens_out", "pairs", "steps", "dollars")
+"""Counts in the order in which they are shown."""
+PROMPT_TOKENS = 200
+"""Of a prompt that is not at hand."""
+SHOWN_PROMPTS = 20
+"""Prompts whose requests to a judge are written out to estimate the tokens of all."""
+
+
+class Assumed(Section):
+    """What the user said, in place of what a plan would assume."""
+
+    response_tokens: float | None = Field(default=None, gt=0)
+    """Mean tokens of a response."""
+    reply_tokens: float | None = Field(default=None, gt=0)
+    """Mean tokens of a judge's reply."""
+
+
+@dataclass
+class Estimate:
+    """What a unit of work has made, or would make."""
+
+    unit: PlannedUnit
+    counts: dict[str, float] = field(default_factory=dict)
+    guessed: set[str] = field(default_factory=set)
+    """Counts that rest on an assumption."""
+    parts: tuple[int, int] | None = None
+    """Finished parts and all parts, of an interrupted unit."""
+    is_judge: bool = False
+    """True if its requests go to a judge."""
+
+    def put(self, guessed: bool, /, **counts: float | None) -> None:
+        """Add counts; those that are None are unknown."""
+        for name, value in counts.items():
+            if value is not None:
+                self.counts[name] = value
+                if guessed:
+                    self.guessed.add(name)
+
+
+@dataclass
+class Counting:
+    """Counts of all units of a recipe, in their order."""
+
+    recipe: Recipe
+    folder: PlannedFolder
+    assumed: Assumed
+    run_dir: Path
+    """The run folder itself, of which `folder` is a copy."""
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    """Assumptions, each once, in the order in which they were made."""
+    prompts: dict[str, list[PromptRow]] = field(default_factory=dict)
+    """Prompts of the units of sampling, where they are at hand."""
+
+    def __post_init__(self) -> None:
+        self.lengths = ResponseLengths(self.folder, self.assumed.response_tokens)
+        self.turns = ChatTurns(self.recipe, self.folder, self.lengths)
+
+    def count_all(self) -> None:
+        """Count every unit."""
+        self.turns.add_later()
+        for unit in list(self.folder.units.values()):
+            self.estimates[unit.name] = self._count(unit)
+
+    def assume(self, text: str) -> None:
+        """Write down an assumption."""
+        self.notes[text] = None
+
+    def _count(self, unit: PlannedUnit) -> Estimate:
+        estimate = Estimate(unit, is_judge=_is_judge(unit))
+        if unit.is_known or unit.state is State.UNKNOWN:
+            known = {name: unit.summary.get(other) for other, name in _summary_names(unit).items()}
+            estimate.put(unit.state is State.UNKNOWN, **known)
+        elif (kind := _kind(unit)) is not None:
+            try:
+                kind(self, estimate)
+            except (RegretlessError, OSError) as error:
+                unit.problem = unit.problem or str(error)
+        return estimate
+
+    # --- sampling ----------------------------------------------------------------------------------------------------
+
+    def sampling(self, estimate: Estimate) -> None:
+        """Requests of a unit of sampling."""
+        unit, params, models = estimate.unit, params_of(estimate.unit), models_in(estimate.unit)
+        rows = self._prompts_of(unit)
+        if rows is None:
+            named = unit.settings["prompts"]
+            prompts = named.get("limit") if isinstance(named, Mapping) else None
+            if prompts is None:
+                return
+            self.assume(f"{unit.name}: {prompts} prompts, the limit, of {PROMPT_TOKENS} tokens (they are not at hand)")
+        else:
+            prompts = len(rows)
+            self.prompts[unit.name] = rows
+        estimate.put(rows is None, prompts=prompts, requests=prompts * params.n * len(models))
+        if rows is None or unit.waits_for:
+            return
+        # The names of parts depend on the place of the models; caches are in the run folder only.
+        here = [resolve(ModelConfig.parse(model, unit.name), self.run_dir) for model in models]
+        work = SampleWork(here, rows, params, self.run_dir / unit.name / "responses.parquet")
+        if unit.state is State.INTERRUPTED:
+            files = [part.file for number in range(len(here)) for part in work.parts_of(number)]
+            estimate.parts = sum(file.is_file() for file in files), len(files)
+        elif work.kept:
+            estimate.parts = len(work.kept), work.total
+            self.assume(f"{unit.name}: {len(work.kept)} of {work.total} responses are there from earlier settings")
+
+    def _prompts_of(self, unit: PlannedUnit) -> list[PromptRow] | None:
+        """The prompts that a unit would answer; None if they are not at hand."""
+        try:
+            if unit.name == "sample" and self.recipe.sample is not None:
+                section = resolve(self.recipe.sample, self.folder.path)
+                models = [self._with_tokenizer(model) for model in self.recipe.sample.models]
+                return usable_prompts(section.model_copy(update={"models": models}))[0]
+            if isinstance(unit.settings["prompts"], Mapping):
+                return load_prompts(resolve(PromptSource.parse(unit.settings["prompts"], unit.name), self.folder.path))
+            return self.turns.prompts_of(unit)
+        except (RegretlessError, OSError) as error:
+            if not unit.waits_for and not self._is_to_come(unit.settings["prompts"]):
+                unit.problem = str(error)
+            return None
+
+    def _with_tokenizer(self, model: ModelConfig) -> ModelConfig:
+        """The model, resolved; one that `pretrain` has yet to make names the tokenizer of the model it starts from."""
+        here, named = resolve(model, self.folder.path), model.name_or_path or ""
+        start = self.recipe.pretrain.get(named.removeprefix(f"{RUN}/pretrain/"))
+        if start is None or here.tokenizer is not None or Path(here.name_or_path or "").exists():
+            return here
+        first = self._with_tokenizer(start.model)
+        kept = {"tokenizer": first.tokenizer or first.name_or_path}
+        names = ("chat_template", "chat_template_kwargs")
+        return here.model_copy(update=kept | {name: getattr(here, name) or getattr(first, name) for name in names})
+
+    def _is_to_come(self, source: Any) -> bool:
+        """True if a source of prompts is a file that a stage would make."""
+        named = source.get("dataset", "") if isinstance(source, Mapping) else ""
+        return self.folder.has(Path(substitute(named, self.folder.path)))
+
+    # --- labels ------------------------------------------------------------------------------------------------------
+
+    def verifying(self, estimate: Estimate) -> None:
+        """Responses to verify."""
+        unit = estimate.unit
+        count, guessed = self._rows_of(unit.inputs["responses"])
+        estimate.put(guessed, responses=count)
+        parts = unit.folder / "parts"
+        if unit.state is State.INTERRUPTED and count is not None:
+            estimate.parts = len(list(parts.glob("*.json"))), math.ceil(count / PART_ROWS)
+
+    def judging(self, estimate: Estimate) -> None:
+        """Requests of the stage `judge`, their tokens and their cost."""
+        section = self.recipe.judge
+        assert section is not None
+        here, unit = resolve(section, self.folder.path), estimate.unit
+        responses = unit.inputs["responses"]
+        if responses.is_file() and not unit.waits_for:
+            groups = group_responses(read_responses(responses)[0])
+            self._ask(estimate, here, make_questions(here, groups.values()), 1.0)
+            return
+        source = self.estimates.get("sample")
+        if source is None or not source.counts.get("requests"):
+            return
+        prompts, rows = source.counts["prompts"], self.prompts.get("sample")
+        texts = self._stand_in_texts(source)
+        absent = [PromptRow("", "x" * round(PROMPT_TOKENS * CHARACTERS_PER_TOKEN))]
+        shown = [PromptGroup(row.prompt_id, row.prompt, texts) for row in (rows or absent)[:SHOWN_PROMPTS]]
+        self.assume("every prompt has usable responses that all differ, and the judge is asked once for each aspect")
+        self._ask(estimate, here, make_questions(here, shown), prompts / len(shown))
+
+    def chat_judging(self, estimate: Estimate) -> None:
+        """Requests of a judge about the answers to a chat benchmark."""
+        assert self.recipe.evaluate is not None
+        unit = estimate.unit
+        here = resolve(self.recipe.evaluate.chat[unit.name.split("/")[2]], self.folder.path)
+        paths = list(_answers_of(unit).values())
+        if not unit.waits_for and all(path.is_file() for path in paths):
+            self._ask(estimate, here, chat_results.judge_questions(here, paths), 1.0)
+            return
+        answered = next(one for one in self.folder.units.values() if one.folder == paths[0].parent)
+        with tempfile.TemporaryDirectory() as folder:
+            tokens = self._expected_tokens(answered, answered.settings["model"])
+            files, _ = self.turns.stand_ins(here, Path(folder), tokens)
+            self._ask(estimate, here, chat_results.judge_questions(here, files), 1.0, guessed=True)
+
+    def _ask(
+        self,
+        estimate: Estimate,
+        config: JudgeAccess,
+        questions: Sequence[Question[Any]],
+        times: float,
+        guessed: bool = False,
+    ) -> None:
+        """Count questions, `times` over: those that no kept reply answers are what is left."""
+        with tempfile.TemporaryDirectory() as folder, _store(config, estimate.unit, Path(folder)) as store:
+            kept = sum(store is not None and store.get(key_of(question, 1)) is not None for question in questions)
+            spent = None if store is None else store.spent(config.judge_name)
+        bodies = [question.body(1, "0" * 12) for question in questions]
+        characters = sum(_characters(body["messages"]) for body in bodies)
+        requests = round(len(questions) * times)
+        estimate.parts = (kept, len(questions)) if kept else estimate.parts
+        if spent is not None and spent.requests and spent.completion_tokens:
+            tokens_in, reply = spent.prompt_tokens / spent.requests, spent.completion_tokens / spent.requests
+            self.assume(
+                f"a request to {config.judge_name} has {tokens_in:.0f} tokens and a reply {reply:.0f}, as those so far"
+            )
+        else:
+            tokens_in = characters / CHARACTERS_PER_TOKEN / max(1, len(questions))
+            self.assume(f"{CHARACTERS_PER_TOKEN:g} characters of a request to a judge are a token")
+            reply = float(config.max_reply_tokens)
+            if self.assumed.reply_tokens is not None:
+                reply = min(reply, self.assumed.reply_tokens)
+            else:
+                self.assume(
+                    f"a reply of {config.judge_name} has {reply:.0f} tokens: the limit, max_reply_tokens, so its "
+                    "tokens and cost are the most that they can be (--assume reply_tokens=… sets another length)"
+                )
+        left = 1 - (kept / len(questions) if questions else 0)
+        estimate.put(guessed or times != 1, requests=requests)
+        estimate.put(True, tokens_in=requests * tokens_in, tokens_out=requests * reply)
+        cost = config.server.cost(round(requests * tokens_in * left), round(requests * reply * left))
+        if cost is None:
+            self.assume(f"no cost of {config.judge_name}: server.prompt_price and completion_price are not set")
+        estimate.put(True, dollars=cost)
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def training(self, estimate: Estimate) -> None:
+        """Steps that an interrupted training does not repeat."""
+        if estimate.unit.state is not State.INTERRUPTED:
+            return
+        checkpoint, _ = last_complete_checkpoint(estimate.unit.folder)
+        if checkpoint is not None:
+            state = json.loads((Path(checkpoint) / STATE).read_text(encoding="utf-8"))
+            estimate.parts = state["global_step"], state["max_steps"]
+
+    # --- what units make ---------------------------------------------------------------------------------------------
+
+    def _made_by(self, path: Path) -> Estimate | None:
+        """Estimate of the unit whose folder a file is in."""
+        found = [one for one in self.estimates.values() if path.is_relative_to(one.unit.folder)]
+        return max(found, key=lambda one: len(one.unit.folder.parts), default=None)
+
+    def _rows_of(self, path: Path) -> tuple[float | None, bool]:
+        """Rows of a file of responses, and whether their number is an estimate."""
+        source = self._made_by(path)
+        if source is not None and not source.unit.is_known:
+            name = "responses" if "responses" in source.counts else "requests"
+            return source.counts.get(name), name in source.guessed
+        return (row_count(path), False) if path.is_file() else (None, True)
+
+    def _expected_tokens(self, unit: PlannedUnit, model: Mapping[str, Any]) -> float:
+        """Mean tokens of a model's responses in a unit of sampling."""
+        tokens, source = self.lengths.of(unit, model)
+        self.assume(f"{unit.stage}: responses have {tokens:.0f} tokens: {source}")
+        return tokens
+
+    def _stand_in_texts(self, source: Estimate) -> list[str]:
+        """The responses to one prompt, as long as their models' are expected to be."""
+        tokens = fmean(self._expected_tokens(source.unit, model) for model in models_in(source.unit))
+        texts = round(source.counts["requests"] / source.counts["prompts"])
+        return [f"{number} ".ljust(round(tokens * CHARACTERS_PER_TOKEN), "x") for number in range(texts)]
+
+
+Kind = Callable[[Counting, Estimate], None]
+
+
+def _kind(unit: PlannedUnit) -> Kind | None:
+    """What counts a unit that would run."""
+    if unit.stands_for_others:
+        return None
+    if is_sampling(unit):
+        return Counting.sampling
+    if unit.stage == "evaluate":
+        return Counting.verifying if "responses" in unit.inputs else Counting.chat_judging
+    kinds: Mapping[str, Kind] = {
+        "verify": Counting.verifying,
+        "judge": Counting.judging,
+        "pretrain": Counting.training,
+        "train": Counting.training,
+    }
+    return kinds.get(unit.stage)
+
+
+def _is_judge(unit: PlannedUnit) -> bool:
+    of_chat = unit.stage == "evaluate" and any(name.startswith("responses-") for name in unit.inputs)
+    return unit.stage == "judge" or of_chat
+
+
+def _summary_names(unit: PlannedUnit) -> Mapping[str, str]:
+    """Counts in the summary of a finished unit, and what they are called here."""
+    if is_sampling(unit):
+        return {"prompts": "prompts", "responses": "requests", "tokens": "tokens_out"}
+    if _is_judge(unit):
+        tokens = {"prompt_tokens": "tokens_in", "completion_tokens": "tokens_out"}
+        return {"requests": "requests", "dollars": "dollars", **tokens}
+    if unit.stage == "evaluate":
+        return {"n": "responses"}
+    names = {"verify": ("responses",), "world": ("prompts",), "prompts": ("prompts",)}
+    return {name: name for name in names.get(unit.stage, ("pairs", "steps"))}
+
+
+def _answers_of(unit: PlannedUnit) -> dict[str, Path]:
+    return {key: path for key, path in unit.inputs.items() if key.startswith("responses-")}
+
+
+def _characters(text: Any) -> int:
+    return len(text) if isinstance(text, str) else sum(len(str(message.get("content") or "")) for message in text)
+
+
+@contextlib.contextmanager
+def _store(config: JudgeAccess, unit: PlannedUnit, folder: Path) -> Any:
+    """A copy of the file of kept replies, or None if there is none: SQLite writes beside a file that it only reads."""
+    file = config.replies_file(unit.folder)
+    if not file.is_file():
+        yield None
+        return
+    for suffix in ("", "-wal"):
+        source = Path(f"{file.resolve()}{suffix}")
+        if source.is_file():
+            shutil.copyfile(source, folder / f"replies{suffix}")
+    with ReplyStore(folder / "replies") as store:
+        yield store

@@ -1,0 +1,67 @@
+"""How long responses will be: what finished work shows, else the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
+from regretless.sampling.base import SamplingParams
+
+CHARACTERS_PER_TOKEN = 4.0
+
+
+@dataclass(frozen=True)
+class ResponseLengths:
+    """Lengths of the responses of every model of a recipe, in tokens."""
+
+    folder: PlannedFolder
+    given: float | None = None
+    """Length that the user said."""
+
+    def of(self, unit: PlannedUnit, model: Mapping[str, Any]) -> tuple[float, str]:
+        """Mean length of what a model would write in a unit of sampling, and where it is known from.
+
+        model: as in the unit's settings.
+        """
+        most = params_of(unit).max_new_tokens
+        if self.given is not None:
+            return min(self.given, most), "as you said"
+
+        def distance(other: PlannedUnit) -> tuple[bool, bool, str]:
+            return model not in models_in(other), benchmark_of(other) != benchmark_of(unit), other.name
+
+        finished = [
+            other
+            for other in self.folder.units.values()
+            if other.state is not State.RUN and other.summary.get("responses")
+            if model in models_in(other) or benchmark_of(other) in (benchmark_of(unit), None)
+        ]
+        if not finished:
+            return most, f"the limit, max_new_tokens: at most {most}"
+        nearest = min(finished, key=distance)
+        return nearest.summary["tokens"] / nearest.summary["responses"], f"the finished {nearest.name}"
+
+
+def models_in(unit: PlannedUnit) -> list[Mapping[str, Any]]:
+    """Models of a unit of sampling, as in its settings."""
+    if unit.name == "sample":
+        return [dict(model) for model in unit.settings.get("models", ())]
+    return [dict(unit.settings["model"])] if is_sampling(unit) else []
+
+
+def is_sampling(unit: PlannedUnit) -> bool:
+    """True if responses are sampled in this unit."""
+    return unit.name == "sample" or "sampling" in unit.settings
+
+
+def benchmark_of(unit: PlannedUnit) -> str | None:
+    """The benchmark that a unit of sampling answers; None for the stage `sample`."""
+    return unit.name.split("/")[3] if unit.name.startswith("evaluate/samples/") else None
+
+
+def params_of(unit: PlannedUnit) -> SamplingParams:
+    """How a unit of sampling draws tokens."""
+    values = unit.settings.get("sampling", unit.settings)
+    return SamplingParams.parse({key: values[key] for key in SamplingParams.model_fields if key in values}, unit.name)

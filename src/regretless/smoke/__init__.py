@@ -1,1 +1,0 @@
-"""Any recipe in miniature: tiny models, easy problems, a local judge."""

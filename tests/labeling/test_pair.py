@@ -1,0 +1,432 @@
+"""Pairing rules on hand-made responses, where every pair can be counted by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flat_pairs import pair_of
+from regretless.core.errors import ConfigError, DataError
+from regretless.data.preferences import read_pairs
+from regretless.data.records import Pair, Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
+from regretless.labeling.pair import PairConfig, make_pairs, run
+from regretless.labeling.pairing_rules import RULES, Rule
+
+PROMPT = [{"role": "user", "content": "2+2?"}]
+
+
+def response(name: str, verdict: str | None = None, *, prompt: str = "q1", **values: Any) -> Response:
+    """A response whose name is its text and its id."""
+    defaults: dict[str, Any] = {"prompt": PROMPT, "finish_reason": "stop", "model": "writer"}
+    return Response(
+        prompt_id=prompt,
+        response_id=f"{prompt}-{name}",
+        response=name,
+        verdict=None if verdict is None else Verdict(verdict),
+        **defaults | values,
+    )
+
+
+def texts(pairs: list[Pair]) -> list[tuple[str, str]]:
+    return [(pair.chosen.text[0]["content"], pair.rejected.text[0]["content"]) for pair in pairs]  # type: ignore[index]
+
+
+CORRECT = [response(name, "correct") for name in ("c1", "c2", "c3")]
+WRONG = [response(name, "wrong") for name in ("w1", "w2", "w3")]
+
+
+def test_correct_vs_wrong_when_more_than_two_of_each_then_all_combinations_of_two_and_two() -> None:
+    pairs, counts = make_pairs([*CORRECT, *WRONG], PairConfig())
+    chosen, rejected = {pair[0] for pair in texts(pairs)}, {pair[1] for pair in texts(pairs)}
+    assert (len(chosen), len(rejected)) == (2, 2)
+    assert chosen < {"c1", "c2", "c3"}
+    assert rejected < {"w1", "w2", "w3"}
+    assert set(texts(pairs)) == {(one, other) for one in chosen for other in rejected}
+    assert counts == {
+        "pairs": 4,
+        "prompts_paired": 1,
+        "distinct_responses": 4,
+        "pairs_without_logps": 4,
+        "prompts_dropped": {},
+        "responses_left_out": {},
+    }
+
+
+def test_correct_vs_wrong_when_one_side_has_one_then_it_stands_in_every_pair() -> None:
+    pairs, _ = make_pairs([CORRECT[0], *WRONG[:2]], PairConfig())
+    assert sorted(texts(pairs)) == [("c1", "w1"), ("c1", "w2")]
+    pairs, _ = make_pairs([*CORRECT, *WRONG], PairConfig(max_correct=1, max_wrong=3))
+    assert len(pairs) == 3
+
+
+def test_correct_vs_wrong_when_seeds_change_then_each_response_is_taken_equally_often() -> None:
+    counts = dict.fromkeys(("c1", "c2", "c3"), 0)
+    for seed in range(300):
+        pairs, _ = make_pairs([*CORRECT, WRONG[0]], PairConfig(seed=seed))
+        for chosen, _rejected in texts(pairs):
+            counts[chosen] += 1
+    # 2 of 3, so 200 of 300 each; the standard deviation is 8.
+    assert all(abs(count - 200) < 35 for count in counts.values())
+
+
+def test_prompts_when_one_sided_or_undecided_then_they_are_dropped_and_counted_by_reason() -> None:
+    rows = [
+        response("a", "correct", prompt="right"),
+        response("a", "wrong", prompt="wrong"),
+        response("a", "unknown", prompt="open"),
+        response("b", prompt="open"),
+        *CORRECT[:1],
+        *WRONG[:1],
+        response("u", "unknown"),
+    ]
+    pairs, counts = make_pairs(rows, PairConfig())
+    assert texts(pairs) == [("c1", "w1")]
+    assert counts["prompts_dropped"] == {"no_usable_response": 1, "only_correct": 1, "only_wrong": 1}
+    assert counts["responses_left_out"] == {"verdict_unknown": 3}
+
+
+def test_equal_texts_when_repeated_then_they_count_once_and_contradictions_are_unknown() -> None:
+    again = replace(CORRECT[0], response_id="q1-again", logps=[-1.0], token_ids=[7])
+    both_ways = [response("x", "correct"), replace(response("x", "wrong"), response_id="q1-x2")]
+    pairs, counts = make_pairs([CORRECT[0], again, WRONG[0], *both_ways], PairConfig())
+    assert texts(pairs) == [("c1", "w1")]
+    assert counts["responses_left_out"] == {"duplicate": 2, "verdict_unknown": 1}
+    # Of equal texts, one with log-probabilities is kept.
+    assert (pairs[0].chosen.id, pairs[0].chosen.logps) == ("q1-again", [-1.0])
+
+
+def test_most_likely_when_asked_for_then_the_highest_means_a_token_are_combined() -> None:
+    likelihoods = {"c1": [-0.1, -0.9], "c2": [-0.4], "c3": [-0.2, -0.2, -0.5], "w1": [-3.0], "w2": [-1.0, -1.0]}
+    rows = [
+        replace(row, logps=likelihoods[row.response], token_ids=[1] * len(likelihoods[row.response]))
+        for row in [*CORRECT, *WRONG[:2]]
+    ]
+    pairs, counts = make_pairs([*rows, WRONG[2]], PairConfig(rule="most_likely", max_wrong=1))
+    # Means: c1 −0.5, c2 −0.4, c3 −0.3; w1 −3, w2 −1. By their sums c2 would come before c3.
+    assert texts(pairs) == [("c3", "w2"), ("c2", "w2")]
+    assert counts["responses_left_out"] == {"without_logps": 1}
+
+
+def test_best_vs_random_when_scored_then_a_best_one_meets_a_strictly_lower_one() -> None:
+    scores = {"a": 4.5, "b": 4.5, "c": 3.0, "d": 1.0}
+    rows = [response(name, score=score) for name, score in scores.items()]
+    seen = set()
+    for seed in range(60):
+        pairs, _ = make_pairs(rows, PairConfig(rule="best_vs_random", seed=seed))
+        assert len(pairs) == 1
+        seen.update(texts(pairs))
+    assert seen == {("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")}
+    rows = [
+        response("a", prompt="same", score=2.0),
+        response("b", prompt="same", score=2.0),
+        response("a", prompt="one", score=2.0),
+        response("b", prompt="one"),
+        # The mean of equal scores differs from them in the last bit.
+        *(response("a", prompt="copies", score=5 / 3) for _ in range(11)),
+        response("b", prompt="copies", score=5 / 3),
+    ]
+    _, counts = make_pairs(rows, PairConfig(rule="best_vs_random"))
+    assert counts["prompts_dropped"] == {"equal_scores": 2, "single_response": 1}
+    assert counts["responses_left_out"] == {"duplicate": 10, "without_score": 1}
+
+
+def test_pairs_when_rows_are_shuffled_or_other_prompts_come_and_go_then_they_stay_the_same() -> None:
+    rows = [
+        response(f"{kind}{number}", verdict, prompt=f"q{prompt}")
+        for prompt in range(6)
+        for kind, verdict in (("c", "correct"), ("w", "wrong"))
+        for number in range(4)
+    ]
+    pairs, _ = make_pairs(rows, PairConfig(seed=5))
+    shuffled = random.Random(0).sample(rows, len(rows))
+    # Rows without ids of their own get them from their line numbers, so ids may not decide.
+    renamed = [replace(row, response_id=f"{row.prompt_id}-{line}") for line, row in enumerate(shuffled)]
+    assert make_pairs(shuffled, PairConfig(seed=5))[0] == pairs
+    assert texts(make_pairs(renamed, PairConfig(seed=5))[0]) == texts(pairs)
+    some = [row for row in shuffled if row.prompt_id in ("q1", "q4")]
+    assert make_pairs(some, PairConfig(seed=5))[0] == [pair for pair in pairs if pair.prompt_id in ("q1", "q4")]
+    assert [pair.prompt_id for pair in pairs] == sorted(pair.prompt_id or "" for pair in pairs)
+
+
+def labeled(row: Response, **values: Any) -> Response:
+    defaults: dict[str, Any] = {
+        "token_ids": [5, 6],
+        "logps": [-0.5, -0.25],
+        "logps_kind": "raw",
+        "sampled_logps": [-0.25, -0.125],
+        "prompt_token_ids": [1, 2],
+        "tokenizer": "f",
+    }
+    return replace(row, **defaults | values)
+
+
+def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_path: Path) -> None:
+    rows = [labeled(CORRECT[0], score=4.0), labeled(WRONG[0], token_ids=[7], logps=[-2.0], sampled_logps=[-1.0])]
+    write_records(tmp_path / "responses.parquet", rows)
+    summary = run(PairConfig(), tmp_path / "responses.parquet", tmp_path)
+    pairs, _ = read_pairs(tmp_path / "pairs.parquet")
+    assert pairs == [
+        pair_of(
+            prompt=PROMPT,
+            chosen=[{"role": "assistant", "content": "c1"}],
+            rejected=[{"role": "assistant", "content": "w1"}],
+            pair_id="q1-c1>q1-w1",
+            prompt_id="q1",
+            chosen_id="q1-c1",
+            rejected_id="q1-w1",
+            prompt_token_ids=[1, 2],
+            chosen_token_ids=[5, 6],
+            rejected_token_ids=[7],
+            chosen_logps=[-0.5, -0.25],
+            rejected_logps=[-2.0],
+            logps_kind="raw",
+            tokenizer="f",
+            chosen_model="writer",
+            rejected_model="writer",
+            chosen_complete=True,
+            rejected_complete=True,
+            chosen_score=4.0,
+        )
+    ]
+    assert summary["pairs_without_logps"] == 0
+    run(PairConfig(logps="sampled"), tmp_path / "responses.parquet", tmp_path)
+    pairs, _ = read_pairs(tmp_path / "pairs.parquet")
+    assert (pairs[0].chosen.logps, pairs[0].rejected.logps, pairs[0].logps_kind) == ([-0.25, -0.125], [-1.0], "sampled")
+
+
+def test_labels_when_two_vocabularies_meet_then_the_pair_keeps_texts_alone() -> None:
+    pairs, counts = make_pairs([labeled(CORRECT[0]), labeled(WRONG[0], tokenizer="g")], PairConfig())
+    assert (pairs[0].chosen.token_ids, pairs[0].rejected.logps, pairs[0].tokenizer) == (None, None, "f and g")
+    assert counts["pairs_without_logps"] == 1
+
+
+def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(tmp_path: Path) -> None:
+    def line(name: str, verdict: str, **values: Any) -> str:
+        return json.dumps({"prompt": "2+2?", "response": name, "verdict": verdict, **values}) + "\n"
+
+    path = tmp_path / "responses.jsonl"
+    path.write_text(
+        line("4", "correct")
+        + line("  ", "wrong")
+        + line("5, becau", "wrong", finish_reason="length")
+        + '{"prompt": "2+2?",\n'
+        + line("6", "maybe")
+        + line("7", "wrong", token_ids=[1], logps=[-1.0, -2.0])
+        + line("8", "wrong", tools=[], chat_template_kwargs={"enable_thinking": None})
+        + line("9", "wrong", tools=[{"type": "function", "function": {"name": "add"}}])
+        + line("10", "wrong", chat_template_kwargs={"enable_thinking": False})
+    )
+    summary = run(PairConfig(), path, tmp_path)
+    arguments = (
+        "tools, chat_template_kwargs: a response is judged and paired without them, so that it would answer another "
+        "prompt; remove the columns, or write pairs (chosen, rejected), which may have them; "
+        "model.chat_template_kwargs holds for all prompts"
+    )
+    refused = [json.loads(text) for text in (tmp_path / "refused.jsonl").read_text().splitlines()]
+    assert {refusal["line"]: refusal["reason"] for refusal in refused} == {
+        2: "empty completion",
+        3: "truncated at the token limit (finish_reason length): no end-of-sequence token",
+        4: "not valid JSON: Expecting property name enclosed in double quotes: line 2 column 1 (char 19)",
+        5: "verdict: expected correct, wrong or unknown, got 'maybe'",
+        6: "logps: expected one value per token, got 2 values for 1 tokens",
+        8: arguments,
+        9: arguments,
+    }
+    assert {refusal["source"] for refusal in refused} == {str(path)}
+    assert (summary["pairs"], summary["refused"], summary["prompts"]) == (1, 7, 1)
+
+
+def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -> None:
+    write_records(tmp_path / "r.jsonl", [CORRECT[0], replace(WRONG[0], finish_reason="length")])
+    write_records(tmp_path / "raw.jsonl", [replace(row, verdict=None) for row in (CORRECT[0], WRONG[0])])
+    with pytest.raises(DataError, match=r"no response has a verdict or a score: run verify or judge first$"):
+        run(PairConfig(), tmp_path / "raw.jsonl", tmp_path)
+    with pytest.raises(DataError, match=r"no pairs from 2 responses: only_correct 1, rejected rows 1$"):
+        run(PairConfig(), tmp_path / "r.jsonl", tmp_path)
+    assert (tmp_path / "refused.jsonl").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"select": lambda rows, *_: [rows[0]]},
+            r"select, for prompt_id q1, returned \[Response.*; expected a list of pairs",
+        ),
+        ({"select": lambda rows, *_: [(rows[0], rows[0])]}, "select, .* of two different responses"),
+        ({"select": lambda rows, *_: [(0, 1)]}, r"select, .* returned \[\(0, 1\)\]; expected a list of pairs"),
+        ({"select": lambda *_: None}, "select, .* returned None; expected a list of pairs"),
+        (
+            {"select": lambda *_: 1 / 0},
+            r"raised ZeroDivisionError: division by zero \(test_pair\.py, line \d+\); correct",
+        ),
+        ({"unusable": lambda row: True}, "unusable, .* returned True; expected a text, or None"),
+        ({"compare": lambda rows: None}, "compare, .* returned None; expected a list of responses"),
+    ],
+)
+def test_rule_when_it_raises_or_returns_another_form_then_it_is_named(
+    changes: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, "mine", replace(RULES["correct_vs_wrong"], **changes))
+    with pytest.raises(ConfigError, match=f"^rule mine: .*{told}"):
+        make_pairs([*CORRECT, *WRONG], PairConfig(rule="mine"))
+
+
+def test_prompt_id_when_it_stands_for_two_prompts_then_both_places_are_named(tmp_path: Path) -> None:
+    other = [{"role": "user", "content": "another"}]
+    write_records(tmp_path / "r.jsonl", [CORRECT[0], replace(WRONG[0], prompt=other)])
+    rows, _ = read_responses(tmp_path / "r.jsonl")
+    with pytest.raises(DataError, match=r"prompt id q1: stands for two prompts \(.*r.jsonl:1 and .*r.jsonl:2\)"):
+        make_pairs(rows, PairConfig())
+
+
+def test_stage_when_single_rows_do_not_fit_the_others_then_they_alone_are_refused(tmp_path: Path) -> None:
+    other = [{"role": "user", "content": "another"}]
+    rows = [
+        CORRECT[0],
+        WRONG[0],
+        replace(CORRECT[0], prompt_id="q2"),
+        replace(WRONG[0], prompt_id="q2", prompt=other),
+        replace(CORRECT[0], prompt_id="q3", prompt="a text"),
+    ]
+    write_records(tmp_path / "r.jsonl", rows)
+    summary = run(PairConfig(), tmp_path / "r.jsonl", tmp_path)
+    assert (summary["pairs"], summary["refused"]) == (1, 3)
+    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").open()]
+    assert [(row["line"], row["reason"][:35]) for row in refused] == [
+        (3, "prompt_id: 'q2' stands for two prom"),
+        (4, "prompt_id: 'q2' stands for two prom"),
+        (5, "prompt: a text, where most rows hav"),
+    ]
+
+
+def test_published_samples_when_paired_then_the_seven_prompts_with_both_kinds_give_pairs(
+    shared: Path, tmp_path: Path
+) -> None:
+    lines = (shared / "data/sampled_outputs/qwen2.5_math_cot.jsonl").read_text().splitlines()
+    rows = [
+        {"prompt": row["question"], "response": text, "verdict": "correct" if is_correct else "wrong"}
+        for row in map(json.loads, lines)
+        for text, is_correct in zip(row["code"], row["score"], strict=True)
+    ]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = run(PairConfig(), tmp_path / "samples.jsonl", tmp_path)
+    assert (summary["prompts"], summary["responses"], summary["prompts_paired"]) == (50, 400, 7)
+    assert summary["prompts_dropped"] == {"only_correct": 41, "only_wrong": 2}
+    pairs, _ = read_pairs(tmp_path / "pairs.parquet")
+    verdicts = {(row["prompt"], row["response"]): row["verdict"] for row in rows}
+    sides = [(pair.prompt, side.text) for pair in pairs for side in (pair.chosen, pair.rejected)]  # type: ignore[union-attr]
+    assert set(zip(map(verdicts.get, sides[::2]), map(verdicts.get, sides[1::2]), strict=True)) == {
+        ("correct", "wrong")
+    }
+
+
+def by_writer(name: str, writer: str, verdict: str) -> Response:
+    return response(name, verdict, model=writer)
+
+
+def test_above_writer_when_writers_differ_then_responses_are_measured_by_their_writers_mean() -> None:
+    able = [by_writer(f"a{number}", "able", "correct") for number in range(3)] + [by_writer("a3", "able", "wrong")]
+    poor = [by_writer(f"p{number}", "poor", "wrong") for number in range(3)] + [by_writer("p3", "poor", "correct")]
+    pairs, _ = make_pairs([*able, *poor], PairConfig(rule="above_writer", max_correct=4, max_wrong=4))
+    scores = {side.id: side.score for pair in pairs for side in pair.sides.values()}
+    assert scores["q1-p3"] == 0.75, "right where its writer mostly fails"
+    assert scores["q1-a0"] == 0.25 and scores["q1-p0"] == -0.25
+    assert scores["q1-a3"] == -0.75, "wrong where its writer mostly succeeds"
+    assert all(pair.chosen.score > pair.rejected.score for pair in pairs)  # type: ignore[union-attr, operator]
+    assert len(pairs) == 16, "at most max_correct times max_wrong of the 22 that there are"
+    every, _ = make_pairs([*able, *poor], PairConfig(rule="above_writer", max_correct=5, max_wrong=5))
+    assert ("p0", "a3") in texts(every), "a poor writer's failure is no news, an able one's is"
+
+
+def test_above_writer_when_writers_differ_then_the_weak_ones_right_response_is_preferred_which_regret_never_does() -> (
+    None
+):
+    able = [by_writer(f"a{number}", "able", "correct" if number else "wrong") for number in range(10)]
+    weak = [by_writer(f"w{number}", "weak", "wrong" if number else "correct") for number in range(5)]
+    pairs, _ = make_pairs([*able, *weak], PairConfig(rule="above_writer", max_correct=10, max_wrong=10))
+    right = {"w0", *(f"a{number}" for number in range(1, 10))}
+    # An advantage: by regret, a right response of the abler writer is at least as good (docs/theory.md, Two writers).
+    among_right = [pair for pair in texts(pairs) if set(pair) <= right]
+    assert sorted(among_right) == [("w0", f"a{number}") for number in range(1, 10)]
+
+
+def test_rule_when_named_as_before_then_the_error_says_why_it_is_gone_and_what_to_use() -> None:
+    with pytest.raises(ConfigError, match=r"rule: .*advantage.* the other way round from regret; above_writer makes"):
+        PairConfig.parse({"rule": "least_regret"}, "pair")
+
+
+def test_above_writer_when_a_text_was_drawn_twice_then_it_counts_twice_in_its_writers_mean() -> None:
+    again = replace(by_writer("a", "able", "wrong"), response_id="q1-again")
+    rows = [by_writer("a", "able", "wrong"), again, by_writer("b", "able", "correct")]
+    (pair,), _ = make_pairs(rows, PairConfig(rule="above_writer"))
+    assert pair.rejected is not None
+    assert (pair.chosen.score, pair.rejected.score) == pytest.approx((2 / 3, -1 / 3))
+
+
+def test_best_start_when_lines_are_shared_then_a_start_is_worth_what_it_usually_leads_to() -> None:
+    rows = [
+        response("good\nright", "correct"),
+        response("good\nslip", "wrong"),
+        response("good\nalso right", "correct"),
+        response("bad\nwrong", "wrong"),
+        response("bad\nlucky", "correct"),
+        response("bad\nunknown", "unknown"),
+    ]
+    pairs, counts = make_pairs(rows, PairConfig(rule="best_start", max_correct=3, max_wrong=3))
+    assert counts["responses_left_out"] == {"verdict_unknown": 1}
+    assert set(texts(pairs)) == {
+        (good, bad)
+        for good in ("good\nright", "good\nslip", "good\nalso right")
+        for bad in ("bad\nwrong", "bad\nlucky")
+    }, "a wrong response with the good start is preferred to a right one with the bad start"
+    assert [pair.chosen.score for pair in pairs] == pytest.approx([2 / 3] * 6)
+
+
+@pytest.mark.parametrize("rule", ["best_vs_random", "above_writer", "best_start"])
+def test_rules_of_scores_when_a_score_is_null_then_it_counts_as_missing_and_not_as_an_unknown_verdict(
+    rule: str,
+) -> None:
+    rows = [response("a\nx", score=3.0), response("b\ny", score=1.0), response("c\nz"), response("d\nz")]
+    pairs, counts = make_pairs(rows, PairConfig(rule=rule))
+    assert [(pair.chosen.id, pair.rejected and pair.rejected.id) for pair in pairs] == [("q1-a\nx", "q1-b\ny")]
+    assert counts["responses_left_out"] == {"without_score": 2}
+
+
+def test_stage_when_another_rule_could_use_the_responses_then_the_error_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One of another package that fails is not in the way.
+    monkeypatch.setitem(RULES, "broken", Rule(lambda response: str(1 / 0), RULES["best_vs_random"].select))
+    scored = [response("a", score=3.0), response("b", score=1.0)]
+    write_records(tmp_path / "scored.jsonl", scored)
+    write_records(tmp_path / "verified.jsonl", [CORRECT[0], WRONG[0]])
+    wanted = (
+        r"no_usable_response 1, verdict_unknown 2; correct_vs_wrong uses none of these responses, which have scores: "
+        r"set rule to one of best_vs_random, above_writer, best_start$"
+    )
+    with pytest.raises(DataError, match=wanted):
+        run(PairConfig(), tmp_path / "scored.jsonl", tmp_path)
+    wanted = (
+        r"without_score 2; best_vs_random uses none of these responses, which have verdicts: "
+        r"set rule to one of correct_vs_wrong, above_writer, best_start$"
+    )
+    with pytest.raises(DataError, match=wanted):
+        run(PairConfig(rule="best_vs_random"), tmp_path / "verified.jsonl", tmp_path)
+    # A rule that could use the responses and finds no pair is not the problem.
+    write_records(tmp_path / "equal.jsonl", [response("a", score=3.0), response("b", score=3.0)])
+    with pytest.raises(DataError, match=r"equal_scores 1$"):
+        run(PairConfig(rule="best_vs_random"), tmp_path / "equal.jsonl", tmp_path)
+
+
+def test_rules_of_scores_when_all_are_equal_then_there_is_no_pair() -> None:
+    with_one_start = [response("same\na", "correct"), response("same\nb", "wrong")]
+    _, counts = make_pairs(with_one_start, PairConfig(rule="best_start"))
+    assert counts["prompts_dropped"] == {"equal_scores": 1}
