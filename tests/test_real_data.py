@@ -16,9 +16,9 @@ import pytest
 
 from regretless.core.errors import DataError
 from regretless.core.files import write_jsonl
-from regretless.labeling import verify as labeling
 from regretless.labeling import mask as masking
 from regretless.labeling import pair as pairing
+from regretless.labeling import verify as labeling
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "gsm8k_solutions.py"
 CORRECT = {"6b_finetuning": 145, "6b_verification": 257, "175b_finetuning": 211, "175b_verification": 373}
