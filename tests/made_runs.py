@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from regretless.core.files import fingerprint, write_json, write_text
+from regretless.core.settings import dump
 from regretless.core.yaml_settings import merge
 from regretless.data.records import Response, Verdict
 from regretless.data.rows import write_records
@@ -17,7 +18,6 @@ from regretless.evaluation.chat import alpaca_eval, mt_bench
 from regretless.evaluation.results import summarize
 from regretless.labeling.verify import VerifyConfig
 from regretless.sampling.base import SamplingParams
-from regretless.workflow.run_folder import dump
 from regretless.workflow.stage_folder import StageFolder
 
 BENCHMARK = "sums"

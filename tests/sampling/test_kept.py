@@ -9,12 +9,13 @@ import pytest
 
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
+from regretless.core.settings import dump
 from regretless.data.records import Response
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.sampling import job, sample
 from regretless.sampling.transformers_engine import TransformersEngine
-from regretless.workflow.run_folder import RunFolder, dump
+from regretless.workflow.run_folder import RunFolder
 from regretless.workflow.stage_folder import MANIFEST, earlier_results
 
 HOT = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 12}

@@ -18,6 +18,7 @@ from regretless.analysis.subset import Sample, Scores, whole_prompts
 from regretless.analysis.tables import show_table, with_error
 from regretless.analysis.token_rewards import TokenRewardsConfig
 from regretless.core.files import write_json
+from regretless.core.paths import PathSetting
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
 from regretless.data.preferences import read_pairs
@@ -37,7 +38,7 @@ Responses = Mapping[str, Mapping[str, Path]]
 class AnalyzeConfig(TokenRewardsConfig):
     """Responses to analyze, token by token and in aggregate."""
 
-    policies: dict[str, str] = Field(default={})
+    policies: dict[str, PathSetting] = Field(default={})
     """Folders of trained models or adapters, by name; by default what `train` made."""
     sample: int = Field(default=256, ge=1)
     """Approximate number of pairs to compare the models on, drawn at random in whole prompts, of which none gives

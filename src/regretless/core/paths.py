@@ -35,23 +35,34 @@ def check_output(text: str) -> str:
     return text
 
 
-PATH_KEYS = {
-    "include_path",
-    "dataset",
-    "data",
-    "name_or_path",
-    "adapter",
-    "tokenizer",
-    "chat_template",
-    "responses",
-    "pairs",
-}
-"""Settings that may name a file or folder, whose content is then part of the key."""
-POLICIES = "policies"
-"""The setting that names folders of models by their labels."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 OutputPath = Annotated[str, AfterValidator(check_output)]
 """A path in settings to which something is written."""
+
+
+def at_home(text: str) -> str:
+    """A path with the home folder in place of `~` at its beginning."""
+    return str(Path(text).expanduser()) if text.startswith("~/") else text
+
+
+class NamedPath(str):
+    """The value of a setting that may name a file or folder: with `~` at its beginning as the home folder."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, text: str) -> NamedPath:
+        """The value of a setting with this text. Raises ValueError for an empty one.
+
+        The empty path is the current folder: not what a variable of the shell that is not set was to name.
+        """
+        if not text.strip():
+            raise ValueError(NOTHING)
+        return cls(at_home(text))
+
+
+PathSetting = Annotated[str, AfterValidator(NamedPath.of)]
+"""A setting that may name a file or folder, whose content is then part of what a result depends on."""
 
 
 def refuse_urls(paths: Mapping[str, Path | str | None]) -> None:

@@ -8,7 +8,7 @@ import functools
 import re
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, TypeVar, cast
 
 from pydantic import (
@@ -21,7 +21,6 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -29,7 +28,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
-from regretless.core.paths import NOTHING, PATH_KEYS, POLICIES
+from regretless.core.paths import NamedPath
 from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
 MOST_PROBLEMS = 100
@@ -163,15 +162,6 @@ class Section(BaseModel):
             raise ValueError(f"expected a whole number of at most {MOST}")
         return value
 
-    @field_validator("*")
-    @classmethod
-    def _with_paths(cls, value: Any, info: ValidationInfo) -> Any:
-        # The empty path is the current folder: not what a variable of the shell that is not set was to name.
-        named = value.values() if info.field_name == POLICIES and isinstance(value, Mapping) else [value]
-        if info.field_name in {*PATH_KEYS, POLICIES} and any(isinstance(one, str) and not one.strip() for one in named):
-            raise ValueError(NOTHING)
-        return value
-
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str) -> Self:
         """Validate values. Raises ConfigError that lists every problem with its key, expected and actual value."""
@@ -182,6 +172,36 @@ class Section(BaseModel):
             more = [f"and {len(items) - MOST_PROBLEMS} more"] if len(items) > MOST_PROBLEMS else []
             reject(where, [*_describe(cls, items[:MOST_PROBLEMS]), *more])
             raise  # unreachable: a ValidationError has at least one item
+
+
+def dump(section: Section) -> dict[str, Any]:
+    """The section as JSON-able settings, defaults included; those that may name files stay `NamedPath`."""
+    return cast(dict[str, Any], _with_paths(section.model_dump(mode="json"), section))
+
+
+def _with_paths(dumped: Any, value: Any) -> Any:
+    """JSON values of settings, with the type of `value`, which they were made of, where that is a path."""
+    if isinstance(dumped, dict):
+        items = value if isinstance(value, Mapping) else dict(value)
+        return {key: _with_paths(item, items.get(key)) for key, item in dumped.items()}
+    if isinstance(dumped, list) and isinstance(value, list | tuple):
+        return [_with_paths(item, inner) for item, inner in zip(dumped, value, strict=True)]
+    return NamedPath(dumped) if isinstance(value, NamedPath) and isinstance(dumped, str) else dumped
+
+
+def named_paths(value: Any) -> Iterator[tuple[str, NamedPath]]:
+    """Values of settings that may name files, also those inside others, with their keys (`models.0.adapter`)."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Section):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, item in items:
+        if isinstance(item, NamedPath):
+            yield str(key), item
+        yield from ((f"{key}.{name}", path) for name, path in named_paths(item))
 
 
 def sound_part(kind: Any, value: Any) -> Any:

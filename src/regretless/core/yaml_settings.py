@@ -15,6 +15,7 @@ import yaml
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_text
+from regretless.core.paths import NamedPath
 from regretless.core.settings import Unquoted
 from regretless.core.text_cleaning import MOST_DIGITS, whole_text
 
@@ -99,6 +100,7 @@ for _kind, (_form, _beginnings) in PLAIN.items():
 for _kind in (*PLAIN, "str"):
     _Loader.add_constructor(PREFIX + _kind, _Loader.plain)
 _Dumper.add_representer(Unquoted, yaml.SafeDumper.represent_str)
+_Dumper.add_representer(NamedPath, yaml.SafeDumper.represent_str)
 _Loader.add_implicit_resolver(f"{PREFIX}merge", re.compile(r"<<\Z"), ["<"])
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from regretless.core.errors import DataError, error_place
+from regretless.core.paths import PathSetting
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section, Seed
 from regretless.data.messages import check_is_text, read_message, read_template_arguments
@@ -46,7 +47,7 @@ TEMPLATES: Registry[Callable[[str], Text]] = Registry(
 class PromptSource(Section):
     """Where prompts come from and which columns hold them."""
 
-    dataset: str
+    dataset: PathSetting
     """Prompts to read: a hub id, a folder of a data set, or a .jsonl, .json or .parquet file."""
     split: str = "train"
     """Split to read, of a hub data set or a folder."""

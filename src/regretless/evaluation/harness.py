@@ -19,6 +19,7 @@ from pydantic import Field
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import read_json, write_json
 from regretless.core.intervals import Interval, difference_over_seeds, known, paired_difference, t_interval, wilson
+from regretless.core.paths import PathSetting
 from regretless.core.settings import Section
 from regretless.data.rows import read_rows
 from regretless.modeling.load import ModelConfig, weights_of
@@ -39,7 +40,7 @@ class HarnessSettings(Section):
 
     python: str | None = None
     """Python of the environment that has the package lm_eval; this one by default."""
-    include_path: str | None = None
+    include_path: PathSetting | None = None
     """Folder with task files of your own."""
     num_fewshot: int | None = Field(default=None, ge=0)
     """Number of examples in a prompt; the task's own by default."""

@@ -17,6 +17,7 @@ from rich.table import Table
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
+from regretless.core.paths import PathSetting
 from regretless.core.settings import REMOVABLE, ByFolder, Section, Seed, in_one_folder
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
@@ -52,7 +53,7 @@ class BenchmarkSource(Section):
 
     benchmark: Annotated[str, AfterValidator(BENCHMARKS.check)] | None = None
     """Name of a known benchmark, which supplies every setting that is not given here."""
-    dataset: str | None = None
+    dataset: PathSetting | None = None
     """Problems to read: a hub id, a folder of a data set, or a .jsonl, .json or .parquet file."""
     split: str | None = None
     """Split to read, of a hub data set or a folder."""
@@ -93,7 +94,7 @@ class EvaluateConfig(Section):
     """Benchmarks with gold answers, each under a label of your choice; null removes one that the recipe extends."""
     chat: Annotated[ByFolder[ChatBenchmark], REMOVABLE] = Field(default={})
     """Benchmarks whose answers a judge reads, each under a label of your choice; null removes one."""
-    policies: Annotated[ByFolder[str], REMOVABLE] = Field(default={})
+    policies: Annotated[ByFolder[PathSetting], REMOVABLE] = Field(default={})
     """Further models to evaluate besides `model` and what `train` makes, each under a label of your choice: folders of
     trained models or adapters, or hub ids; null removes one."""
     harness: list[str] = Field(default=[])

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.core.paths import PathSetting
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Codec, codec_of
 from regretless.data.conversations import response_parts
@@ -45,7 +46,7 @@ class MaskConfig(Section):
     every response that is long enough has its first one, and so on, so a `count` that fewer reach stays the same."""
     keep_originals: bool = True
     """Keep the original pairs beside the masked ones; without them, training shows what masked pairs teach alone."""
-    tokenizer: str | None = None
+    tokenizer: PathSetting | None = None
     """Hub id or folder of the behavior model's tokenizer, used to write the remaining text. It is required unless the
     data has token strings in place of token ids."""
     seed: Seed = 0

@@ -31,6 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 from regretless.core.errors import ConfigError, RegretlessError, error_line, reject
 from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
+from regretless.core.paths import PathSetting
 from regretless.core.settings import DECIDED, Section
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, set_template_arguments, turn_end_ids
 from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
@@ -50,17 +51,17 @@ def quiet_libraries() -> None:
 class ModelConfig(Section):
     """A model: its weights, and its tokenizer."""
 
-    name_or_path: str | None = None
+    name_or_path: PathSetting | None = None
     """Hub id or folder of a model, or of an adapter, whose base model is then loaded as well."""
-    adapter: str | None = None
+    adapter: PathSetting | None = None
     """Hub id or folder of a peft adapter to put on the model."""
     revision: str | None = None
     """Branch, tag or commit of `name_or_path` on the hub."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the weights; `auto` takes the checkpoint's own, and float32 for random weights."""
-    tokenizer: str | None = None
+    tokenizer: PathSetting | None = None
     """Hub id or folder of the tokenizer; the model's own by default."""
-    chat_template: str | None = None
+    chat_template: PathSetting | None = None
     """Chat template: chatml, llama3, gemma, or the path of a Jinja file; the tokenizer's own by default."""
     chat_template_kwargs: Annotated[dict[str, bool | int | str] | None, DECIDED] = None
     """Arguments of the chat template for all prompts and responses, such as `{enable_thinking: false}`, by which the

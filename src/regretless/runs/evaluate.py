@@ -9,6 +9,7 @@ from typing import Any
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, write_json
+from regretless.core.settings import dump
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.evaluation import harness, results
 from regretless.evaluation.chat import chat_results
@@ -18,7 +19,7 @@ from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import KEEPS, sample_prompts, sample_together
-from regretless.workflow.run_folder import RunFolder, Unit, dump, resolve
+from regretless.workflow.run_folder import RunFolder, Unit, resolve
 
 
 def evaluate_models(

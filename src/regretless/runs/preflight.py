@@ -16,8 +16,8 @@ from typing import Any
 from regretless.analysis.analyze import AnalyzeConfig
 from regretless.core.errors import problems_of
 from regretless.core.hub import Repository, may_be_repository, missing
-from regretless.core.paths import PATH_KEYS, harm, url_of
-from regretless.core.settings import Section
+from regretless.core.paths import harm, url_of
+from regretless.core.settings import Section, named_paths
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.conditions import SAMPLES
@@ -180,11 +180,10 @@ def _inputs(recipe: Recipe, wanted: Collection[str]) -> Iterator[tuple[str, Path
         yield "responses", Path(recipe.responses)
     for name in {*wanted, "model"}:
         value = getattr(recipe, name)
+        yield from ((f"{name}.{key}", Path(path)) for key, path in named_paths(value))
         for key, section in _sections(value, name):
-            named = {key: getattr(section, key) for key in type(section).model_fields if key in PATH_KEYS}
-            named |= {f"policies.{label}": path for label, path in getattr(section, "policies", {}).items()}
-            named |= section.files() if isinstance(section, JudgeConfig | ChatBenchmarkConfig) else {}
-            yield from ((_join(key, name), Path(path)) for name, path in named.items() if isinstance(path, str | Path))
+            files = section.files() if isinstance(section, JudgeConfig | ChatBenchmarkConfig) else {}
+            yield from ((f"{key}.{name}", path) for name, path in files.items())
 
 
 def _overlaps(recipe: Recipe, wanted: Collection[str], whole: bool, outputs: Sequence[Path] | None) -> Iterator[str]:

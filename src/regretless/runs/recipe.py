@@ -16,7 +16,7 @@ from regretless.analysis.analyze import AnalyzeConfig
 from regretless.analysis.inspect import InspectConfig
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, problems_of, reject
-from regretless.core.paths import PATH_KEYS, POLICIES, OutputPath
+from regretless.core.paths import OutputPath, PathSetting, at_home
 from regretless.core.settings import (
     MOST_SEED,
     REMOVABLE,
@@ -54,7 +54,7 @@ class PretrainConfig(TrainConfig):
     """Objective to train with. The default `sft` is supervised training on the demonstrations."""
     model: ModelConfig
     """Model to start from."""
-    data: str
+    data: PathSetting
     """Demonstrations: a file or a hub id, with the columns `prompt` and `chosen` (or `response`)."""
 
     @field_validator("objective")
@@ -68,7 +68,7 @@ class PretrainConfig(TrainConfig):
 class PairsSource(Section):
     """Existing preference pairs, instead of sampling, verifying and pairing."""
 
-    dataset: str
+    dataset: PathSetting
     """Preference pairs to read: a hub id, a folder of a data set, or a .parquet, .jsonl or .json file."""
     split: str = "train"
     """Split to read, of a hub data set or a folder."""
@@ -115,7 +115,7 @@ class Recipe(Section):
     Null removes one of a recipe that is extended."""
     sample: SampleConfig | None = None
     """Answer the prompts with behavior models, with the log-probability of every token."""
-    responses: str | None = None
+    responses: PathSetting | None = None
     """File of existing responses (.parquet, .jsonl) to use in place of the stages `prompts` and `sample`."""
     verify: VerifyConfig | None = None
     """Compare responses with their gold answers."""
@@ -145,7 +145,7 @@ class Recipe(Section):
         """Report sections that do not fit together, along with the problems inside them."""
         if not isinstance(values, Mapping):
             return handler(values)
-        values = _at_home(_without_replaced(values))
+        values = _without_replaced(values)
         errors: list[InitErrorDetails] = []
         try:
             recipe = handler(values)
@@ -179,26 +179,6 @@ def _without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in replaced}
 
 
-def _at_home(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the home folder in place of `~` where they name files or models, once for every stage."""
-    try:
-        return dict(_with_home(values))
-    except RecursionError:  # an alias of YAML inside itself, which the sections refuse
-        return values
-
-
-def _with_home(values: Any, key: Any = None) -> Any:
-    if isinstance(values, Mapping):
-        return {name: _with_home(item, POLICIES if key == POLICIES else name) for name, item in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(_with_home(item, key) for item in values)
-    return _expanded(values) if isinstance(values, str) and key in {*PATH_KEYS, POLICIES} else values
-
-
-def _expanded(text: str) -> str:
-    return str(Path(text).expanduser()) if text.startswith("~/") else text
-
-
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Sections that lack another one, with the problem."""
     present = {name for name, value in values.items() if value is not None and value != ""}
@@ -223,7 +203,9 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     model, train = values.get("model"), values.get("train")
     if isinstance(model, Mapping) and isinstance(train, Mapping) and model.get("quantization"):
         adapted = (
-            train.get("lora") or model.get("adapter") or (Path(str(model.get("name_or_path"))) / ADAPTER).is_file()
+            train.get("lora")
+            or model.get("adapter")
+            or (Path(at_home(str(model.get("name_or_path")))) / ADAPTER).is_file()
         )
         if not adapted:
             yield "train.lora", "required by model.quantization, for only an adapter can be trained; set it to {r: 32}"
@@ -241,7 +223,7 @@ def _taken_labels(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str, str]]:
         for label, folder in labels.items():
             same = [other for name, other in others.items() if name.casefold() == label.casefold()]
             if same and (section == "evaluate" or _in_run(folder, recipe) != _in_run(same[0], recipe)):
-                yield (section, POLICIES, label), "another model of the run has this name; choose another one", label
+                yield (section, "policies", label), "another model of the run has this name; choose another one", label
 
 
 def _in_run(folder: str, recipe: Recipe) -> Path:
@@ -250,7 +232,7 @@ def _in_run(folder: str, recipe: Recipe) -> Path:
 
 def run_folder(name: str, output_dir: str | None = None) -> Path:
     """The folder of a recipe: `output_dir`, by default runs/<name>."""
-    return Path(f"runs/{name}" if output_dir is None else _expanded(output_dir))
+    return Path(f"runs/{name}" if output_dir is None else at_home(output_dir))
 
 
 def load_recipe(
@@ -293,7 +275,7 @@ def _sound_sections(values: Mapping[str, Any]) -> Recipe:
     """The valid part of a recipe with problems, for further checks only: its sections may not fit together."""
     sound: dict[str, Any] = {"name": "recipe"}
     unsound: set[str] = set()
-    for name, value in _at_home(_without_replaced(with_seeds(values))).items():
+    for name, value in _without_replaced(with_seeds(values)).items():
         if (field := Recipe.model_fields.get(name)) is not None and value is not None:
             section = sound_part(field.rebuild_annotation(), value)
             unsound |= {name} if section is None else set()

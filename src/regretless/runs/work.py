@@ -11,6 +11,7 @@ from regretless.analysis import analyze, inspect
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_jsonl
 from regretless.core.plugins import plugin_parts
+from regretless.core.settings import dump
 from regretless.data.preferences import read_pairs, split_kinds
 from regretless.data.prompts import read_prompts
 from regretless.data.rejected_rows import check_some_left, report_refusals
@@ -28,7 +29,7 @@ from regretless.training.ray_train import workers_of
 from regretless.training.train_config import TrainConfig
 from regretless.workflow import stage_record
 from regretless.workflow.cluster import ClusterConfig
-from regretless.workflow.run_folder import BASE, RUN, Outcome, RunFolder, dump, resolve, substitute
+from regretless.workflow.run_folder import BASE, RUN, Outcome, RunFolder, resolve, substitute
 from regretless.workflow.stage_folder import MANIFEST
 from regretless.world import world
 

@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
+from regretless.core.settings import dump
 from regretless.core.versions import versions_for
 from regretless.data.prompts import PromptRow
 from regretless.data.records import text_key
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import SamplingParams
-from regretless.workflow.run_folder import content, dump, named_paths
+from regretless.workflow.run_folder import content, existing_paths
 
 METADATA = "regretless.drawn"
 """Key of the models' identities in the metadata of a file of responses."""
@@ -56,7 +57,7 @@ def identities(models: Sequence[ModelConfig], params: SamplingParams) -> list[st
     used = versions_for(drawing)
     found: list[str] = []
     for model in models:
-        files = {text: content(path) for text, path in named_paths(dump(model), Path()).items()}
+        files = {text: content(path) for text, path in existing_paths(dump(model), Path()).items()}
         # Content in place of a path: a run folder may move.
         settings = {name: files.get(str(value), value) for name, value in dump(model).items()}
         number = 0

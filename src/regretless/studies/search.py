@@ -15,6 +15,7 @@ from typing import Any
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint, read_json, write_json
+from regretless.core.settings import dump
 from regretless.core.terminal import console
 from regretless.core.versions import versions_for
 from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
@@ -35,7 +36,7 @@ from regretless.studies.study import (
     override,
     with_cells,
 )
-from regretless.workflow.run_folder import RUN, content, named_paths
+from regretless.workflow.run_folder import RUN, content, existing_paths
 from regretless.workflow.stage_record import NO_MATTER
 
 FOLDER = "search"
@@ -361,12 +362,14 @@ def _reject_without_data(failures: Sequence[Failure]) -> None:
 
 def _fingerprint(cell: Cell, search: SearchConfig) -> str:
     """Hash of what a trial's score depends on besides the values that are searched."""
-    recipe = cell.recipe.model_dump(mode="json", exclude=NO_MATTER)
+    recipe = {name: value for name, value in dump(cell.recipe).items() if name not in NO_MATTER}
     for key in {key for values in (search.values, *search.methods.values()) for key in values}:
         for settings in recipe["train"]["methods"].values():
             settings.pop(key.removeprefix("train."), None)
     recipe["train"].pop("seed", None)
-    files = {text: content(path) for text, path in named_paths(recipe, cell.recipe.run_dir).items() if RUN not in text}
+    files = {
+        text: content(path) for text, path in existing_paths(recipe, cell.recipe.run_dir).items() if RUN not in text
+    }
     for benchmark, chat in _evaluated(cell).chat.items():
         files |= {f"{benchmark}.{name}": content(path) for name, path in chat.files().items() if path.exists()}
     about = search.model_dump(

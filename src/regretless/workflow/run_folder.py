@@ -23,9 +23,9 @@ import xxhash
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint
-from regretless.core.paths import PATH_KEYS, is_model
+from regretless.core.paths import is_model
 from regretless.core.ranks import is_first_process, processes
-from regretless.core.settings import Section
+from regretless.core.settings import Section, named_paths
 from regretless.core.terminal import console, print_note
 from regretless.workflow.stage_folder import (
     CACHE,
@@ -73,20 +73,10 @@ def resolve(section: S, run: Path) -> S:
     return section.parse(substitute(section.model_dump(exclude_unset=True), run), where=type(section).__name__)
 
 
-def dump(section: Section) -> dict[str, Any]:
-    """The section as JSON-able settings, defaults included."""
-    return section.model_dump(mode="json")
-
-
-def named_paths(value: Any, run: Path) -> dict[str, Path]:
+def existing_paths(settings: Any, run: Path) -> dict[str, Path]:
     """Existing files and folders that settings name, by the text that names them."""
-    found: dict[str, Path] = {}
-    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-        if isinstance(item, Mapping | list | tuple):
-            found |= named_paths(item, run)
-        elif key in PATH_KEYS and item is not None and (path := Path(substitute(str(item), run))).exists():
-            found[str(item)] = path
-    return found
+    paths = {str(text): Path(substitute(str(text), run)) for _, text in named_paths(settings)}
+    return {text: path for text, path in paths.items() if path.exists()}
 
 
 _known: dict[tuple[Any, ...], str] = {}
@@ -412,7 +402,7 @@ class RunFolder:
 
         A finished result of this key that other work was about to replace is put back there.
         """
-        paths = {**named_paths(unit.settings, self.path), **unit.inputs}
+        paths = {**existing_paths(unit.settings, self.path), **unit.inputs}
         if missing := [path for path in paths.values() if not path.exists()]:
             makers = [path.parent / MANIFEST for path in missing if read_mark(path.parent / MANIFEST) is not None]
             advice = f"delete {makers[0]}, and the same command makes it again" if makers else "its stage has not run"

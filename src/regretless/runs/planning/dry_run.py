@@ -19,7 +19,7 @@ from regretless.core.errors import RegretlessError, storage_error
 from regretless.runs.pipeline import prepare, stages_of
 from regretless.runs.recipe import Recipe
 from regretless.runs.work import Job, do_stage
-from regretless.workflow.run_folder import Outcome, RunFolder, Unit, named_paths
+from regretless.workflow.run_folder import Outcome, RunFolder, Unit, existing_paths
 from regretless.workflow.stage_folder import CACHE, MANIFEST
 from regretless.workflow.stages import STAGES
 
@@ -88,7 +88,7 @@ class PlannedFolder(RunFolder):
         return [self._record(unit, work) for unit in units]
 
     def _record(self, unit: Unit, work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]) -> Outcome:
-        named = {**named_paths(unit.settings, self.path), **unit.inputs}
+        named = {**existing_paths(unit.settings, self.path), **unit.inputs}
         before = tuple(dict.fromkeys(one.name for path in named.values() if (one := self._maker(path)) is not None))
         planned = PlannedUnit(unit.name, State.RUN, self.path / unit.name, unit.settings, unit.inputs, waits_for=before)
         self.units[unit.name] = planned
