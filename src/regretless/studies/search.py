@@ -21,6 +21,7 @@ from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.runs.recipe import Recipe
+from regretless.runs.stage_record import NO_MATTER
 from regretless.studies.evaluations import PERCENT
 from regretless.studies.runner import Failure, failed_methods, run_study
 from regretless.studies.samplers import Journal, suggest
@@ -36,7 +37,6 @@ from regretless.studies.study import (
     with_cells,
 )
 from regretless.workflow.run_folder import RUN, content, named_paths
-from regretless.workflow.stage_record import NO_MATTER
 
 FOLDER = "search"
 TRIAL = "trial"
