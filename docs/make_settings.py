@@ -12,8 +12,8 @@ from pathlib import Path
 from regretless.cli.info import notes_on, settings_of_stage
 from regretless.core.setting_list import Setting, grouped, settings_of
 from regretless.runs.recipe import Recipe
+from regretless.runs.stages import STAGES
 from regretless.studies.study import StudyConfig
-from regretless.workflow.stages import STAGES
 
 FOLDER = Path(__file__).parent / "settings"
 COMMAND = "python docs/make_settings.py"

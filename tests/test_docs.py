@@ -21,8 +21,8 @@ from regretless.core.errors import RegretlessError
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.objectives import OBJECTIVES
 from regretless.runs.recipe import Recipe, load_recipe, section_type
+from regretless.runs.stages import STAGES
 from regretless.studies.study import load_study
-from regretless.workflow.stages import STAGES
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -11,8 +11,8 @@ import pytest
 
 from kill_sweep import RECIPE, sweep
 from regretless.core.files import write_json
-from regretless.runs.pipeline import STAGES
 from regretless.runs.recipe import load_recipe
+from regretless.runs.stages import STAGES
 from run_contents import contents, differences
 
 

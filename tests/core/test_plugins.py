@@ -18,7 +18,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
 from regretless.objectives import OBJECTIVES, Objective
 from regretless.runs.recipe import parse_recipe
-from regretless.runs.work import Job, do_analyze
+from regretless.runs.stages import STAGES, Run
 from regretless.training.train_config import TrainConfig
 from regretless.workflow.run_folder import RunFolder
 from regretless.workflow.stage_folder import MANIFEST, StageFolder
@@ -121,13 +121,12 @@ def test_analysis_of_a_named_policy_when_a_plugin_trained_it_then_its_settings_n
         (tmp_path / f"of_{objective}").mkdir()
         write_json(tmp_path / f"of_{objective}" / MANIFEST, {"settings": {"objective": objective}})
     found = []
-    monkeypatch.setattr(Job, "do", lambda self, name, settings, *others: found.append(settings))
     for policies in ({"a": "of_dpo"}, {"a": "of_dpo", "b": "of_steep"}):
         settings = {"policies": {label: str(tmp_path / name) for label, name in policies.items()}}
         recipe = {"name": "x", "model": {"name_or_path": "m"}, "pairs": {"dataset": "p"}, "analyze": settings}
-        job = Job(parse_recipe(recipe, "x"), RunFolder(tmp_path), on_files=True)
-        assert job.recipe.analyze is not None
-        do_analyze(job.recipe.analyze, job)
+        run = Run.of(parse_recipe(recipe, "x"), RunFolder(tmp_path))
+        ((unit,),) = STAGES["analyze"].units(run.recipe.analyze, run)
+        found.append(unit.settings)
     assert "objectives_of_plugins" not in found[0]
     assert found[1]["objectives_of_plugins"] == {"b": "steep"}
 

@@ -17,8 +17,8 @@ from regretless.cli.info import settings_of_stage
 from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
 from regretless.runs.recipe import Recipe
+from regretless.runs.stages import STAGES
 from regretless.training.train_config import UNUSED
-from regretless.workflow.stages import STAGES
 
 
 class Inner(Section):

@@ -83,7 +83,7 @@ def test_part_when_it_fails_then_the_error_is_that_of_a_run_one_after_the_other_
 def test_part_when_its_process_is_killed_then_the_run_ends_with_an_error_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_by_side, "do_part", die)
+    monkeypatch.setattr(side_by_side, "do_groups", die)
     with pytest.raises(RegretlessError, match=r"^pretrain/base: its process ended by SIGKILL, .*the same command"):
         run_recipe(small(tmp_path / "run", "parallel=2"), ["world", "pretrain"])
 

@@ -10,9 +10,9 @@ import pytest
 from made_runs import BENCHMARK, add_harness, made_run, rate
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_text
+from regretless.runs import stage_record
 from regretless.studies.compared_runs import Run
 from regretless.studies.observations import observe
-from regretless.workflow import stage_record
 from regretless.workflow.run_folder import RECIPE
 from regretless.workflow.stage_folder import MANIFEST
 

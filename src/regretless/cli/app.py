@@ -20,7 +20,7 @@ from regretless.core.ranks import lost_process_error
 from regretless.core.secrets import hide
 from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
-from regretless.workflow.stages import STAGES, Stage
+from regretless.runs.stages import STAGES, Stage
 
 NO_OBJECTIVES = ("__init__", "base", "inputs", "modifiers", "weights")
 """Other files beside the objectives."""
@@ -145,7 +145,7 @@ FLAGS: dict[str, Any] = {
     ],
     "run_dir": Annotated[Path | None, typer.Argument(help="Run folder to report on.")],
 }
-"""Options and arguments for what a stage reads, keyed by the names in `workflow.stages`."""
+"""Options and arguments for what a stage reads, keyed by the names in `runs.stages`."""
 
 
 class TableFormat(StrEnum):
@@ -326,7 +326,7 @@ def study(
     )
 
 
-def _add_stage(stage: Stage, to: typer.Typer, objective: str | None = None) -> None:
+def _add_stage(stage: Stage[Any], to: typer.Typer, objective: str | None = None) -> None:
     """Add the command of a stage: its own flags, then settings file, output and settings.
 
     With an objective it is that objective's command.

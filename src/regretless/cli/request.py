@@ -16,10 +16,10 @@ from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import PairsSource, Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
-from regretless.runs.work import MODEL
+from regretless.runs.stages import STAGES
+from regretless.runs.stages.evaluate import MODEL
 from regretless.workflow.run_folder import BASE, substitute
 from regretless.workflow.stage_folder import check_ours
-from regretless.workflow.stages import STAGES
 
 S = TypeVar("S", bound=Section)
 T = TypeVar("T")

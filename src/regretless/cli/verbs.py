@@ -26,14 +26,15 @@ from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
 from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
-from regretless.runs import pipeline
+from regretless.runs import pipeline, stages
 from regretless.runs.miniature import NOTE, smoke_recipe, surroundings
 from regretless.runs.planning.counts import Assumed
 from regretless.runs.planning.plan import make_plan
 from regretless.runs.planning.show import show_plan
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
-from regretless.runs.work import Job, do_stage
+from regretless.runs.stages import STAGES
+from regretless.runs.stages.stage import PAIRS
 from regretless.studies import tables
 from regretless.studies.compare import compare as compare_runs
 from regretless.studies.compared_runs import Run
@@ -46,7 +47,6 @@ from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Study, load_study
 from regretless.workflow.run_folder import LOCK, RECIPE, RunFolder, lock_beside
 from regretless.workflow.stage_folder import CACHE, MANIFEST, StageFolder, check_ours
-from regretless.workflow.stages import STAGES
 
 quiet_libraries()
 
@@ -252,8 +252,17 @@ def _on_files(request: Request) -> None:
     else:
         folder = RunFolder(output.resolve().parent)
         with _results_of(request), _locked(output.resolve()):
-            do_stage(request.verb, Job(recipe, folder, on_files=True, output=output.resolve()))
+            pipeline.do_stage(_run_on_files(request.verb, recipe, folder, output=output.resolve()), request.verb)
     show_outcomes(folder, output, as_json=request.as_json)
+
+
+def _run_on_files(name: str, recipe: Recipe, folder: RunFolder, **others: Any) -> stages.Run:
+    """A run of one stage's section on the files, or the hub data, that the recipe names."""
+    run = stages.Run.of(recipe.model_copy(update={"pairs": None}), folder, command=name, **others)
+    if recipe.pairs is None:
+        return run
+    named = recipe.pairs.dataset
+    return replace(run, inputs={PAIRS: Path(named) if Path(named).exists() else named})
 
 
 def _results_of(request: Request) -> contextlib.AbstractContextManager[None]:
@@ -276,7 +285,7 @@ def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
         )
     folder = RunFolder(output.resolve().with_name(output.name + CACHE))
     with only_results(), _locked(output.resolve()):
-        do_stage("pairs", Job(recipe, folder))
+        pipeline.do_stage(stages.Run.of(recipe, folder), "pairs")
     read = {"dataset": str(folder.path / "pair" / "pairs.parquet")}
     return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
@@ -299,7 +308,7 @@ def _to_file(name: str, recipe: Recipe, output: Path) -> RunFolder:
         check_ours(unit.path)
         refused = unit.path / "refused.jsonl"
         try:
-            do_stage(name, Job(recipe, folder, on_files=True, form=output.suffix))
+            pipeline.do_stage(_run_on_files(name, recipe, folder, form=output.suffix), name)
             written = (unit.path / made).with_suffix(output.suffix)
             _publish(written if written.exists() else unit.path / made, output)
         except RegretlessError:
@@ -325,7 +334,7 @@ def _evaluate(request: Request) -> None:
     recipe = request.recipe()
     folder = RunFolder(recipe.run_dir)
     with only_results(), folder.locked():
-        do_stage("evaluate", Job(recipe, folder, on_files=True))
+        pipeline.do_stage(_run_on_files("evaluate", recipe, folder), "evaluate")
     results = read_json(folder.path / "results.json")
     if request.as_json:
         print_json({"output": str(request.output), "results": results})

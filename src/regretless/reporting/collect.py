@@ -17,8 +17,6 @@ from regretless.data.records import Text, Verdict
 from regretless.data.rows import read_rows
 from regretless.workflow.run_folder import BASE, manifests
 from regretless.workflow.stage_folder import UNUSED
-from regretless.workflow.stage_record import of_other_settings
-from regretless.workflow.stages import STAGES
 
 T = TypeVar("T")
 
@@ -188,14 +186,16 @@ class RunData:
     """What the base model is, where it is an adapter on another model."""
 
 
-def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
+def collect(
+    run_dir: Path, *, examples: int, seed: int, places: Sequence[str] = (), others: Sequence[str] = ()
+) -> RunData:
     """Read a run folder. `examples`: problems of each kind (solved, broken) and benchmark, selected at random with
-    `seed`.
+    `seed`; `places`: the stages' folders in their order; `others`: stages whose results are of other settings.
 
     Raises DataError if a file is broken (ConfigError for the recipe).
     """
     recipe = run_dir / "recipe.yaml"
-    stages = _stages(run_dir, _named(read_yaml(recipe) if recipe.is_file() else {}))
+    stages = _stages(run_dir, places, _named(read_yaml(recipe) if recipe.is_file() else {}))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
     own = own_model(trained, objectives_of(stages))
@@ -204,7 +204,7 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
     return RunData(
         name=run_dir.resolve().name,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
-        others=of_other_settings(run_dir) if recipe.is_file() else [],
+        others=others,
         own=own,
         stages=stages,
         results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),
@@ -276,8 +276,8 @@ def _named(recipe: Mapping[str, Any]) -> list[str]:
     return [*(f"pretrain/{name}" for name in models), *(f"train/{name}" for name in objectives)]
 
 
-def _stages(run_dir: Path, named: Sequence[str]) -> list[FinishedStage]:
-    """Finished stages in the order of work; trainings in the order of `named`, others by name.
+def _stages(run_dir: Path, places: Sequence[str], named: Sequence[str]) -> list[FinishedStage]:
+    """Finished stages in the order of `places`; trainings in the order of `named`, others by name.
 
     Not by time: then the pages of two equal runs would depend on speed, and on which stages ran again.
     """
@@ -298,7 +298,7 @@ def _stages(run_dir: Path, named: Sequence[str]) -> list[FinishedStage]:
                 versions=manifest["versions"],
             )
         )
-    known = {stage.place: number for number, stage in enumerate(STAGES.values())}
+    known = {place: number for number, place in enumerate(places)}
     positions = {name: position for position, name in enumerate(named)}
     return sorted(
         stages,

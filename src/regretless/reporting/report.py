@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from regretless.core.yaml_settings import dump_text
 from regretless.data.messages import full_text, read_message
 from regretless.reporting import token_figures, views
 from regretless.reporting.changes import changes
-from regretless.reporting.collect import collect, objectives_of
+from regretless.reporting.collect import RunData, collect, objectives_of
 from regretless.reporting.explorer import explorer
 from regretless.reporting.token_figures import FiguresConfig
 from regretless.workflow.run_folder import BASE
@@ -47,15 +48,18 @@ class ReportConfig(Section):
     """Also draw the responses of one pair as image files, with these settings."""
 
 
-def run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
+def run(
+    config: ReportConfig, run_dir: Path, output: Path, places: Sequence[str] = (), others: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write `output`/report.html about the run in `run_dir`, and `output`/figures if requested.
 
     A section whose stage did not run says so. Model and data text is escaped, and the page's Content-Security-Policy
-    blocks all scripts but its own. Raises DataError if a file of the run is broken, ConfigError if a figure cannot be
-    drawn.
+    blocks all scripts but its own. places, others: as in `collect`.
+    Raises DataError if a file of the run is broken, ConfigError if a figure cannot be drawn.
     """
     try:
-        return _run(config, run_dir, output)
+        data = collect(run_dir, examples=config.examples, seed=config.seed, places=places, others=others)
+        return _run(config, data, run_dir, output)
     except UNREADABLE as error:
         raise DataError(
             f"{run_dir}: contains a file with unexpected content ({type(error).__name__}: {error}); remove the folder "
@@ -93,8 +97,7 @@ UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ZeroD
 """Exceptions for unexpected numbers and tables in a run folder: another program may have written into it."""
 
 
-def _run(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
-    data = collect(run_dir, examples=config.examples, seed=config.seed)
+def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> dict[str, Any]:
     if data.others:
         print_note(
             f"{run_dir}: results of {', '.join(data.others)} are not of its recipe.yaml, but of earlier settings: a "

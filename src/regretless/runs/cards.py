@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,59 +12,50 @@ from regretless.core.files import read_json
 from regretless.core.ranks import is_first_process
 from regretless.core.terminal import console
 from regretless.evaluation.results import PASS_AT_1
-from regretless.runs.recipe import Recipe
-from regretless.training.model_card import CARD, FACTS, Result, named, read_facts, update_card
-from regretless.workflow.run_folder import RunFolder, substitute
-
-STAGES = ("train", "evaluate", "report")
-"""Stages after which the cards are written again."""
+from regretless.runs.stages.stage import PAIRS, Run
+from regretless.training.model_card import CARD, FACTS, Facts, Result, named, read_facts, update_card
+from regretless.workflow.run_folder import substitute
+from regretless.workflow.stage_folder import MANIFEST
 
 
-def refresh_cards(recipe: Recipe, folder: RunFolder, stage: str) -> None:
-    """Write the card of every model that a recipe has trained again, with what `stage` has just added to the run.
+def refresh_cards(run: Run, changes: Callable[[str, Facts], Mapping[str, Any]]) -> None:
+    """Write the card of every model that a run has trained again, with what a stage has just added to the run.
 
-    Nothing of other stages: their files may be about an earlier training. A card that somebody edited stays, and that
-    is printed.
+    changes: those of a method's facts. Nothing of other stages: their files may be about an earlier training. A card
+    that somebody edited stays, and that is printed.
     """
-    if recipe.train is None or not is_first_process():
+    if run.recipe.train is None or not is_first_process():
         return
-    for objective in recipe.train.objectives:
-        model = folder.path / "train" / objective
+    for method in run.recipe.train.objectives:
+        model = run.path("train", method)
         facts = read_facts(model)
-        if facts is None:
-            continue
-        if stage == "train":
-            changes: dict[str, Any] = {"data": {**facts.data, **_data(recipe, folder.path)}}
-        elif stage == "evaluate":
-            changes = {"results": results_of(recipe, folder.path, objective)}
-        else:
-            changes = {"report": os.path.relpath(folder.path / "report" / "report.html", model)}
-        if not update_card(model, **changes):
+        if facts is not None and not update_card(model, **changes(method, facts)):
             console.print(f"{model / CARD}: was edited by hand, and stays; {FACTS} has the facts")
 
 
-def _data(recipe: Recipe, run: Path) -> dict[str, Any]:
+def data_of(run: Run) -> dict[str, Any]:
     """Names and counts of the run's data."""
+    recipe = run.recipe
     found: dict[str, Any] = {}
     sources = [source.dataset for source in (recipe.prompts or {}).values()]
     if recipe.pairs is not None:
         sources.append(recipe.pairs.dataset)
-    if names := [named(str(substitute(source, run)))[0] for source in sources]:
+    if names := [named(str(substitute(source, run.root)))[0] for source in sources]:
         found["sources"] = ", ".join(dict.fromkeys(names))
     if authors := _authors(run):
         found["behavior policy"] = ", ".join(authors)
     for name, key in (("pair", "pairs"), ("mask", "masked")):
-        manifest = run / name / "manifest.json"
+        manifest = run.path(name, MANIFEST)
         count = read_json(manifest)["summary"].get(key) if manifest.is_file() else None
         if isinstance(count, int):
             found["pairs made" if name == "pair" else "masked pairs added"] = count
     return found
 
 
-def _authors(run: Path) -> list[str]:
+def _authors(run: Run) -> list[str]:
     """Names of the models that wrote the responses of the pairs, where the pairs say it."""
     found: set[str] = set()
-    for path in (run / "pair" / "pairs.parquet", run / "mask" / "pairs.parquet"):
+    for path in (run.path("pair", PAIRS), run.path("mask", PAIRS)):
         if not path.is_file():
             continue
         try:
@@ -83,16 +72,16 @@ KINDS = ("rows", "seeds", "chat", "harness")
 AUTHORS = ("chosen_model", "rejected_model")
 
 
-def results_of(recipe: Recipe, run: Path, label: str) -> Sequence[Result]:
+def results_of(run: Run, label: str) -> Sequence[Result]:
     """The results of one model in a run's `results.json`, as a card shows them; empty before `evaluate`."""
-    file = run / "evaluate" / "results.json"
-    if not file.is_file() or recipe.evaluate is None:
+    file, evaluate = run.path("evaluate", "results.json"), run.recipe.evaluate
+    if not file.is_file() or evaluate is None:
         return ()
     found = read_json(file)
-    datasets = {name: one.source.dataset for name, one in recipe.evaluate.benchmarks.items()}
+    datasets = {name: one.source.dataset for name, one in evaluate.benchmarks.items()}
 
     def dataset(benchmark: str) -> str | None:
-        name, on_hub = named(str(substitute(datasets.get(benchmark, ""), run)))
+        name, on_hub = named(str(substitute(datasets.get(benchmark, ""), run.root)))
         return name if on_hub else None
 
     mine = {kind: [row for row in found.get(kind, ()) if row["label"] == label] for kind in KINDS}

@@ -15,15 +15,13 @@ from regretless.core.ranks import is_first_process, processes
 from regretless.core.terminal import print_note, terminal
 from regretless.core.yaml_settings import dump_text
 from regretless.evaluation.results import results_table
-from regretless.runs import cards
+from regretless.runs import stage_record
 from regretless.runs.preflight import asked_for, recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.side_by_side import SideBySide, dividing, places
-from regretless.runs.work import Job, do_stage
-from regretless.workflow import stage_record
+from regretless.runs.stages import STAGES, Run, Session, do_units
 from regretless.workflow.cluster import ClusterConfig, check_ray, connected
 from regretless.workflow.run_folder import RECIPE, RunFolder
-from regretless.workflow.stages import STAGES
 
 
 def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
@@ -65,10 +63,15 @@ def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = (), *, 
         others.prepare(names)
         for name in names:
             others.do(name)
-            do_stage(name, Job(recipe, folder, cluster=recipe.cluster))
+            with Session() as session:
+                do_stage(Run.of(recipe, folder, cluster=recipe.cluster, session=session), name)
             note_done(recipe, folder, name)
-            if name in cards.STAGES:
-                cards.refresh_cards(recipe, folder, name)
+
+
+def do_stage(run: Run, name: str) -> None:
+    """Do the units of one stage, group by group, and what concerns all of them. Raises what the stage raises."""
+    for units in run.units([name]):
+        do_units(run.folder, units, run.session)
 
 
 def _cluster(recipe: Recipe) -> ClusterConfig | None:

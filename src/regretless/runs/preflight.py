@@ -30,17 +30,17 @@ from regretless.labeling.mask import MaskConfig
 from regretless.modeling.chat_templates import CHAT_TEMPLATES, read_template
 from regretless.modeling.load import ModelConfig, check_architecture
 from regretless.reporting.token_figures import FiguresConfig
+from regretless.runs import stage_record
 from regretless.runs.recipe import PairsSource, PretrainConfig, Recipe
 from regretless.runs.side_by_side import parallel_problems
+from regretless.runs.stages import STAGES, Stage
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.ray_train import ONE_NUMBER
 from regretless.training.train_config import TrainConfig
-from regretless.workflow import stage_record
 from regretless.workflow.cluster import ClusterConfig, check_ray
 from regretless.workflow.run_folder import BASE, RUN, RunFolder
 from regretless.workflow.stage_folder import MANIFEST, check_ours
-from regretless.workflow.stages import STAGES, Stage
 from regretless.world.world import output_names
 
 KINDS = ("benchmarks", "chat")
@@ -153,7 +153,7 @@ def asked_for(recipe: Recipe) -> Iterator[tuple[str, Collection[str], Collection
                 yield place, [f"seed-{seed}" for seed in evaluate.seeds], seeds
 
 
-def _stages_of(recipe: Recipe) -> list[Stage]:
+def _stages_of(recipe: Recipe) -> list[Stage[Any]]:
     return [stage for name, stage in STAGES.items() if getattr(recipe, name) not in (None, {})]
 
 

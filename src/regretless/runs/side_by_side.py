@@ -1,8 +1,8 @@
 """Work of a stage at the same time, in processes of their own (the recipe's `parallel`).
 
-Models are divided by `SideBySide`: each part of a stage has its own folders, seeds and number of threads, so that its
-files are those of a run without other processes. Whatever is left of a stage, such as tables over its parts, is then
-done by the run's own process. The responses of one model are divided by `LocalWorkers`.
+Models are divided by `SideBySide`: each group of a stage's units has its own folders, seeds and number of threads, so
+that its files are those of a run without other processes. Whatever is left of a stage, such as tables over its units,
+is then done by the run's own process. The responses of one model are divided by `LocalWorkers`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,15 +25,15 @@ from regretless.core.ranks import processes
 from regretless.core.terminal import bar, console
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe
-from regretless.runs.work import PARTS, Job, do_stage
+from regretless.runs.stages import ListingFolder, Run, Session, do_units
 from regretless.training.processes import visible_gpus
 from regretless.workflow import workers
 from regretless.workflow.children import BarMoved, Children, Ended, Line
 from regretless.workflow.run_folder import Outcome, RunFolder, Unit
 from regretless.workflow.workers import Advance, InThisProcess, Need, Worker, limit_cpus
 
-DIVIDED = "sample"
-"""The stage whose responses are divided, and the kind of work that does it, in `evaluate` too."""
+DIVIDED = Need("sample")
+"""The kind of work whose responses are divided, whichever stage it is of."""
 
 
 def places(recipe: Recipe) -> int:
@@ -73,10 +74,10 @@ def _share(count: int) -> int:
 
 
 class SideBySide:
-    """Does parts of a run's stages in other processes. At the end of the block, those at work are ended."""
+    """Does groups of a stage's units in other processes. At the end of the block, those at work are ended."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, count: int) -> None:
-        """count: parts at the same time; with 1 nothing is done here. The folder is locked by this process."""
+        """count: groups at the same time; with 1 nothing is done here. The folder is locked by this process."""
         self.recipe, self.folder, self.count = recipe, folder, count
         self._children = Children([__name__])
 
@@ -88,25 +89,31 @@ class SideBySide:
 
     def prepare(self, stages: Sequence[str]) -> None:
         """Let other processes' imports begin if one of these stages has work for them."""
-        if any(len(self._left(name)) > 1 or self._is_divided(name) for name in stages):
-            self._children.import_ahead()
+        if self.count < 2:
+            return
+        for name in stages:
+            left = self._left(name)
+            divided = [unit for units in left.pop("", ()) for unit in units if unit.need == DIVIDED]
+            if len(left) > 1 or divided:
+                self._children.import_ahead()
 
     def do(self, stage: str) -> None:
-        """Do the unfinished parts of a stage, if there are several.
+        """Do the unfinished groups of a stage that have names, if there are several.
 
         If one fails, no other is begun, and those at work are finished. Raises what the first of them raised.
         """
-        left = self._left(stage)
+        left = self._left(stage) if self.count > 1 else {}
+        left.pop("", None)
         if len(left) < 2:
             return
         errors: dict[str, Exception] = {}
         waiting = list(left)
+        settled = (self.recipe.threads or 1, _share(self.count))
         with SharedBars() as bars:
             while self._children or (waiting and not errors):
                 while waiting and not errors and len(self._children) < self.count:
-                    part = waiting.pop(0)
-                    share = _share(self.count)
-                    self._children.start(part, do_part, self.recipe, self.folder.path, stage, part, share)
+                    group = waiting.pop(0)
+                    self._children.start(group, do_groups, self.folder.path, left[group], *settled)
                 for event in self._children.events():
                     name = f"{stage}/{event.child}"
                     if isinstance(event, BarMoved):
@@ -119,9 +126,9 @@ class SideBySide:
                         self._end(name, event, errors)
                         if event.child in errors and self._children:
                             bars.say(f"{name} failed: {errors[event.child]}; what runs beside it is finished first")
-        for part in left:
-            if part in errors:
-                raise errors[part]
+        for group in left:
+            if group in errors:
+                raise errors[group]
 
     def _end(self, name: str, event: Ended, errors: dict[str, Exception]) -> None:
         if event.error is not None:
@@ -131,24 +138,15 @@ class SideBySide:
         else:
             self.folder.outcomes |= event.value
 
-    def _left(self, stage: str) -> list[str]:
-        """Parts of a stage that are not finished; none if it has no parts, or they run one by one."""
-        if self.count < 2 or stage not in PARTS:
-            return []
-        return [part for part in PARTS[stage].names(self.recipe) if not self._is_done(stage, part)]
-
-    def _is_done(self, stage: str, part: str) -> bool:
-        return self._finds_done(lambda job: PARTS[stage].do(part, job))
-
-    def _is_divided(self, stage: str) -> bool:
-        return self.count > 1 and stage == DIVIDED and not self._finds_done(lambda job: do_stage(stage, job))
-
-    def _finds_done(self, work: Callable[[Job], None]) -> bool:
-        try:
-            work(Job(self.recipe, _Look(self.folder.path)))
-        except (_UnfinishedError, RegretlessError, OSError):
-            return False  # an error of the work itself is reported by who does it
-        return True
+    def _left(self, stage: str) -> dict[str, list[Sequence[Unit]]]:
+        """The units of a stage in the groups that are not finished, by their names."""
+        groups: dict[str, list[Sequence[Unit]]] = {}
+        folder = ListingFolder(self.folder.path)
+        with contextlib.suppress(RegretlessError, OSError):  # an error of the stage is reported by who does it
+            for units in Run.of(self.recipe, folder).units([stage]):
+                folder.listed += units
+                groups.setdefault(units[0].group, []).append(units)
+        return {name: left for name, left in groups.items() if not all(map(self.folder.is_done, chain(*left)))}
 
 
 def dividing(recipe: Recipe, count: int) -> contextlib.AbstractContextManager[None]:
@@ -168,7 +166,7 @@ class LocalWorkers:
 
     def workers(self, need: Need) -> int:
         """Number of workers for such work."""
-        return self.count if need.kind == DIVIDED else 1
+        return self.count if need.kind == DIVIDED.kind else 1
 
     def run(self, need: Need, make: Callable[[], Worker[Any]], units: Sequence[Any], advance: Advance) -> None:
         """Do all units; each worker does every n-th. What others have finished is kept when one fails.
@@ -183,7 +181,7 @@ class LocalWorkers:
         with Children([__name__]) as children:
             for number in range(count):
                 own = units[number::count]
-                children.start(f"{number}", do_units, need, make, own, self.threads, _share(count))
+                children.start(f"{number}", do_share, need, make, own, self.threads, _share(count))
             while children:
                 for event in children.events():
                     if isinstance(event, BarMoved):
@@ -198,7 +196,7 @@ class LocalWorkers:
                         raise RegretlessError(f"{need.kind}: one of its processes ended {_how(event.exit_code)}")
 
 
-def do_units(need: Need, make: Callable[[], Worker[Any]], units: Sequence[Any], threads: int, share: int) -> None:
+def do_share(need: Need, make: Callable[[], Worker[Any]], units: Sequence[Any], threads: int, share: int) -> None:
     """Do units in this process, made for them. share: CPU cores that its own processes may keep busy."""
     _settle(threads, share)
     with bar(need.kind, total=None) as advance:
@@ -220,29 +218,14 @@ def _how(code: int) -> str:
     return f"by {name}{memory}; the same command resumes, and parallel=1 computes in one process"
 
 
-def do_part(recipe: Recipe, run: Path, stage: str, part: str, share: int) -> Mapping[str, Outcome]:
-    """Do one part of a stage in this process, made for it; returns the outcomes of its units that ran.
+def do_groups(run: Path, groups: Sequence[Sequence[Unit]], threads: int, share: int) -> Mapping[str, Outcome]:
+    """Do units, group by group, in this process, made for it; returns the outcomes of those that ran.
 
     share: CPU cores that its own processes may keep busy. Raises what the stage raises.
     """
-    _settle(recipe.threads or 1, share)
+    _settle(threads, share)
     folder = RunFolder(run)
-    with folder.joined():
-        PARTS[stage].do(part, Job(recipe, folder))
+    with folder.joined(), Session() as session:
+        for units in groups:
+            do_units(folder, units, session)
     return {name: outcome for name, outcome in folder.outcomes.items() if outcome.ran}
-
-
-class _UnfinishedError(Exception):
-    """A unit of work is not finished."""
-
-
-class _Look(RunFolder):
-    """A run folder that does nothing: it raises _UnfinishedError at the first unit that is not finished."""
-
-    def do_together(
-        self, units: Sequence[Unit], work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]
-    ) -> list[Outcome]:
-        folders = [self.stage_folder(unit) for unit in units]
-        if not all(folder.is_done() for folder in folders):
-            raise _UnfinishedError
-        return [Outcome(folder.path, folder.manifest()["summary"], 0.0, ran=False) for folder in folders]

@@ -32,12 +32,15 @@ class EngineKind:
     """True if it follows the settings of vLLM in `vllm`."""
     gpus: Callable[[SamplingParams], int] = lambda params: 1
     """GPUs that one loaded model uses, where there are any."""
+    in_process: bool = False
+    """True if it takes nothing but this process, so that several may work at the same time: no server, no devices of
+    its own."""
 
 
 ENGINES: Registry[EngineKind] = Registry(
     "engines",
     {
-        "transformers": EngineKind(TransformersEngine),
+        "transformers": EngineKind(TransformersEngine, in_process=True),
         "vllm": EngineKind(VllmEngine, check=check_vllm, takes_vllm=True, gpus=tensor_parallel_size),
         "openai": EngineKind(OpenAIEngine, tokenizer=local_tokenizer, takes_server=True),
     },

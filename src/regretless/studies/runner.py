@@ -18,15 +18,17 @@ from regretless.core.files import fingerprint
 from regretless.core.terminal import console
 from regretless.runs.pipeline import note_done, prepare, stages_of
 from regretless.runs.recipe import Recipe
+from regretless.runs.stage_record import DESCRIBING
+from regretless.runs.stages import STAGES
+from regretless.runs.stages.stage import RESPONSES
 from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study
 from regretless.training.processes import visible_gpus
 from regretless.workflow.children import Children, Ended
 from regretless.workflow.run_folder import LOCK, RunFolder, lock
 
-TOGETHER = ("inspect", "analyze", "report")
-"""Stages about all methods of a run at once."""
-SOURCES = ("seed", "world", "pretrain", "prompts", "sample")
+_MAKES_RESPONSES = [stage.result == RESPONSES for stage in STAGES.values()].index(True)
+SOURCES = ("seed", *list(STAGES)[: _MAKES_RESPONSES + 1])
 """Settings of a recipe that decide where its data come from."""
 
 
@@ -154,7 +156,7 @@ class Scheduler:
         jobs: list[Job] = []
         last: dict[str, str] = {}
         for cell in self.study.cells:
-            recipe = cell.recipe.model_copy(update=dict.fromkeys(["train", *TOGETHER]))
+            recipe = cell.recipe.model_copy(update=dict.fromkeys(["train", *DESCRIBING]))
             stages = stages_of(recipe)
             if stages:
                 source = fingerprint({name: recipe.model_dump(mode="json")[name] for name in SOURCES})
@@ -165,7 +167,7 @@ class Scheduler:
 
     def _method_job(self, cell: Cell, method: str) -> Job:
         recipe = _of_methods(cell.recipe, [method])
-        stages = [name for name in stages_of(recipe) if name not in TOGETHER]
+        stages = [name for name in stages_of(recipe) if name not in DESCRIBING]
         needs = [name for name in (f"{cell.name}: data",) if name in self.reasons]
         return replace(self._job(cell, method, recipe, stages), needs=needs)
 
@@ -175,7 +177,7 @@ class Scheduler:
         if self.reasons.get(f"{cell.name}: data") is not None or (cell.methods and not done):
             return None
         recipe = _of_methods(cell.recipe, done) if done else cell.recipe
-        if not set(TOGETHER) & set(stages_of(recipe)):
+        if not set(DESCRIBING) & set(stages_of(recipe)):
             folder = RunFolder(recipe.run_dir)
             prepare(recipe, folder)
             for stage in stages_of(recipe):

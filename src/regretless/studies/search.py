@@ -22,6 +22,7 @@ from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.runs.recipe import Recipe
+from regretless.runs.stage_record import NO_MATTER
 from regretless.studies.evaluations import PERCENT
 from regretless.studies.runner import Failure, failed_methods, run_study
 from regretless.studies.samplers import Journal, suggest
@@ -37,7 +38,6 @@ from regretless.studies.study import (
     with_cells,
 )
 from regretless.workflow.run_folder import RUN, content, existing_paths
-from regretless.workflow.stage_record import NO_MATTER
 
 FOLDER = "search"
 TRIAL = "trial"

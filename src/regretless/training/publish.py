@@ -30,13 +30,16 @@ from regretless.training.argument_checks import given_arguments
 from regretless.training.data import PairDataset
 from regretless.training.model_card import Facts, base_license, named, write_card
 from regretless.training.upload import public_files
-from regretless.workflow.stage_record import RECORDING
 
 SHOWN = (
     *("learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps", "optim", "weight_decay"),
     *("max_grad_norm", "seed", "max_length", "truncation", "bf16", "trained_dtype", "group_pairs"),
 )
 """Training arguments that a card lists: those that most change the result."""
+RECORDING = (
+    *("hub_", "push_to_hub", "logging_", "save_", "report_to", "run_name", "output_dir", "disable_tqdm", "trackio"),
+)
+"""Beginnings of the names of training arguments that no result depends on: where and how a training is recorded."""
 ELSEWHERE = (*RECORDING, "model_init_kwargs", "ref_model_init_kwargs")
 """Beginnings of the names of arguments that change no result, or may hold an access token or a path."""
 LOADED = ("dtype", "torch_dtype", "attn_implementation", "revision", "quantization_config")

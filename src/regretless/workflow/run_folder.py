@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint
-from regretless.core.paths import is_model
+from regretless.core.paths import NamedPath, is_model
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.settings import Section, named_paths
 from regretless.core.terminal import console, print_note
@@ -40,6 +38,7 @@ from regretless.workflow.stage_folder import (
     read_mark,
 )
 from regretless.workflow.unit_store import UnitStore
+from regretless.workflow.workers import Need
 
 S = TypeVar("S", bound=Section)
 RUN = "{run}"
@@ -58,7 +57,8 @@ NOT_THE_MODEL = {MANIFEST, PENDING, "trainer_state.json", "training_args.bin", "
 def substitute(value: Any, run: Path) -> Any:
     """The value with `{run}` in all its strings replaced by the run folder."""
     if isinstance(value, str):
-        return value.replace(RUN, str(run))
+        text = value.replace(RUN, str(run))
+        return NamedPath(text) if isinstance(value, NamedPath) else text
     if isinstance(value, Path):
         return Path(str(value).replace(RUN, str(run)))
     if isinstance(value, Mapping):
@@ -105,6 +105,9 @@ def _file_content(path: Path) -> str:
 
 def _table_content(path: Path) -> str:
     """Hash of a table's rows; metadata of its writer, such as when its inputs were made, does not count."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         with path.open("rb") as handle:
             file = pq.ParquetFile(handle)
@@ -260,6 +263,14 @@ class Unit:
     """Its name in messages; by default that of its folder."""
     keeps: tuple[str, ...] = ()
     """Results that a run with other settings sets aside instead of deleting them (`StageFolder.begin`)."""
+    stage: str = ""
+    """The stage whose work it is."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """What the work is given, besides the folder: plain data, so that another process can do it."""
+    need: Need | None = None
+    """What doing it takes; None if that is neither a model, nor a server, nor much time."""
+    group: str = ""
+    """A name that units share which depend on each other. Those of other names can be done at the same time."""
 
     def __str__(self) -> str:
         return self.label or self.name
@@ -402,6 +413,12 @@ class RunFolder:
 
         A finished result of this key that other work was about to replace is put back there.
         """
+        folder = self._keyed(unit)
+        if processes() == 1:  # several would look at the folder while it is being moved
+            folder.put_back()
+        return folder
+
+    def _keyed(self, unit: Unit) -> StageFolder:
         paths = {**existing_paths(unit.settings, self.path), **unit.inputs}
         if missing := [path for path in paths.values() if not path.exists()]:
             makers = [path.parent / MANIFEST for path in missing if read_mark(path.parent / MANIFEST) is not None]
@@ -409,10 +426,14 @@ class RunFolder:
             raise DataError(f"{unit}: {', '.join(map(str, missing))} not found; {advice}")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
-        folder = StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
-        if processes() == 1:  # several would look at the folder while it is being moved
-            folder.put_back()
-        return folder
+        return StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
+
+    def is_done(self, unit: Unit) -> bool:
+        """True if the unit is finished with these settings and inputs, which are there."""
+        try:
+            return self._keyed(unit).is_done()
+        except (RegretlessError, OSError):
+            return False
 
     def has(self, path: Path) -> bool:
         """True if a file exists by now. (In a plan: if it will exist by the time that a run arrives here.)"""

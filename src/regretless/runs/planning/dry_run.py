@@ -1,7 +1,8 @@
 """A recipe gone through without its work: which units are finished, interrupted, or would run.
 
-The stages themselves say which units there are (`runs.work`), and the key of each says whether it is finished
-(`RunFolder.unit`). They do so in a temporary folder with links to the files of the run folder, which stays as it is.
+The stages themselves say which units there are (`Stage.units`), and the key of each says whether it is finished
+(`RunFolder.stage_folder`). They do so in a temporary folder with links to the files of the run folder, which stays as
+it is.
 """
 
 from __future__ import annotations
@@ -16,15 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.errors import RegretlessError, storage_error
-from regretless.runs.pipeline import prepare, stages_of
+from regretless.runs.pipeline import do_stage, prepare
 from regretless.runs.recipe import Recipe
-from regretless.runs.work import Job, do_stage
+from regretless.runs.stages import Run
 from regretless.workflow.run_folder import Outcome, RunFolder, Unit, existing_paths
 from regretless.workflow.stage_folder import CACHE, MANIFEST
-from regretless.workflow.stages import STAGES
-
-AT_ONCE = ("world", "prompts", "pair", "mask")
-"""Units without a model or a server: a plan makes them in its own folder, and knows what comes out of them."""
 
 
 class State(StrEnum):
@@ -77,7 +74,10 @@ class PlannedUnit:
 
 @dataclass
 class PlannedFolder(RunFolder):
-    """A run folder whose units are recorded instead of done, except for those that take no time."""
+    """A run folder whose units are recorded instead of done.
+
+    Except for those that need nothing (`Unit.need`): they are made, and known is what comes out of them.
+    """
 
     units: dict[str, PlannedUnit] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class PlannedFolder(RunFolder):
             planned.summary, planned.seconds = manifest["summary"], manifest["seconds"]
         elif not before:
             planned.state = State.INTERRUPTED if folder.is_interrupted() else State.RUN
-            if planned.stage in AT_ONCE:
+            if unit.need is None:
                 self._make(planned, unit, work)
         return planned.outcome
 
@@ -148,13 +148,14 @@ def dry_run(recipe: Recipe) -> PlannedFolder:
     """Every unit of a recipe, in order. `recipe.run_dir` is a folder that may be written to (`linked_copy`)."""
     folder = PlannedFolder(recipe.run_dir)
     prepare(recipe, folder)
-    for name in stages_of(recipe):
+    run = Run.of(recipe, folder)
+    for stage in run.stages():
         try:
-            do_stage(name, Job(recipe, folder))
+            do_stage(run, stage.name)
         except (RegretlessError, OSError) as error:
             known = error if isinstance(error, RegretlessError) else storage_error(error) or error
-            place = STAGES[name].place
-            unit = PlannedUnit(f"{place}/…", State.RUN, folder.path / place, stands_for_others=True, problem=str(known))
+            name, place = f"{stage.place}/…", folder.path / stage.place
+            unit = PlannedUnit(name, State.RUN, place, stands_for_others=True, problem=str(known))
             folder.units[unit.name] = unit
     return folder
 

@@ -14,8 +14,8 @@ from regretless.runs.planning.counts import COUNTS, Assumed, Counting, Estimate
 from regretless.runs.planning.dry_run import State, dry_run, linked_copy
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
+from regretless.runs.stages import STAGES
 from regretless.workflow.run_folder import RUN
-from regretless.workflow.stages import STAGES
 
 SHOWN_PROBLEM = 200
 """Most characters of a problem in the plan."""

@@ -13,19 +13,18 @@ from typing import Any
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint, read_json, write_json
 from regretless.core.yaml_settings import load_text, read_yaml
+from regretless.runs.stages import STAGES
 from regretless.workflow.run_folder import RECIPE, is_part_of_a_run
 from regretless.workflow.stage_folder import MANIFEST
-from regretless.workflow.stages import STAGES
 
 FILE = "stages.json"
 """A hash of the recipe's settings, and the stages that are not done with them. A run of an earlier version has none."""
-NO_MATTER = {"name", "output_dir", "cluster", "parallel", "threads", "report"}
+NO_MATTER = {
+    *("name", "output_dir", "cluster", "parallel", "threads"),
+    *(name for name, stage in STAGES.items() if not stage.makes_numbers),
+}
 """Sections of a recipe that no result depends on."""
-RECORDING = (
-    *("hub_", "push_to_hub", "logging_", "save_", "report_to", "run_name", "output_dir", "disable_tqdm", "trackio"),
-)
-"""Beginnings of the names of training arguments that no result depends on: where and how a training is recorded."""
-DESCRIBING = {"inspect", "analyze", "report"}
+DESCRIBING = {name for name, stage in STAGES.items() if not stage.is_read}
 """Stages that no other stage depends on."""
 
 
@@ -60,7 +59,7 @@ def end(run: Path, stage: str, stages: Sequence[str], *, ran: bool) -> None:
 
 def of_other_settings(run: Path) -> list[str]:
     """Stages with results in a run folder that are not results of its recipe.yaml."""
-    if not (run / FILE).is_file():
+    if not ((run / FILE).is_file() and (run / RECIPE).is_file()):
         return []
     record, recipe = _read(run / FILE), read_yaml(run / RECIPE)
     is_same = record["settings"] == _settings(recipe)

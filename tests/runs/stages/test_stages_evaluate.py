@@ -18,12 +18,12 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.verify import VerifyConfig
-from regretless.runs.evaluate import grading
 from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import apply_overrides, load_recipe, parse_recipe
+from regretless.runs.stages.evaluate import grading
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 def test_grading_when_evaluate_says_something_then_that_goes_over_verify() -> None:

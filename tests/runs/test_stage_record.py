@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regretless.core.files import write_text
-from regretless.workflow import stage_record
+from regretless.runs import stage_record
 from regretless.workflow.run_folder import RECIPE
 from regretless.workflow.stage_folder import MANIFEST
 

@@ -1,0 +1,27 @@
+"""The stages of a run, in their order: a file each, with everything that is this stage's. Light to import."""
+
+from regretless.runs.stages import (
+    analyze,
+    evaluate,
+    inspect,
+    judge,
+    mask,
+    pair,
+    pairs,
+    pretrain,
+    prompts,
+    report,
+    sample,
+    train,
+    verify,
+    world,
+)
+from regretless.runs.stages.stage import STAGES, ListingFolder, Run, Session, Stage, do_units
+
+for _module in (
+    *(world, pretrain, prompts, sample, verify, judge, pair, pairs, mask),
+    *(inspect, train, evaluate, analyze, report),
+):
+    STAGES[_module.STAGE.name] = _module.STAGE
+
+__all__ = ["STAGES", "ListingFolder", "Run", "Session", "Stage", "do_units"]

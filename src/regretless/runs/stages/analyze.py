@@ -1,0 +1,75 @@
+"""Stage `analyze`: what training changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regretless.core.plugins import plugin_parts
+from regretless.core.settings import dump
+from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Session, Stage, file_input, hub_setting
+from regretless.workflow.run_folder import BASE, Unit, resolve, substitute
+from regretless.workflow.workers import Need
+
+if TYPE_CHECKING:
+    from regretless.analysis.analyze import AnalyzeConfig
+
+
+class Analyze(Stage["AnalyzeConfig"]):
+    """Compares models with the one that training began from."""
+
+    name = "analyze"
+    about = "What training changed: token rewards, score distances, drift, gradients, calibration."
+    reads = "pairs, trained models"
+    makes = "what training changed: token rewards, score distances, drift, gradients, calibration"
+    flags = ("pairs", "model", "policy")
+    is_read = False
+
+    def units(self, config: AnalyzeConfig, run: Run) -> Iterator[Sequence[Unit]]:
+        """One unit: the numbers about all models, from whatever the run has."""
+        from regretless.modeling.training_folder import PAIR_SCORES, Trained, read_trained
+
+        source, root = run.latest(PAIRS, self.name), run.root
+        named = {name: read_trained(run.model, Path(substitute(path, root))) for name, path in config.policies.items()}
+        trained = named or run.trained()
+        responses: dict[str, dict[str, Path]] = {}
+        # Not every recipe evaluates or has held-out pairs.
+        inputs = file_input("pairs", source) | {
+            f"train/{name}": path for name, model in trained.items() if run.has(path := model.folder / PAIR_SCORES)
+        }
+        for benchmark in run.recipe.evaluate.benchmarks if run.recipe.evaluate else ():
+            for label in (BASE, *trained):
+                name = f"evaluate/{label}/{benchmark}"
+                if run.has(path := run.path(name, RESPONSES)):
+                    responses.setdefault(benchmark, {})[label] = inputs[name] = path
+        settings = {
+            **dump(config),
+            "model": dump(run.model),
+            "policies": {name: dump(model.model) for name, model in trained.items()},
+            "objectives": {name: model.hyperparameters for name, model in trained.items()},
+            **hub_setting("pairs", source),
+        }
+        # The label of a named policy is not its method; one of a plug-in counts with the plug-in's version.
+        if of_plugins := {name: model.objective for name, model in named.items() if model.objective in plugin_parts()}:
+            settings["objectives_of_plugins"] = of_plugins
+        task = {
+            "config": config,
+            "pairs": Path(source),
+            "reference": resolve(run.model, root),
+            "policies": {
+                name: Trained(resolve(model.model, root), model.folder, model.objective, model.hyperparameters)
+                for name, model in trained.items()
+            },
+            "responses": responses,
+        }
+        yield [run.unit(self, self.place, settings, task, inputs, need=Need("analyze", gpus=1))]
+
+    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
+        """Compare the models."""
+        from regretless.analysis import analyze
+
+        return analyze.run(**unit.task, output=place)
+
+
+STAGE = Analyze()

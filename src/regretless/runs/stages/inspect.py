@@ -1,0 +1,71 @@
+"""Stage `inspect`: numbers about the pairs as the objectives will see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regretless.core.settings import dump
+from regretless.runs.stages.stage import PAIRS, Run, Session, Stage, file_input, hub_setting
+from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.workers import Need
+
+if TYPE_CHECKING:
+    from regretless.analysis.inspect import InspectConfig
+    from regretless.training.train_config import TrainConfig
+
+DEFAULT_OBJECTIVES = ("repo_det", "dpo")
+"""Objectives that it uses if no training is configured: they accept any pairs."""
+LENGTHS = ("max_length", "max_prompt_length", "truncation")
+"""Settings that decide which pairs are too long. `inspect` and `train` have the same defaults."""
+
+
+class Inspect(Stage["InspectConfig"]):
+    """Reports about pairs before training."""
+
+    name = "inspect"
+    about = "Report before training what the objectives will see in the pairs."
+    reads = "pairs, a model"
+    makes = "what the objectives will see: lengths, margins, saturation, rejected rows"
+    flags = ("pairs", "model", "objective")
+    is_read = False
+
+    def units(self, config: InspectConfig, run: Run) -> Iterator[Sequence[Unit]]:
+        """One unit: the numbers for all objectives."""
+        source, train = run.latest(PAIRS, self.name), run.recipe.train
+        config = as_trained(config, train)
+        objectives: dict[str, Mapping[str, Any]] = {name: {} for name in config.objectives or DEFAULT_OBJECTIVES}
+        if train is not None and not config.objectives:
+            objectives = {name: train.split_for(name)[0] for name in train.objectives}
+        settings = {
+            **dump(config),
+            "model": dump(run.model),
+            "objectives": objectives,
+            **hub_setting("pairs", source),
+        }
+        task = {
+            "config": resolve(config, run.root),
+            "pairs": Path(source),
+            "model": resolve(run.model, run.root),
+            "objectives": objectives,
+        }
+        yield [run.unit(self, self.place, settings, task, file_input("pairs", source), need=Need("inspect", gpus=1))]
+
+    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
+        """Look at the pairs."""
+        from regretless.analysis import inspect
+
+        return inspect.run(**unit.task, output=place)
+
+
+def as_trained(config: InspectConfig, train: TrainConfig | None) -> InspectConfig:
+    """The settings of `inspect`, with the lengths of the first method to train where `inspect` sets none itself."""
+    if train is None:
+        return config
+    values = train.values_for(train.objectives[0])
+    missing = [name for name in LENGTHS if name in values and name not in config.model_fields_set]
+    return config.model_copy(update={name: values[name] for name in missing})
+
+
+STAGE = Inspect()

@@ -1,0 +1,59 @@
+"""Stage `report`: the HTML page of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regretless.core.settings import dump
+from regretless.runs.stages.stage import STAGES, Run, Session, Stage
+from regretless.workflow.run_folder import RECIPE, Unit
+from regretless.workflow.stage_folder import MANIFEST
+from regretless.workflow.workers import Need
+
+if TYPE_CHECKING:
+    from regretless.reporting.report import ReportConfig
+
+
+class Report(Stage["ReportConfig"]):
+    """Writes the page."""
+
+    name = "report"
+    about = "One HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files."
+    reads = "a run folder"
+    makes = "one HTML page, the [regret explorer](report.md) in it; figures as PNG and PDF"
+    flags = ("run_dir",)
+    is_read = makes_numbers = False
+
+    def units(self, config: ReportConfig, run: Run) -> Iterator[Sequence[Unit]]:
+        """One unit: the page about whatever the run has."""
+        from regretless.runs import stage_record
+
+        # A manifest changes exactly when its stage ran again.
+        others = ("evaluate/results.json", RECIPE, stage_record.FILE)
+        files = [*run.manifests(), *(run.path(name) for name in others)]
+        inputs = {path.relative_to(run.root).as_posix(): path for path in files if run.has(path)}
+        inputs.pop(f"{self.place}/{MANIFEST}", None)
+        task = {"config": config, "run_dir": run.root}
+        yield [run.unit(self, self.place, dump(config), task, inputs, need=Need("report"))]
+
+    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
+        """Write the page."""
+        from regretless.reporting import report
+        from regretless.runs import stage_record
+
+        others = stage_record.of_other_settings(unit.task["run_dir"])
+        places = [stage.place for stage in STAGES.values()]
+        return report.run(**unit.task, output=place, places=places, others=others)
+
+    def after(self, config: ReportConfig, run: Run) -> None:
+        """Name the page in the models' cards."""
+        from regretless.runs.cards import refresh_cards
+
+        page = run.path(self.place, "report.html")
+        refresh_cards(run, lambda method, facts: {"report": os.path.relpath(page, run.path("train", method))})
+
+
+STAGE = Report()

@@ -1,0 +1,260 @@
+"""What a stage is: its units of work, how they are done, what they make together. Light to import.
+
+A stage is a file of this folder, with everything that is this stage's. The work itself is in a module of another
+folder, which a stage imports when it is called: it may take seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+from regretless.workflow.run_folder import RUN, RunFolder, Unit, substitute
+from regretless.workflow.workers import Need
+
+if TYPE_CHECKING:
+    from regretless.modeling.load import ModelConfig
+    from regretless.modeling.training_folder import Trained
+    from regretless.runs.recipe import Recipe
+    from regretless.workflow.cluster import ClusterConfig
+
+C = TypeVar("C")
+T = TypeVar("T")
+RESPONSES, PAIRS = "responses.parquet", "pairs.parquet"
+"""Results that several stages make, each from that of the one before."""
+
+
+class Session:
+    """What stays loaded from one group of units to the next, such as a model. At the end of the block, it is closed."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What is kept under the key; `make` is called for it once. A context manager is entered, and left at the
+        end."""
+        if key not in self._kept:
+            made = make()
+            is_block = isinstance(made, contextlib.AbstractContextManager)
+            self._kept[key] = self._closing.enter_context(made) if is_block else made  # type: ignore[arg-type]
+        kept: T = self._kept[key]
+        return kept
+
+    def close(self) -> None:
+        """Let go of everything, the last first."""
+        self._kept.clear()
+        self._closing.close()
+
+
+class Stage(Generic[C]):
+    """One section of a recipe that does something: its settings have the type of the recipe's field of its name."""
+
+    name: ClassVar[str]
+    about: ClassVar[str] = ""
+    """Its help on the command line; empty for a section without a command."""
+    reads: ClassVar[str] = ""
+    makes: ClassVar[str] = ""
+    flags: ClassVar[tuple[str, ...]] = ()
+    """Options of its command besides settings, configuration file and output."""
+    result: ClassVar[str] = ""
+    """The file in its folder that is its result; empty if the whole folder is."""
+    folder: ClassVar[str] = ""
+    """Its folder in a run folder, if that is not its name."""
+    is_read: ClassVar[bool] = True
+    """False if no other stage depends on it."""
+    makes_numbers: ClassVar[bool] = True
+    """False if it only shows those of other stages."""
+
+    @property
+    def place(self) -> str:
+        """Its folder in a run folder."""
+        return self.folder or self.name
+
+    def units(self, config: C, run: Run) -> Iterator[Sequence[Unit]]:
+        """The units of work, in groups that are done together.
+
+        When the next group is asked for, those before are done, so that it may depend on their results. In a plan they
+        are only recorded: `run.awaits` and `run.has` say what is there.
+        """
+        raise NotImplementedError
+
+    def run(self, units: Sequence[Unit], places: Sequence[Path], session: Session) -> list[dict[str, Any]]:
+        """Do units of one group, each in its folder of `places`; returns their summaries."""
+        return [self.do(unit, place, session) for unit, place in zip(units, places, strict=True)]
+
+    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
+        """Do one unit in the folder `place`; returns its summary."""
+        raise NotImplementedError
+
+    def after(self, config: C, run: Run) -> None:
+        """Write what concerns all units. It is called again whenever the stage is, with nothing to do or not."""
+
+
+STAGES: dict[str, Stage[Any]] = {}
+"""Every stage by the name of its section, in the order in which they run. `runs.stages` fills it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its stages see it: its recipe, its folder, and results from elsewhere."""
+
+    recipe: Recipe
+    folder: RunFolder
+    inputs: Mapping[str, Path | str] = field(default_factory=dict)
+    """Results that no stage of this run makes, by the name of their file: a path, or the id of a hub data set."""
+    below: str = ""
+    """Its folder in that of the run which contains it."""
+    cluster: ClusterConfig | None = None
+    """The cluster that trains, if the recipe has one; by default, training runs on this machine."""
+    session: Session = field(default_factory=Session)
+    command: str = ""
+    """The stage's command that makes this run, on files that the user names; empty for a recipe's run."""
+    output: Path | None = None
+    """The folder for the only unit of a command; by default, units have their own folders in the run folder."""
+    form: str = ".parquet"
+    """Suffix of the file that a command is to make, for a stage with several output formats."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, folder: RunFolder, **others: Any) -> Self:
+        """A run of a recipe. others: further fields."""
+        given = {} if recipe.responses is None else {RESPONSES: Path(substitute(recipe.responses, folder.path))}
+        return cls(recipe, folder, given, **others)
+
+    @property
+    def root(self) -> Path:
+        """The run folder, which `{run}` stands for."""
+        return self.folder.path / self.below
+
+    def path(self, *parts: str | PurePosixPath) -> Path:
+        """A path in the run folder."""
+        return self.root.joinpath(*parts)
+
+    def unit(
+        self,
+        stage: Stage[Any],
+        name: str,
+        settings: Mapping[str, Any],
+        task: Mapping[str, Any],
+        inputs: Mapping[str, Path] | None = None,
+        *,
+        need: Need | None = None,
+        keeps: Sequence[str] = (),
+        group: str = "",
+    ) -> Unit:
+        """A unit of work of a stage, in the folder `name` of this run (`workflow.run_folder.Unit`)."""
+        label = ""
+        if self.output is not None:
+            name, label = self.output.name, stage.place
+        if self.below:
+            name, settings = f"{self.below}/{name}", substitute(settings, Path(RUN, self.below))
+        return Unit(name, settings, inputs or {}, label, tuple(keeps), stage.name, task, need, group)
+
+    def latest(self, result: str, before: str) -> Path | str:
+        """The file of that name as the last of the run's stages before `before` makes it, or that from elsewhere."""
+        names = list(STAGES)
+        for name in reversed(names[: names.index(before)]):
+            if STAGES[name].result == result and self.section(name):
+                return self.path(STAGES[name].place, result)
+        return self.inputs[result]
+
+    def section(self, name: str) -> Any:
+        """The recipe's section of that name; None if it has none."""
+        return getattr(self.recipe, name, None) or None
+
+    def stages(self) -> list[Stage[Any]]:
+        """The stages that the recipe has a section for, in the order in which they run."""
+        return [stage for name, stage in STAGES.items() if self.section(name)]
+
+    def units(self, only: Iterable[str] = ()) -> Iterator[Sequence[Unit]]:
+        """The units of all stages (or of those in `only`); what concerns a stage as a whole is written behind them."""
+        wanted = set(only)
+        for stage in self.stages():
+            if not wanted or stage.name in wanted:
+                yield from stage.units(self.section(stage.name), self)
+                if not self.awaits(stage.place):
+                    stage.after(self.section(stage.name), self)
+
+    def sub(self, name: str, recipe: Recipe, inputs: Mapping[str, Path | str] | None = None) -> Run:
+        """A run of its own in the folder `name` of this one, for a stage that is made of stages.
+
+        Its units (`units`) are units of that stage, too: they share this run's lock and session.
+        """
+        below = str(PurePosixPath(self.below, name))
+        return replace(self, recipe=recipe, inputs=inputs or {}, below=below, output=None, command="")
+
+    def has(self, path: Path) -> bool:
+        """True if a file exists by now, or in a plan: will exist when a run arrives here."""
+        return self.folder.has(path)
+
+    def manifests(self) -> list[Path]:
+        """Manifests of all units of this run that are finished, or in a plan: that would be."""
+        return [path for path in self.folder.manifests() if path.is_relative_to(self.root)]
+
+    def awaits(self, name: str) -> bool:
+        """True if results below the folder `name` of this run are missing: never in a run, which makes them first."""
+        return self.folder.awaits(str(PurePosixPath(self.below, name)))
+
+    @property
+    def model(self) -> ModelConfig:
+        """The policy before preference training."""
+        assert self.recipe.model is not None  # the recipe's own check
+        return self.recipe.model
+
+    def trained(self) -> dict[str, Trained]:
+        """The models that the recipe trains, by method; their paths still contain `{run}`."""
+        from regretless.modeling.training_folder import Trained, trained_model
+
+        if (train := self.recipe.train) is None:
+            return {}
+        return {
+            name: Trained(
+                trained_model(self.model, f"{RUN}/train/{name}", self.root),
+                self.path("train", name),
+                name,
+                train.split_for(name)[0],
+            )
+            for name in train.objectives
+        }
+
+
+def do_units(folder: RunFolder, units: Sequence[Unit], session: Session) -> None:
+    """Do a group of units, but for those that are done (`RunFolder.do_together`)."""
+    named = {unit.name: unit for unit in units}
+
+    def work(todo: Mapping[str, Path]) -> list[dict[str, Any]]:
+        return STAGES[units[0].stage].run([named[name] for name in todo], list(todo.values()), session)
+
+    folder.do_together(units, work)
+
+
+class ListingFolder(RunFolder):
+    """A run folder whose units are only listed: results of those that are not done are awaited."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.listed: list[Unit] = []
+
+    def awaits(self, name: str) -> bool:
+        """True if a listed unit below the folder `name` is not done."""
+        below = [unit for unit in self.listed if PurePosixPath(unit.name).is_relative_to(name)]
+        return not all(map(self.is_done, below))
+
+
+def file_input(name: str, source: Path | str) -> dict[str, Path]:
+    """A file as an input of a unit of work; hub data has no content to compare."""
+    return {name: source} if isinstance(source, Path) else {}
+
+
+def hub_setting(name: str, source: Path | str) -> dict[str, str]:
+    """The id of a hub data set as a setting of a unit of work."""
+    return {name: source} if isinstance(source, str) else {}
