@@ -1,4 +1,4 @@
-"""Writes the tables of docs/verification.md again that come from the verifier's own: marks, doubts and units.
+"""Writes the tables of docs/verification.md again that come from the verifier's own: marks, notations, doubts and units.
 
 python docs/make_grading_tables.py
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from regretless.labeling.grading.doubts import DOUBTS
 from regretless.labeling.grading.marks import MARKS
+from regretless.labeling.grading.notations import NOTATIONS
 from regretless.labeling.grading.units import UNITS
 
 PAGE = Path(__file__).parent / "verification.md"
@@ -22,11 +23,17 @@ def tables() -> dict[str, str]:
         for kind, sizes in UNITS.items()
     ]
     doubts = [f"| {reason} | `{doubt.example}` | `{doubt.gold}` |" for reason, doubt in DOUBTS.items()]
+    notations = [
+        f"| `{one.written}` | `{one.read}` | {one.reason} | {where} |"
+        for where, table in NOTATIONS.items()
+        for one in table
+    ]
     return {
         "marks": "\n".join(
             ["| | mark | why |", "|---|---|---|"]
             + [f"| {number} | {mark.example} | {mark.reason} |" for number, mark in enumerate(MARKS, 1)]
         ),
+        "notations": "\n".join(["| written | read as | why | in |", "|---|---|---|---|", *notations]),
         "doubts": "\n".join(["| reason | such as | gold answer |", "|---|---|---|", *doubts]),
         "units": "\n".join(["| kind | units |", "|---|---|", *units]),
     }

@@ -9,14 +9,8 @@ from typing import Any, NamedTuple
 from regretless.data.records import Verdict
 from regretless.labeling.grading.extraction import is_prose
 from regretless.labeling.grading.forms import connective
-from regretless.labeling.grading.numerals import (
-    APPROXIMATION,
-    DEGREE_SIGN,
-    PLAIN_ANGLE,
-    SINE,
-    read_number,
-    without_unit,
-)
+from regretless.labeling.grading.notations import DEGREE_SIGN, PLAIN_ANGLE, SINE
+from regretless.labeling.grading.numerals import APPROXIMATION, read_number, without_unit
 
 EXACT_DIGITS = 300
 """Two values without decimals, such as sums of roots, are equal if this many digits of their difference are zero."""

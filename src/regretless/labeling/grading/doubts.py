@@ -9,7 +9,8 @@ from typing import NamedTuple
 from regretless.labeling.grading.extraction import boxed
 from regretless.labeling.grading.forms import TEXT_COMMAND
 from regretless.labeling.grading.marks import BOX, HASH, HEDGED, NO_VALUE, STATEMENT
-from regretless.labeling.grading.numerals import clean, equal_numbers, read_number
+from regretless.labeling.grading.notations import clean
+from regretless.labeling.grading.numerals import equal_numbers, read_number
 
 APPROXIMATE = re.compile(
     r"(?:≈|\\approx(?![a-zA-Z])|(?i:\b(?:approximately|about|roughly|around|nearly))|约|大约|大概)[\s:$*]{0,4}$"

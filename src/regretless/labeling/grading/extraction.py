@@ -30,17 +30,8 @@ from regretless.labeling.grading.marks import (
     TAG,
     UNFINISHED,
 )
-from regretless.labeling.grading.numerals import (
-    GROUPED,
-    SCALE_LETTERS,
-    SCALES,
-    UNIT_LETTERS,
-    VARIABLE,
-    clean,
-    join_digits,
-    plain_text,
-    read_number,
-)
+from regretless.labeling.grading.notations import SCALE_LETTERS, clean, join_digits, plain_text
+from regretless.labeling.grading.numerals import GROUPED, SCALES, UNIT_LETTERS, VARIABLE, read_number
 from regretless.labeling.grading.units import UNIT, unit_of
 
 MAX_BOXES = 20

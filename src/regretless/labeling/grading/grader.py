@@ -32,7 +32,8 @@ from regretless.labeling.grading.forms import (
     stated_values,
 )
 from regretless.labeling.grading.marks import BOX, HEDGED
-from regretless.labeling.grading.numerals import DEGREE_SIGN, VARIABLE, Numeral, clean, equal_numbers, read_number
+from regretless.labeling.grading.notations import DEGREE_SIGN, clean
+from regretless.labeling.grading.numerals import VARIABLE, Numeral, equal_numbers, read_number
 from regretless.labeling.grading.units import (
     Clock,
     Quantity,
