@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from killed import AtWrite
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError, storage_error
 from regretless.core.files import write_text
+from regretless.workflow.run_folder import RunFolder, content, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
-from regretless.workflow.run_folder import RunFolder, content, lock_beside
 from run_contents import contents, differences
 
 OUTSIDE = (
@@ -97,7 +97,8 @@ def test_label_of_a_benchmark_when_it_leads_out_of_the_output_folder_then_nothin
 def test_lock_when_a_symbolic_link_lies_in_its_place_then_it_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("years of work")
-    (tmp_path / ".out.lock").symlink_to(precious)
+    (tmp_path / "out.cache").mkdir()
+    (tmp_path / "out.cache" / ".lock").symlink_to(precious)
     with pytest.raises(ConfigError, match="symbolic link"), lock_beside(tmp_path / "out"):
         raise AssertionError("locked through a link")
     (tmp_path / "run").mkdir()
@@ -108,42 +109,84 @@ def test_lock_when_a_symbolic_link_lies_in_its_place_then_it_is_not_followed(tmp
 
 
 def test_lock_beside_a_folder_when_held_then_others_are_refused_and_it_is_gone_afterwards(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from regretless.workflow.run_folder import lock_beside\n"
-        "with lock_beside(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "out")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin is not None and other.stdout is not None
-        assert other.stdout.readline() == "in\n"
-        with pytest.raises(ConfigError, match=f"another run uses it .process {other.pid} "):
-            lock_beside(tmp_path / "out").__enter__()
-        other.stdin.close()
-        assert other.wait() == 0
-    with lock_beside(tmp_path / "out"):
-        assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
+    output, cache = tmp_path / "out", tmp_path / "out.cache"
+    with held(f"lock_beside(Path({str(output)!r}))") as other:
+        with pytest.raises(ConfigError, match=f"out: another run uses it .process {other.pid} "), lock_beside(output):
+            raise AssertionError("locked twice")
+        (cache / ".lock").unlink()
+        with pytest.raises(ConfigError, match="out: another run uses it, whose lock file was removed"):
+            lock_beside(output).__enter__()
+    (cache / ".lock").unlink()
+    with lock_beside(output):
+        assert [path.name for path in tmp_path.rglob("*")] == ["out.cache", ".lock"]
     assert list(tmp_path.iterdir()) == []
+    write_text(cache / "replies", "paid for")
+    with lock_beside(output):
+        pass
+    assert [path.name for path in cache.iterdir()] == ["replies"]
 
 
-def test_lock_when_its_file_was_removed_between_opening_and_locking_then_it_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", ["file", "folder before", "folder behind"])
+def test_lock_when_it_was_removed_while_it_was_opened_then_it_is_taken_anew(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / ".out.lock"
-    file.touch()
+    file = tmp_path / "out.cache" / ".lock"
     opened: list[int] = []
 
     def open_and_lose(*arguments: Any) -> int:
+        """What its owner does at that moment, at the end of its own work."""
+        opened.append(0)
+        if len(opened) == 1 and lost == "folder before":
+            file.parent.rmdir()
         descriptor = os_open(*arguments)
-        if not opened:
-            file.unlink()  # what its owner does at that moment
-        opened.append(descriptor)
+        if len(opened) == 1 and lost != "folder before":
+            file.unlink()
+            if lost == "folder behind":
+                file.parent.rmdir()
         return descriptor
 
     os_open = os.open
     monkeypatch.setattr(os, "open", open_and_lose)
     with lock_beside(tmp_path / "out"):
-        assert len(opened) == 2
-        assert file.is_file() and os.path.samestat(file.stat(), os.fstat(opened[1]))
+        # Each time the file, and its folder where that is still there.
+        assert len(opened) == {"file": 4, "folder before": 3, "folder behind": 4}[lost]
+        assert f"(process {os.getpid()} on " in refusal(f"lock_beside(Path({str(tmp_path / 'out')!r}))")
+
+
+LOCKING = "import sys; from pathlib import Path; from regretless.workflow.run_folder import RunFolder, lock_beside\n"
+
+
+@contextlib.contextmanager
+def held(what: str) -> Iterator[subprocess.Popen[str]]:
+    """For the block, another process that holds a lock."""
+    command = [sys.executable, "-c", f"{LOCKING}with {what}: print('in', flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        yield other
+        other.stdin.close()
+        assert other.wait() == 0
+
+
+def refusal(what: str, before: str = "") -> str:
+    """The error of another process that takes a lock, or nothing; it executes `before` first."""
+    command = [sys.executable, "-c", f"{LOCKING}{before}with {what}: pass"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120).stderr
+
+
+@pytest.mark.parametrize("event", ["unit finished", "locked twice"])
+def test_lock_of_a_run_folder_when_its_process_goes_on_in_it_then_others_are_refused_still(
+    event: str, tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path)
+    with run.locked():
+        if event == "unit finished":
+            run.do("unit", {}, lambda output: {})
+        else:
+            with RunFolder(tmp_path).locked():
+                pass
+        second = refusal(f"RunFolder(Path({str(tmp_path)!r})).locked()")
+        assert f"another run uses it (process {os.getpid()} on " in second
 
 
 def test_report_verb_when_used_before_the_runs_own_report_then_the_run_goes_on_and_makes_it(tmp_path: Path) -> None:
@@ -338,11 +381,10 @@ def test_unit_when_it_was_interrupted_under_other_settings_or_inputs_then_it_fin
 def test_run_folder_when_a_process_of_a_killed_run_is_still_at_work_then_the_next_run_waits_for_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RunFolder(tmp_path).locked():
-        pass
+    # The lock's file does not exist: somebody may remove it in mid-run.
     script = Path(__file__).with_name("work_of_children.py")
-    with subprocess.Popen([sys.executable, str(script), str(tmp_path), "1"]):
-        while not (tmp_path / "held").exists():
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path), "1"]) as left_over:
+        while not (tmp_path / "held").exists() and left_over.poll() is None:
             time.sleep(0.01)
         with RunFolder(tmp_path).locked():
             assert (tmp_path / "left").exists()
@@ -392,20 +434,14 @@ def test_lock_file_when_removed_in_mid_run_then_no_two_runs_go_on_in_the_folder(
         monkeypatch.setattr(fcntl, "flock", no_folders)
     # The second run is a process of its own, on the same file system.
     refusing = "import fcntl\ndef flock(*_): raise OSError(9, 'no')\nfcntl.flock = flock\n" if on_nfs else ""
-    second = (
-        f"{refusing}import sys; from pathlib import Path; from regretless.workflow.run_folder import RunFolder\n"
-        "with RunFolder(Path(sys.argv[1])).locked(): pass"
-    )
     run = RunFolder(tmp_path)
 
     def work(output: Path) -> dict[str, Any]:
         (tmp_path / ".lock").unlink()
         for _ in range(2):  # what a refused run leaves is no reason to wait, or to let another one in
-            done = subprocess.run(
-                [sys.executable, "-c", second, str(tmp_path)], capture_output=True, text=True, check=False
-            )
-            assert (done.returncode == 0) == on_nfs
-            assert on_nfs or "another run uses it, whose lock file was removed" in done.stderr
+            second = refusal(f"RunFolder(Path({str(tmp_path)!r})).locked()", refusing)
+            assert ("another run uses it, whose lock file was removed" in second) != on_nfs
+            assert not (on_nfs and second)
         return {}
 
     with (

@@ -126,13 +126,35 @@ OF_THE_RUN, OF_ITS_PROCESSES = (1, 0), (1, 1)
 """Length and start of the parts of a lock file: what the run holds, and what processes that it has started share."""
 
 
-@contextlib.contextmanager
-def lock(file: Path, what: Path) -> Iterator[int]:
-    """Hold a lock on `file` (its descriptor) for the block. Raises ConfigError if another process uses `what`.
+_held: dict[tuple[int, int, int], Path] = {}
+"""Files and folders that are locked, by process and identity.
 
-    A folder that has its lock file in it is locked itself, too: somebody may remove the file. NFS locks no folders;
-    there, a run whose file was removed ends when it sees another in its place (`RunFolder.check_alone`).
+A process may lock them twice. It never opens a lock file that it holds: closing it would end the lock.
+"""
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return os.getpid(), status.st_dev, status.st_ino
+
+
+def _holds(path: Path) -> bool:
+    """True if this process has locked what is at this path now, and not another file of that name."""
+    try:
+        return _identity(path.lstat()) in _held
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def lock(file: Path, what: Path) -> Iterator[None]:
+    """Hold a lock on `file` for the block. Raises ConfigError if another process uses `what`.
+
+    The folder of the file is locked, too: somebody may remove the file. NFS locks no folders; there, a run whose file
+    was removed ends when it sees another in its place (`_check_alone`).
     """
+    if _holds(file):
+        yield
+        return
     with contextlib.ExitStack() as held:
         handle = held.enter_context(_open_lock(file))
         try:
@@ -149,29 +171,33 @@ def lock(file: Path, what: Path) -> Iterator[int]:
         if owner and OWNER.match(owner) is None:
             raise ConfigError(f"{file}: expected a lock file, found something else; remove it")
         _await_processes(handle, what)
-        if file.parent == what:
-            held.enter_context(_locked_folder(what, was_left=bool(owner)))
+        held.enter_context(_locked_folder(file.parent, what, was_left=bool(owner)))
+        held.enter_context(_noted(file, os.fstat(handle.fileno())))
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%H:%M:%S')}")
         handle.flush()
         with interrupt.saying(f"interrupted: finished work stays in {what}; the same command resumes from there"):
-            yield handle.fileno()
-
-
-_locked: set[tuple[int, int, int]] = set()
-"""Process and identity of each folder that is locked: a process may hold its lock twice, as that of a file."""
+            yield
 
 
 @contextlib.contextmanager
-def _locked_folder(folder: Path, *, was_left: bool) -> Iterator[None]:
+def _noted(path: Path, status: os.stat_result) -> Iterator[None]:
+    """Note for the block that this process has locked the file or folder."""
+    identity = _identity(status)
+    _held[identity] = path
+    try:
+        yield
+    finally:
+        del _held[identity]
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: Path, what: Path, *, was_left: bool) -> Iterator[None]:
     """Lock a folder itself for the block. was_left: its lock file is of a run whose processes may be about to end."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    status = os.fstat(descriptor)
-    identity = (os.getpid(), status.st_dev, status.st_ino)
-    if identity in _locked:
-        os.close(descriptor)
+    if _holds(folder):
         yield
         return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system that locks no folders
             try:
@@ -179,19 +205,28 @@ def _locked_folder(folder: Path, *, was_left: bool) -> Iterator[None]:
             except BlockingIOError as error:
                 if not was_left:
                     raise ConfigError(
-                        f"{folder}: another run uses it, whose lock file was removed; wait for it, or choose another "
+                        f"{what}: another run uses it, whose lock file was removed; wait for it, or choose another "
                         "output folder"
                     ) from error
-                console.print(f"{folder}: {ENDING}")
+                console.print(f"{what}: {ENDING}")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _locked.add(identity)
-        yield
+        with _noted(folder, os.fstat(descriptor)):
+            yield
     finally:
-        _locked.discard(identity)
         # Not left to the closing: a process that was forked meanwhile has the descriptor, too.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _check_alone() -> None:
+    """Raise ConfigError if somebody has removed a lock file of this process, and another run has begun behind it."""
+    for (process, *_), file in list(_held.items()):
+        if process != os.getpid() or _holds(file) or not file.is_file():
+            continue
+        owner = OWNER.match(file.read_text(encoding="utf-8", errors="replace"))
+        if owner and owner.groups() != (str(process), platform.node()):
+            raise ConfigError(f"{file}: was removed, and another run has begun ({owner[0]}); end one")
 
 
 def _await_processes(handle: TextIO, what: Path) -> None:
@@ -206,22 +241,28 @@ def _await_processes(handle: TextIO, what: Path) -> None:
 
 @contextlib.contextmanager
 def lock_beside(output: Path) -> Iterator[None]:
-    """Hold a lock beside an output folder, where no lock file may remain: it is removed at the end of the block.
+    """Hold a lock on an output folder, in the folder of its cache: both are gone at the end, unless that has files.
 
     For a folder that is emptied, and so cannot contain the lock itself. Raises ConfigError if another process uses
     `output`.
     """
-    file = output.with_name(f".{output.name}.lock")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    file = output.with_name(output.name + CACHE) / LOCK
     while True:
-        with lock(file, output) as descriptor:
-            # Another process may have removed the file after it was opened here: a lock on that one excludes nobody.
-            if not file.exists() or not os.path.samestat(os.fstat(descriptor), file.stat()):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as held:
+            # Another process, at its end, may remove the folder before the file is opened here, or the file behind it:
+            # a lock on that one excludes nobody.
+            with contextlib.suppress(FileNotFoundError):
+                held.enter_context(lock(file, output))
+            if not _holds(file):
                 continue
             try:
                 yield
             finally:
-                file.unlink(missing_ok=True)
+                if _holds(file):
+                    file.unlink()
+                with contextlib.suppress(OSError):  # it has files
+                    file.parent.rmdir()
             return
 
 
@@ -282,8 +323,6 @@ class RunFolder:
 
     path: Path
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    holder: int = 0
-    """The process that has locked it."""
     store: UnitStore | None = None
     """Finished units of this and other run folders, to take and to add to."""
 
@@ -296,15 +335,7 @@ class RunFolder:
             return
         with lock(self.path / LOCK, self.path):
             self._clear()
-            self.holder = os.getpid()
             yield
-
-    def check_alone(self) -> None:
-        """Raise ConfigError if another run has begun here, because somebody has removed this one's lock file."""
-        file = self.path / LOCK
-        owner = OWNER.match(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else None
-        if self.holder == os.getpid() and owner and owner.groups() != (str(self.holder), platform.node()):
-            raise ConfigError(f"{file}: was removed, and another run has begun in {self.path} ({owner[0]}); end one")
 
     def _clear(self) -> None:
         """Delete what interrupted processes were about to move or to delete, but not in other runs' folders below."""
@@ -320,7 +351,7 @@ class RunFolder:
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
         """For the block, work in the folder as a process of the run that has locked it: the next run waits for it."""
-        with (self.path / LOCK).open("rb") as handle:
+        with _open_lock(self.path / LOCK) as handle:
             fcntl.lockf(handle, fcntl.LOCK_SH, *OF_ITS_PROCESSES)
             yield
 
@@ -380,7 +411,7 @@ class RunFolder:
                 with contextlib.suppress(AttributeError):
                     error.filename = self.path  # type: ignore[attr-defined]
             raise
-        self.check_alone()
+        _check_alone()
         seconds = (time.monotonic() - started) / max(1, len(todo))
         for unit, summary in zip(todo.values(), summaries, strict=True):
             if is_first_process():
