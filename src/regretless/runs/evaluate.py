@@ -187,7 +187,7 @@ def _converse(
     """Answer the prompts of a chat benchmark, turn by turn and temperature by temperature; returns the responses."""
     here = resolve(config, folder.path)
     common: dict[str, Any] = {"n": 1, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "seed": here.seed}
-    common |= {"max_new_tokens": here.max_new_tokens, **engine}
+    common |= {"max_new_tokens": here.max_new_tokens, "stop": here.stop, **engine}
     responses: list[Path] = []
     for turn in itertools.count(1):
         if folder.awaits(subfolder.as_posix()):
