@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from importlib.resources import files
 from inspect import signature
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from flat_pairs import pair_of
 from regretless.core.errors import DataError
 from regretless.data.codec import WITHOUT_MARKS, codec_of
 from regretless.data.messages import read_message
-from regretless.data.tokenization import encode_prompt
+from regretless.data.tokenization import encode_prompt, tokenize_pairs
 from regretless.modeling.chat_templates import set_chat_template
 from regretless.world.tokenizer import build_tokenizer
 
@@ -88,6 +91,87 @@ def test_message_when_the_template_leaves_out_its_content_then_it_is_refused_wit
         DataError, match=rf"the chat template .*qwen2 leaves out the content of messages with role {role}:"
     ):
         codec_of(tokenizer).render(messages, generate=True)
+
+
+EACH = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% set c = m['content'] %}BODY<|im_end|>\n{% endfor %}"
+LONG = {"role": "user", "content": "All of it is asked: " + "why, " * 30 + "and who?"}
+LINES = {"role": "user", "content": "First.\nSecond."}
+SECRET = {"role": "user", "content": "the secret"}
+
+
+@pytest.mark.parametrize(
+    ("body", "messages", "lacks"),
+    [
+        ("{{ c[:100] }}", [SYSTEM, LONG], (2, "user", "why, why, why, why, why, why, why, why, ")),
+        ("{{ c[-100:] }}", [SYSTEM, LONG], (2, "user", LONG["content"][:40])),
+        ("{{ c | truncate(60) }}", [LONG], (1, "user", " why, why, ")),
+        (
+            "{{ c if 'secret' not in c }}",
+            [USER, {"role": "assistant", "content": "4"}, SECRET],
+            (3, "user", "he secret"),
+        ),
+        ("{{ c if loop.first or c != messages[0]['content'] }}", [USER, SYSTEM, USER], (3, "user", "2+2?")),
+        ("{{ c | replace('\n', ' ') }}", [LINES], (1, "user", "\nSecond.")),
+        ("{{ c.split() | join(' ') }}", [{"role": "tool", "content": "a  b"}], (1, "tool", " b")),
+        ("{{ c | escape }}", [{"role": "assistant", "content": "2 < 3"}, USER], (1, "assistant", "< 3")),
+        ("{{ c.split('?')[0] }}", [USER], (1, "user", "?")),
+        ("{{ c | int(c) }}", [{"role": "user", "content": "007"}], (1, "user", "007")),
+    ],
+)
+@pytest.mark.parametrize("marks", ["BODY", "{% generation %}BODY{% endgeneration %}"])
+def test_content_when_the_template_writes_only_some_of_it_then_role_and_what_is_missing_are_told(
+    body: str, messages: list[Any], lacks: tuple[int, str, str], marks: str, shared: Path
+) -> None:
+    codec = codec_of(with_template(shared, EACH.replace("BODY", marks.replace("BODY", body))))
+    number, role, missing = lacks
+    words = rf"message {number}: the chat template .*qwen2 does not write the content of the role {role} as it is: "
+    for write in (codec.render, codec.render_marked):
+        with pytest.raises(DataError, match=words + re.escape(f"the text lacks {missing!r}"[:-1])):
+            write(messages, generate=True)
+    short = [{**message, "content": str(place)} for place, message in enumerate(messages)]
+    assert codec.render(short, generate=True) == codec.render_marked(short, generate=True)[0]
+
+
+def test_row_when_the_template_writes_only_some_of_it_then_it_is_refused_and_the_others_are_read(shared: Path) -> None:
+    tokenizer = with_template(shared, EACH.replace("BODY", "{{ c[:100] }}"))
+    pairs = [pair_of(prompt=[message], chosen="Tom", rejected="Ann") for message in (USER, LONG, LINES)]
+    kept, refused = tokenize_pairs(pairs, tokenizer, max_length=None, max_prompt_length=None)
+    assert len(kept) == 2
+    assert [str(refusal).partition(", ")[0].partition(" the chat")[0] for refusal in refused] == ["pairs:2: message 1:"]
+
+
+def test_content_when_a_template_of_trl_writes_its_role_then_any_text_passes(shared: Path) -> None:
+    contents = [
+        '\n It\'s "so" <b>&amp;</b> \\n {{ c }} ü\r\n\n\tline  two\u00a0😀 <|im_end|> \n' + "x" * 5000,
+        '{"a": [1, 2], "b": "c\\"d"}',
+        "Reasoning effort: high. /no_think",
+    ]
+
+    def conversations(content: str) -> list[list[Any]]:
+        answers = ["<think>\nhm\n</think>\n\n" + content, f"<|channel>thought\nhm<channel|>{content}", content]
+        text = {"role": "user", "content": content}
+        return [
+            [{**text, "role": "system"}, USER],
+            [USER, CALLING, {**OUTPUT, "content": content}],
+            *([USER, {"role": "assistant", "content": answer}, text] for answer in answers),
+        ]
+
+    tokenizer = with_template(shared, "qwen3")
+    written = 0
+    for file in (files("trl") / "chat_templates").iterdir():
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
+        codec = codec_of(tokenizer)
+        for number, usual in enumerate(conversations("plain")):
+            with suppress(DataError):  # it does not know these roles
+                codec.render(usual, generate=True)
+                written += 1
+                for content in contents:
+                    tried = conversations(content)[number]
+                    try:
+                        codec.render(tried, generate=True)
+                    except DataError as error:
+                        pytest.fail(f"{file.name}: {tried}: {error}")
+    assert written > 200
 
 
 def test_content_when_the_template_writes_it_in_another_form_then_it_is_not_lost(shared: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -48,12 +49,27 @@ OPENING = re.compile(rf"{OPEN}\s*({CLOSE}\s*)?$")
 """The beginning of a block of reasoning, or an empty block, at the end of a text."""
 SYNONYMS = {"developer": "system", "function": "tool", "ipython": "tool"}
 """Other names of a role, for chat templates that do not write messages of that role."""
+SWITCHES = re.compile(r"/(?:no_?)?think\b|/system_override\b|reasoning (?:effort|strength)", re.IGNORECASE)
+"""What some chat templates take out of a content, or write in other words, because it sets how they write the rest."""
+END_OF_THOUGHT = re.compile(rf"{CLOSE}|<channel\|>")
+"""Behind the last of these in a content is the answer; `<channel|>` is Gemma 4's."""
+SHOWN = 40
+"""Characters of a content that a message shows."""
 ANCHOR = 64
 """Characters: more than the longest special token, which may end a prompt."""
 SPACE = "\u2581"
 """A space in SentencePiece vocabularies; decoding a text leaves out the first."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
+
+
+class _Written(NamedTuple):
+    """How a chat template writes messages of certain roles."""
+
+    roles: tuple[str, ...]
+    """Their own, or `SYNONYMS` of these."""
+    order: tuple[int, ...]
+    """Places of the messages that have a content, in the order of the text: a system message may stand further back."""
 
 
 def codec_of(tokenizer: Tokenizer) -> Codec:
@@ -75,7 +91,7 @@ class Codec:
     tokenizer: Tokenizer
     _around: dict[str, tuple[str, str]] = field(default_factory=dict, init=False)
     _ends: dict[bool, Ids] = field(default_factory=dict, init=False)
-    _roles: dict[Hashable, tuple[str, ...] | str] = field(default_factory=dict, init=False)
+    _written: dict[Hashable, _Written | str] = field(default_factory=dict, init=False)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without added special tokens; special tokens that a text spells out are recognized.
@@ -296,20 +312,22 @@ class Codec:
         `arguments`: further inputs of the template. Raises DataError if the template cannot render all of it.
         """
         goes_on = generate and not new_turn and messages[-1]["role"] == "assistant"
-        messages, given = self._inputs(messages, arguments, generate=generate and not goes_on)
-        return rendered(
+        messages, given, order = self._inputs(messages, arguments, generate=generate and not goes_on)
+        text = rendered(
             self.tokenizer,
             messages,
             add_generation_prompt=generate and not goes_on,
             continue_final_message=goes_on,
             **given,
         )
+        self._check_contents(text, messages, order)
+        return text
 
     def render_marked(
         self, messages: Sequence[Message], *, generate: bool, arguments: Mapping[str, Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
         """The same, and the start and end of the parts of the text that the template marks as generated."""
-        messages, given = self._inputs(messages, arguments, generate=generate)
+        messages, given, order = self._inputs(messages, arguments, generate=generate)
         with template_errors(self.tokenizer):
             texts, marks = render_jinja_template(
                 conversations=[messages],
@@ -318,6 +336,7 @@ class Codec:
                 add_generation_prompt=generate,
                 **{**self.tokenizer.special_tokens_map, **given},
             )
+        self._check_contents(texts[0], messages, order)
         return str(texts[0]), [(int(first), int(end)) for first, end in marks[0]]
 
     def template(self, arguments: Mapping[str, Any]) -> str:
@@ -342,8 +361,11 @@ class Codec:
 
     def _inputs(
         self, messages: Sequence[Message], arguments: Mapping[str, Any] | None, *, generate: bool
-    ) -> tuple[list[Message], dict[str, Any]]:
-        """Messages and arguments for the template. Raises DataError if it does not use all that they have."""
+    ) -> tuple[list[Message], dict[str, Any], Sequence[int]]:
+        """Messages and arguments for the template, and the order of the messages in its text.
+
+        Raises DataError if it does not use all that they have.
+        """
         given = dict(arguments or {})
         template = self.template(given)
         given = template_arguments(template) | given
@@ -357,12 +379,12 @@ class Codec:
                     f"{name}: the chat template does not write it; set model.chat_template to one that does, or write "
                     "it into the content as the model generates it"
                 )
-        roles = self._written_roles(messages, given, generate)
+        roles, order = self._how_written(messages, given, generate)
         written = [{**self._as_text(message), "role": role} for message, role in zip(messages, roles, strict=True)]
-        return written, self._as_text(given)
+        return written, self._as_text(given), order
 
-    def _written_roles(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> Sequence[str]:
-        """Roles under which the template writes the contents of all messages: their own, or `SYNONYMS` of these.
+    def _how_written(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> _Written:
+        """Roles under which the template writes the contents of all messages, and their order.
 
         It is asked with other contents: a real one may be in the text anyway, or be written in another form. Raises
         DataError if a content is left out.
@@ -372,39 +394,48 @@ class Codec:
             for message in messages
         ]
         key = repr((shape, generate, without_tools(self.tokenizer, given), "tools" in given))
-        if key not in self._roles:
-            self._roles[key] = self._find_roles(messages, given, generate)
-        found = self._roles[key]
+        if key not in self._written:
+            self._written[key] = self._find_roles(messages, given, generate)
+        found = self._written[key]
         if isinstance(found, str):
             raise DataError(found)
         return found
 
-    def _find_roles(
-        self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool
-    ) -> tuple[str, ...] | str:
-        """These roles, or the reason why there are none."""
+    def _find_roles(self, messages: Sequence[Message], given: Mapping[str, Any], generate: bool) -> _Written | str:
+        """These roles and their order, or the reason why there are none."""
         roles = tuple(message["role"] for message in messages)
-        left_out = self._left_out(messages, roles, given, generate)
-        if left_out == set():
-            return roles
+        places = [place for place, message in enumerate(messages) if message["content"].strip()]
+        order = self._order(messages, roles, places, given, generate)
+        if order is not None and len(order) == len(places):
+            return _Written(roles, order)
         # A template that refuses the messages does not tell which role it does not know.
-        others = {role: SYNONYMS[role] for role in left_out or roles if role in SYNONYMS}
+        left_out = roles if order is None else {roles[place] for place in places if place not in order}
+        others = {role: SYNONYMS[role] for role in left_out if role in SYNONYMS}
         renamed = tuple(others.get(role, role) for role in roles)
-        if others and self._left_out(messages, renamed, given, generate) == set():
-            return renamed
-        if left_out is None:
-            return roles  # the real messages will tell why
+        again = self._order(messages, renamed, places, given, generate) if others else None
+        if again is not None and len(again) == len(places):
+            return _Written(renamed, again)
+        if order is None:
+            return _Written(roles, tuple(places))  # the real messages will tell why
         return (
             f"{template_name(self.tokenizer)} leaves out the content of messages with role "
             f"{', '.join(sorted(left_out))}: it does not know the role, or expects contents of other parts than text; "
             "change the row, or set model.chat_template to one that writes it"
         )
 
-    def _left_out(
-        self, messages: Sequence[Message], roles: Sequence[str], given: Mapping[str, Any], generate: bool
-    ) -> set[str] | None:
-        """Roles of the messages whose content is not in the template's text; None if it refuses them."""
-        probes = {place: f"{ANSWER}-{place}-" for place, one in enumerate(messages) if one["content"].strip()}
+    def _order(
+        self,
+        messages: Sequence[Message],
+        roles: Sequence[str],
+        places: Sequence[int],
+        given: Mapping[str, Any],
+        generate: bool,
+    ) -> tuple[int, ...] | None:
+        """Of the messages at these places, those whose content is in the template's text, as ordered there.
+
+        None if it refuses them.
+        """
+        probes = {place: f"{ANSWER}-{place}-" for place in places}
         probing = [
             {**message, "role": role, "content": probes.get(place, message["content"])}
             for place, (message, role) in enumerate(zip(messages, roles, strict=True))
@@ -413,7 +444,26 @@ class Codec:
             text = rendered(self.tokenizer, probing, add_generation_prompt=generate, **given)
         except DataError:
             return None
-        return {roles[place] for place, probe in probes.items() if probe not in text}
+        found = {place: text.find(probe) for place, probe in probes.items()}
+        return tuple(sorted((place for place in places if found[place] >= 0), key=found.__getitem__))
+
+    def _check_contents(self, text: str, messages: Sequence[Message], order: Sequence[int]) -> None:
+        """Raise DataError unless a text has the contents of messages, each behind that of the one before in `order`.
+
+        White space around a content, reasoning in the assistant's and `SWITCHES` may be missing, and JSON may quote it.
+        """
+        contents = [(place, _answer(messages[place])) for place in order]
+        if _first_lost(text, contents) is None:
+            return
+        bare = [(place, SWITCHES.sub("", content)) for place, content in contents]
+        if (lost := _first_lost(SWITCHES.sub("", text), bare)) is None:
+            return
+        place, missing = lost
+        raise DataError(
+            f"message {place + 1}: {template_name(self.tokenizer)} does not write the content of the role "
+            f"{messages[place]['role']} as it is: the text lacks {missing.translate(WITHOUT_MARKS)!r}; change the row, "
+            "or set model.chat_template to one that writes it"
+        )
 
     def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:
         """Text whose tokens are the prompt's, up to a beginning-of-sequence token.
@@ -537,6 +587,30 @@ class Codec:
         for end in self.end_texts:
             text = text.removesuffix(end)
         return text
+
+
+def _answer(message: Message) -> str:
+    """What a template cannot leave out of a message: its content, without reasoning if it is the assistant's."""
+    content = str(message["content"])
+    if message["role"] == "assistant":
+        content = END_OF_THOUGHT.split(content)[-1].partition(OPEN)[0]
+    return content
+
+
+def _first_lost(text: str, contents: Sequence[tuple[int, str]]) -> tuple[int, str] | None:
+    """The first of contents that a text lacks, behind those before it: its place, and where what is missing begins."""
+    start = 0
+    for place, content in contents:
+        plain = content.strip()
+        found = text.find(plain, start)
+        if found < 0:
+            found = text.find(json.dumps(plain, ensure_ascii=False)[1:-1], start)
+        if found < 0:
+            there = text[start:]
+            lost = bisect_left(range(len(plain)), True, key=lambda end: plain[: end + 1] not in there)
+            return place, plain[lost : lost + SHOWN]
+        start = found + len(plain)
+    return None
 
 
 def parsed(arguments: str | None) -> dict[str, Any]:

@@ -28,8 +28,8 @@ JUDGING_FILES = ("judge_prompt", "references", "baseline", "gamed_baselines")
 """Settings of a chat benchmark that may name a file: its content counts, wherever it is."""
 NOT_ASKING = {"model", "tasks", "device"}
 """Settings of the harness that change no problem and no score; `tasks` are columns."""
-ANSWERING = ("benchmark", "questions", "limit", "template", "max_new_tokens", "seed")
-"""Settings whose hash names the folder of a chat benchmark's answers (`ChatBenchmarkConfig.answering`)."""
+ANSWERING = ("benchmark", "questions", "limit", "template", "max_new_tokens", "stop", "seed")
+"""Settings that the answers to a chat benchmark depend on."""
 DRAWING = {f"evaluate.{name}" for name in ("temperature", "top_p", "top_k")}
 """Settings in which a sampled pass differs from the greedy one."""
 
@@ -125,8 +125,15 @@ def _problems_with_gold_answers(place: Path) -> dict[str, str]:
 
 def _first_turns(samples: Path, manifest: Mapping[str, Any]) -> list[Path]:
     """Folders of the answers to the first prompts, one for each temperature."""
-    kind = f"{manifest['benchmark']}-{fingerprint({name: manifest.get(name) for name in ANSWERING})[:8]}"
-    return sorted(file.parent for file in samples.glob(f"{kind}/turn-1-*/{MANIFEST}"))
+    return sorted(file.parent for file in samples.glob(f"{answers_folder(manifest)}/turn-1-*/{MANIFEST}"))
+
+
+def answers_folder(settings: Mapping[str, Any]) -> str:
+    """Name of the folder of a chat benchmark's answers: benchmarks that agree in `ANSWERING` share them."""
+    asked = {name: settings.get(name) for name in ANSWERING}
+    if not asked["stop"]:
+        del asked["stop"]  # versions without this setting named their folders so
+    return f"{asked['benchmark']}-{fingerprint(asked)[:8]}"
 
 
 def differing_settings(group: Sequence[Conditions]) -> list[str]:

@@ -125,7 +125,7 @@ class EvaluateConfig(Section):
     1.05."""
     stop: StopSetting = Field(default=[])
     """Texts that end an answer to a benchmark with gold answers, as in `sample`. A pretrained model that goes on with a
-    question of its own is otherwise graded by its answer to that."""
+    question of its own is otherwise graded by its answer to that. A chat benchmark has its own `stop`."""
     batch_size: int = Field(default=64, ge=1)
     """Number of answers generated at the same time."""
     seeds: list[Seed] = Field(default_factory=list)

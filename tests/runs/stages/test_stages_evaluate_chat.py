@@ -37,6 +37,7 @@ from scripted_server import Act, Request, answer, failure, serving
 
 KEY = "sk-secret-0123456789"
 QUESTIONS = 16
+STOPS = [" ", "0", "1", "2", "3", "4"]
 JUDGED = 16 + 2 * 16 + 2 * 16
 """Preferences, verdicts in both orders, grades of both turns."""
 
@@ -142,7 +143,8 @@ def test_benchmarks_when_run_in_a_recipe_then_failures_are_shown_the_key_is_nowh
 def test_answers_are_greedy_where_published_and_of_mt_bench_by_category_and_turn(tmp_path: Path) -> None:
     with serving(by_lot) as server:
         second_judge = {"mt-2": {**_mt_bench(tmp_path), "judge": "judge-2"}}
-        assert call("run", str(recipe(tmp_path, server.url, chat=second_judge))) == 0
+        stopped = {"ae": {"stop": STOPS}}
+        assert call("run", str(recipe(tmp_path, server.url, chat=second_judge | stopped))) == 0
         assert len(server.requests) == JUDGED + 2 * QUESTIONS
     samples = tmp_path / "run" / "evaluate" / "samples" / "base"
     found: dict[tuple[str, str], int] = {}
@@ -150,6 +152,7 @@ def test_answers_are_greedy_where_published_and_of_mt_bench_by_category_and_turn
         sampling = read_json(file)["settings"]["sampling"]
         assert (sampling["n"], sampling["top_p"], sampling["top_k"], sampling["repetition_penalty"]) == (1, 1, 0, 1)
         name = f"{file.parts[-3].partition('-')[0]} {file.parts[-2].partition('-t')[0]}"
+        assert sampling["stop"] == (STOPS if name.startswith("alpaca") else [])
         found[name, sampling["temperature"]] = read_json(file)["summary"]["responses"]
     # Sixteen questions, two of each category: writing and roleplay; stem and humanities; the other four.
     turn = {0.7: 4, 0.1: 4, 0.0: 8}
@@ -158,6 +161,8 @@ def test_answers_are_greedy_where_published_and_of_mt_bench_by_category_and_turn
         ("arena_hard turn-1", 0.0): 16,
         **{(f"mt_bench turn-{number}", temperature): count for number in (1, 2) for temperature, count in turn.items()},
     }, "two judges of the same answers: answered once"
+    (cut,) = samples.glob("alpaca_eval-*/turn-1-*/responses.parquet")
+    assert any(row["finish_reason"] == "stop_string" for _, row in read_rows(cut))
     (folder,) = samples.glob("mt_bench-*")
     first = [row for _, row in read_rows(folder / "turn-1-temperature-0.1" / "responses.parquet")]
     second = [row for _, row in read_rows(folder / "turn-2-temperature-0.1" / "responses.parquet")]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from regretless.core.files import fingerprint
 from regretless.core.settings import Seed
 from regretless.evaluation.chat.files import is_remote, local_path
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
+from regretless.evaluation.conditions import answers_folder
+from regretless.sampling.base import StopSetting
 from regretless.servers.judge_client import JudgeAccess
 
 
@@ -30,6 +31,8 @@ class ChatBenchmarkConfig(JudgeAccess):
     assistant."."""
     max_new_tokens: int = Field(default=2048, ge=1)
     """Most tokens in an answer. An answer that is cut is judged as it is, and counted."""
+    stop: StopSetting = Field(default=[])
+    """Texts that end an answer, as in `sample`: a pretrained model may go on with a question of its own."""
     judge: str
     """Name of the judge model on its server."""
     judge_prompt: str | None = None
@@ -67,13 +70,7 @@ class ChatBenchmarkConfig(JudgeAccess):
     def templates(self) -> dict[str, JudgeTemplate]:
         """Judge templates, by name. Raises ConfigError for a file that cannot be used."""
 
-    def answering(self) -> dict[str, Any]:
-        """Settings that the answers depend on: benchmarks that agree in them can share responses."""
-        names = {"benchmark", "questions", "limit", "template", "max_new_tokens", "seed"}
-        return self.model_dump(mode="json", include=names)
-
     @property
     def answers(self) -> str:
         """Name of the folder of its answers."""
-        asked = self.answering()
-        return f"{asked['benchmark']}-{fingerprint(asked)[:8]}"
+        return answers_folder(self.model_dump(mode="json"))

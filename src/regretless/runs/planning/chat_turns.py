@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.errors import RegretlessError
-from regretless.core.files import fingerprint
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
 from regretless.data.rows import write_records
@@ -69,7 +68,7 @@ class ChatTurns:
         assert self.recipe.evaluate is not None
         kind = unit.folder.parent.name
         every = self.recipe.evaluate.chat.values()
-        one = next(one for one in every if kind == f"{one.benchmark}-{fingerprint(one.answering())[:8]}")
+        one = next(one for one in every if kind == one.answers)
         return resolve(one, self.folder.path)
 
     def stand_ins(
