@@ -215,8 +215,8 @@ def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], option
         TokenizedPair(
             pair_id=str(number),
             prompt_ids=tuple(pair["prompt_ids"]),
-            chosen=TokenizedSide(tuple(pair["chosen_ids"]), (-0.5,) * len(pair["chosen_ids"])),
-            rejected=TokenizedSide(tuple(pair["rejected_ids"]), (-0.5,) * len(pair["rejected_ids"])),
+            chosen=TokenizedSide(tuple(pair["chosen_ids"]), {"behavior": (-0.5,) * len(pair["chosen_ids"])}),
+            rejected=TokenizedSide(tuple(pair["rejected_ids"]), {"behavior": (-0.5,) * len(pair["rejected_ids"])}),
             source=f"pairs:{number + 1}",
             kind="original",
         )

@@ -21,6 +21,7 @@ WIDTH = 100
 GROUPS = {
     "Training": ("PreferenceTrainer", "PreferenceConfig"),
     "Objectives": ("Objective", "Logps", "Output", "build"),
+    "Your own loop": ("check_grouped", "lay_out", "grouped", "response_scores"),
     "Rows": (
         *("Response", "Pair", "Side", "Verdict", "Refusal"),
         *("read_responses", "read_pairs", "parse_pairs", "write_records"),
@@ -45,7 +46,10 @@ def page() -> str:
     unlisted = set(regretless.__all__) ^ {*listed, "__version__"}
     assert not unlisted, f"GROUPS in docs/make_api.py: {', '.join(sorted(unlisted))} missing, or not public"
     start = f"Every name that `import regretless` gives; `{COMMAND}` writes this page from the docstrings."
-    more = "[Python examples](python.md) has an example for each stage."
+    more = (
+        "[Python examples](python.md) has an example for each stage. [Moved modules](renamed.md): where modules of "
+        "earlier versions are now."
+    )
     lines = ["# Python API", "", *_prose(f"{start} {more}"), ""]
     for group, names in GROUPS.items():
         lines += [f"## {group}", ""]

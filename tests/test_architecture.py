@@ -174,6 +174,7 @@ OF_NO_MODULE = {
     "test_kill_sweep.py": "the program kill_sweep.py",
     "test_notebooks.py": "docs/notebooks",
     "test_objective_pages.py": "docs/methods",
+    "test_own_loop_page.py": "docs/own_loop.md",
     "test_package.py": "wheel, sdist, and an installation of them",
     "test_python_page.py": "docs/python.md",
     "test_real_data.py": "the path of docs/real_data.md",

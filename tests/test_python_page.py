@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -40,6 +41,23 @@ def test_package_when_imported_then_neither_torch_nor_transformers_come_along() 
     assert done.stdout.strip() == "set()"
     with pytest.raises(AttributeError, match="'regretless' has no attribute 'Nothing'"):
         regretless.Nothing
+
+
+MOVED = re.findall(
+    r"^\| `(regretless\.[\w.]+)` \| `(regretless\.[\w.]+)` \|$",
+    (PROJECT / "docs" / "renamed.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def test_moved_modules_when_imported_then_the_new_name_exists_and_the_old_one_does_not() -> None:
+    assert len(MOVED) > 20
+    for before, now in MOVED:
+        assert importlib.util.find_spec(now), f"docs/renamed.md: there is no {now}"
+        folder = before.rpartition(".")[0]
+        assert not (importlib.util.find_spec(folder) and importlib.util.find_spec(before)), (
+            f"docs/renamed.md: {before} is still there"
+        )
 
 
 @pytest.mark.slow

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from regretless.data.rejected_rows import Refusal
     from regretless.data.responses import read_responses
     from regretless.data.rows import write_records
+    from regretless.modeling.forward import grouped, response_scores
+    from regretless.modeling.layout import lay_out
     from regretless.modeling.load import ModelConfig
+    from regretless.modeling.model_check import check_grouped
     from regretless.objectives import Logps, Objective, Output, build
     from regretless.runs.pipeline import run_recipe
     from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
@@ -57,11 +60,15 @@ __all__ = [
     "Verdict",
     "__version__",
     "build",
+    "check_grouped",
+    "grouped",
+    "lay_out",
     "load_recipe",
     "parse_pairs",
     "parse_recipe",
     "read_pairs",
     "read_responses",
+    "response_scores",
     "run_recipe",
     "write_records",
 ]
@@ -77,7 +84,10 @@ _HOMES = {
     "data.rejected_rows": ("Refusal",),
     "data.responses": ("read_responses",),
     "data.rows": ("write_records",),
+    "modeling.forward": ("grouped", "response_scores"),
+    "modeling.layout": ("lay_out",),
     "modeling.load": ("ModelConfig",),
+    "modeling.model_check": ("check_grouped",),
     "objectives": ("Logps", "Objective", "Output", "build"),
     "runs.pipeline": ("run_recipe",),
     "runs.recipe": ("Recipe", "load_recipe", "parse_recipe"),

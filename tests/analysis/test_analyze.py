@@ -67,8 +67,8 @@ TOKENS = [
     TokenizedPair(
         pair_id=str(number),
         prompt_ids=(number,),
-        chosen=TokenizedSide(tuple(range(chosen)), (-0.5,) * chosen),
-        rejected=TokenizedSide(tuple(range(100, 100 + rejected)), (-0.6,) * rejected),
+        chosen=TokenizedSide(tuple(range(chosen)), {"behavior": (-0.5,) * chosen}),
+        rejected=TokenizedSide(tuple(range(100, 100 + rejected)), {"behavior": (-0.6,) * rejected}),
         source=f"pairs:{number}",
         kind="original",
     )
@@ -130,7 +130,7 @@ def test_gradient_of_repo_when_weights_count_steps_then_it_is_even_inside_a_step
 
 def test_gradient_when_a_response_is_in_several_pairs_then_it_counts_once_with_their_sum() -> None:
     first = TOKENS[0]
-    longer = dataclasses.replace(first, rejected=TokenizedSide(tuple(range(100, 107)), (-0.6,) * 7))
+    longer = dataclasses.replace(first, rejected=TokenizedSide(tuple(range(100, 107)), {"behavior": (-0.6,) * 7}))
     reference = {**REFERENCE, (first.prompt_ids, longer.rejected.ids): np.full(7, -0.5, dtype=np.float32)}
     pairs = [first, longer, TOKENS[2]]
     # Behind the length that both sides of a pair have, a token counts half.

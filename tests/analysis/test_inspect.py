@@ -300,7 +300,7 @@ def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(
         "rejected: … prompt and … response tokens, above max_length …; raise it, or set truncation=keep_start": 1,
     }
     lines = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
-    assert [line["line"] for line in lines] == [3, 4, 1]
+    assert [line["line"] for line in lines] == [1, 3, 4]
 
 
 def test_sample_when_smaller_than_the_data_then_whole_prompts_are_scored(

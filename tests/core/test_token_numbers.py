@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 from regretless.analysis import inspect
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
+from regretless.data.records import Pair, Side
 from regretless.data.responses import read_responses
-from regretless.data.tokenization import TokenizedPair, TokenizedSide
+from regretless.data.tokenization import tokenize_pairs
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import OBJECTIVES, Logps, Objective, build
@@ -31,6 +32,7 @@ from regretless.training.batch import build_batch
 from regretless.training.data import PairDataset
 from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
+from regretless.world.tokenizer import build_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 TEMPERATURE = 0.9
@@ -179,14 +181,14 @@ def test_batch_when_built_then_it_has_the_entropies_of_each_response_cut_as_its_
         objective,
         reference=lambda item: np.array(item[1], np.float32),
     )
-    assert batch.reference is not None
+    assert "reference" in batch.inputs
     expected = {}
     for row in rows(pairs):
         for side in ("chosen", "rejected"):
             ids = row[f"{side}_token_ids"]
             expected.setdefault(tuple(ids), []).append(row[f"{side}_token_numbers"]["entropy"])
     cut = 0
-    for ids, mask, values in zip(batch.reference, batch.mask, batch.token_numbers["entropy"], strict=True):
+    for ids, mask, values in zip(batch.inputs["reference"], batch.mask, batch.inputs["entropy"], strict=True):
         length = int(mask.sum())
         tokens = tuple(int(token) for token in ids[:length])
         stored = [found[:length] for whole, same in expected.items() if whole[:length] == tokens for found in same]
@@ -291,11 +293,19 @@ def test_numbers_that_only_some_rows_have_when_verified_then_the_others_have_non
 
 
 def test_number_with_the_name_of_another_input_when_stored_then_it_takes_no_place_of_it(tmp_path: Path) -> None:
-    names = ("logps", "behavior", "reference")
-    side = TokenizedSide((3, 4), (-1.0, -2.0), dict.fromkeys(names, (5.0, 6.0)))
-    (read,) = PairTable.temporary([TokenizedPair("a", (1,), side, TokenizedSide((3,)), "rows:1", "original")])
-    assert read.chosen == side and read.chosen.values("behavior") == (-1.0, -2.0)
-    assert read.rejected is not None and not read.rejected.has("behavior")
+    tokenizer = build_tokenizer()
+    sides = []
+    for text, logp in (("34", -1.0), ("56", None)):
+        ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
+        numbers = {name: [5.0] * len(ids) for name in ("logps", "behavior", "reference")}
+        logps = None if logp is None else [logp] * len(ids)
+        sides.append(Side(text=text, token_ids=ids, logps=logps, token_numbers=numbers))
+    pair = Pair(prompt="1", chosen=sides[0], rejected=sides[1])
+    tokenized, _ = tokenize_pairs([pair], tokenizer, max_length=None, max_prompt_length=None)
+    (read,) = PairTable.temporary(tokenized)
+    assert read == tokenized[0] and set(read.chosen.values) == {"logps", "behavior", "reference"}
+    assert set(read.chosen.values["behavior"]) == {-1.0} and set(read.chosen.values["logps"]) == {5.0}
+    assert read.rejected is not None and set(read.rejected.values) == {"logps", "reference"}
     logps = Logps(torch.zeros(2, 1), mask=torch.ones(2, 1), token_numbers={"reference": torch.ones(2, 1)})
     with pytest.raises(DataError, match="dpo needs `reference`"):
         build("dpo")(logps, torch.tensor([[0, 1]]))

@@ -332,7 +332,7 @@ def test_stored_tokens_when_they_are_the_messages_then_labels_belong_to_them_and
     pair = labeled(qwen, read(ROW))
     found = tokenized(pair, qwen)
     for side, stored in zip(found.sides, pair.sides.values(), strict=True):
-        assert (side.own, side.logps) == (tuple(stored.token_ids or ()), tuple(stored.logps or ()))
+        assert (side.own, side.values["behavior"]) == (tuple(stored.token_ids or ()), tuple(stored.logps or ()))
         assert own_and_context(qwen, side.ids)[1] == OUTPUT
     # As many as the tokens of the conversation, tool outputs included: the labels of other tokens.
     everything = list(read_ids(found.chosen.ids))
@@ -357,7 +357,7 @@ def test_truncation_when_it_reaches_into_an_output_then_the_response_ends_with_t
     first = len(qwen(CALL + END)["input_ids"])
     cut = tokenized(pair, qwen, max_length=len(whole.prompt_ids) + first + 3, truncation="keep_start")
     assert cut.chosen.ids == whole.chosen.ids[:first]
-    assert cut.chosen.logps == (whole.chosen.logps or ())[:first]
+    assert cut.chosen.values["behavior"] == whole.chosen.values["behavior"][:first]
 
 
 def test_mask_when_a_response_has_several_messages_then_the_last_tokens_of_the_model_are_removed(
@@ -375,7 +375,10 @@ def test_mask_when_a_response_has_several_messages_then_the_last_tokens_of_the_m
         found = tokenized(masked[0], qwen)
         rejected = found.sides[1]
         kept = len(found.chosen.own) - removed
-        assert (rejected.own, rejected.logps) == (found.chosen.own[:kept], (found.chosen.logps or ())[:kept])
+        assert (rejected.own, rejected.values["behavior"]) == (
+            found.chosen.own[:kept],
+            found.chosen.values["behavior"][:kept],
+        )
         assert rejected.ids == found.chosen.ids[: len(rejected.ids)]
     between = mask_pairs([pair, *masked], MaskConfig(lengths=(answer, 1), count=1, tokenizer=str(tmp_path)))[0]
     assert len(between[0].rejected.text if between[0].rejected else []) == 3

@@ -230,7 +230,7 @@ def test_stored_ids_when_the_tokenizer_is_the_same_then_they_are_taken_over_unto
     pair = changed(pair, chosen_token_ids=drifted, chosen_logps=[-1.0] * len(drifted))
     found = one(pair, qwen)
     assert found.chosen.ids == tuple(drifted)
-    assert found.chosen.logps == (-1.0,) * len(drifted)
+    assert found.chosen.values.get("behavior") == (-1.0,) * len(drifted)
     assert found.rejected.ids == tuple(pair.rejected.token_ids or ())
     assert (found.source, found.logps_dropped) == ("pairs.parquet:7", None)
 
@@ -242,8 +242,8 @@ def test_stored_ids_when_they_spell_another_text_then_the_row_is_refused_though_
     # Without a fingerprint there is no claim that the ids are this tokenizer's: the text is tokenized.
     found = one(changed(pair, tokenizer=None), qwen)
     assert found.chosen.ids == (*qwen("It is 6.")["input_ids"], IM_END)
-    assert (found.chosen.logps, found.logps_dropped) == (None, reason)
-    assert found.rejected.logps is not None
+    assert (found.chosen.values.get("behavior"), found.logps_dropped) == (None, reason)
+    assert found.rejected.values.get("behavior") is not None
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,11 @@ def test_stored_ids_when_the_server_kept_a_cut_character_back_then_they_are_take
         sampled(qwen), chosen="It is", chosen_token_ids=ids, chosen_logps=logps, chosen_complete=False, tokenizer=None
     )
     found = one(cut, qwen)
-    assert (found.chosen.ids, found.chosen.logps, found.logps_dropped) == (tuple(ids), tuple(logps), None)
+    assert (found.chosen.ids, found.chosen.values.get("behavior"), found.logps_dropped) == (
+        tuple(ids),
+        tuple(logps),
+        None,
+    )
     assert one(changed(cut, chosen=qwen.decode(ids)), qwen).chosen.ids == tuple(ids)
     assert "do not spell the text" in str(one(changed(cut, chosen="It"), qwen).logps_dropped)
 
@@ -276,7 +280,7 @@ def test_stored_ids_when_from_another_vocabulary_then_text_is_tokenized_and_the_
     pair = sampled(qwen)
     found = one(pair, mistral)
     assert found.chosen.ids == (*encode_response(mistral, "2+2?", "It is 4.", complete=False), 2)
-    assert (found.chosen.logps, found.rejected.logps) == (None, None)
+    assert (found.chosen.values.get("behavior"), found.rejected.values.get("behavior")) == (None, None)
     reason = f"made with another tokenizer ({pair.tokenizer}) than the policy's ({tokenizer_fingerprint(mistral)})"
     assert found.logps_dropped == f"chosen: {reason}; rejected: {reason}"
     assert missing_values([found]) == {found.logps_dropped: 1}
@@ -325,7 +329,7 @@ def test_token_strings_when_they_drift_from_the_text_then_the_row_is_refused_or_
     assert refusal(pair, qwen) == f"pairs.parquet:7: chosen: {reason}"
     found = one(pair, qwen, need_logps=False)
     assert found.chosen.ids == tuple(encode_response(qwen, "2+2?", text))
-    assert (found.chosen.logps, found.logps_dropped) == (None, f"chosen: {reason}")
+    assert (found.chosen.values.get("behavior"), found.logps_dropped) == (None, f"chosen: {reason}")
 
 
 def test_lengths_when_over_a_limit_then_the_row_is_refused_with_both_numbers(qwen: Any) -> None:
@@ -346,7 +350,7 @@ def test_truncation_when_asked_for_then_ids_and_log_probabilities_lose_the_end_t
     prompt = len(qwen("2+2?")["input_ids"])
     found = one(pair, qwen, max_length=prompt + 3, truncation="keep_start")
     assert found.chosen.ids == tuple((pair.chosen.token_ids or [])[:3])
-    assert found.chosen.logps == tuple((pair.chosen.logps or [])[:3])
+    assert found.chosen.values.get("behavior") == tuple((pair.chosen.logps or [])[:3])
     assert found.rejected.ids == tuple((pair.rejected.token_ids or [])[:3])
     text_only = changed(pair, tokenizer=None, chosen_token_ids=None, chosen_logps=None)
     assert IM_END not in one(text_only, qwen, max_length=prompt + 3, truncation="keep_start").chosen.ids
@@ -361,7 +365,7 @@ def test_masked_pair_when_tokenized_then_only_its_chosen_side_ends(qwen: Any) ->
     cut = {"rejected": qwen.decode(ids[:2]), "rejected_token_ids": ids[:2], "rejected_logps": logps[:2]}
     pair = changed(sampled(qwen), **cut, rejected_complete=False, kind="masked")
     found = one(pair, qwen)
-    assert (found.chosen.ids, found.rejected.ids, found.rejected.logps) == (
+    assert (found.chosen.ids, found.rejected.ids, found.rejected.values.get("behavior")) == (
         tuple(ids),
         tuple(ids[:2]),
         tuple(logps[:2]),
@@ -412,7 +416,7 @@ def test_published_generations_when_read_then_their_ids_and_log_probabilities_ar
     text = generation["generated_text"]
     pair = pair_of(prompt="Q", chosen=text, rejected="?", chosen_token_ids=list(ids), chosen_logps=list(logps))
     found = one(pair, loaded)
-    assert (found.chosen.ids, found.chosen.logps) == (ids, logps)
+    assert (found.chosen.ids, found.chosen.values.get("behavior")) == (ids, logps)
     strings = changed(pair, chosen_token_ids=None, chosen_tokens=[token["text"] for token in tokens])
     if given_as_strings:
         assert one(strings, loaded).chosen.ids == ids

@@ -26,8 +26,8 @@ def write_comparisons(run: Path, objectives: Sequence[str]) -> None:
             TokenizedPair(
                 pair_id=str(n),
                 prompt_ids=(n // 2,),
-                chosen=TokenizedSide(tuple(range(5 + n)), (-0.5,) * (5 + n)),
-                rejected=TokenizedSide(tuple(range(9, 20 + n)), (-0.5,) * (11 + n)),
+                chosen=TokenizedSide(tuple(range(5 + n)), {"behavior": (-0.5,) * (5 + n)}),
+                rejected=TokenizedSide(tuple(range(9, 20 + n)), {"behavior": (-0.5,) * (11 + n)}),
                 source=f"pairs:{n}",
                 kind="original",
             )

@@ -62,8 +62,8 @@ def pairs() -> list[TokenizedPair]:
             TokenizedPair(
                 pair_id=f"pair-{number}",
                 prompt_ids=prompt,
-                chosen=TokenizedSide(chosen[0], chosen[1]),
-                rejected=TokenizedSide(rejected[0], rejected[1]),
+                chosen=TokenizedSide(chosen[0], {"behavior": chosen[1]}),
+                rejected=TokenizedSide(rejected[0], {"behavior": rejected[1]}),
                 source=f"pairs.jsonl:{number + 1}",
                 kind=kind,  # type: ignore[arg-type]
             )

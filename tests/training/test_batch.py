@@ -33,7 +33,7 @@ CUT = CHOSEN[:8]
 
 
 def side(ids: Ids, first: float) -> TokenizedSide:
-    return TokenizedSide(ids, tuple(first - 0.1 * place for place in range(len(own_ids(ids)))))
+    return TokenizedSide(ids, {"behavior": tuple(first - 0.1 * place for place in range(len(own_ids(ids))))})
 
 
 def logps_by_hand(model: PreTrainedModel, response: Ids) -> Tensor:
@@ -86,7 +86,7 @@ def test_objective_when_context_lies_between_messages_then_value_and_gradient_ar
 
     scores = {ids: logps_by_hand(policy, ids) for ids in (CHOSEN, REJECTED, CUT)}
     means = {ids: values.mean() for ids, values in scores.items()}
-    behavior = {each.ids: torch.tensor(np.float32(each.logps), dtype=torch.float64) for each in sides.values()}
+    behavior = {each.ids: torch.tensor(np.float32(each.values["behavior"]), dtype=torch.float64) for each in sides.values()}
     losses = []
     for rejected in (REJECTED, CUT):
         both = (CHOSEN, rejected)

@@ -20,6 +20,7 @@ from transformers import CTRLTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
+from regretless.data import pair_source
 from regretless.data.rows import read_rows, write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, tokenize_pairs
 from regretless.modeling.layout import token_count
@@ -118,7 +119,7 @@ def test_file_when_resumed_in_mid_epoch_then_weights_are_those_of_rows_in_memory
         return original(self, number)
 
     monkeypatch.setattr(PairTable, "__getitem__", counting)
-    monkeypatch.setattr(pair_reading, "tokenize_pairs", None)
+    monkeypatch.setattr(pair_source, "tokenize_pairs", None)
     resumed = make_trainer(**options)
     weights = trained(resumed, resume_from_checkpoint=True)
     sampler = StepSampler(resumed.train_dataset, 5, seed=resumed.args.seed, grouped=True)
@@ -139,7 +140,7 @@ def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[Tokeni
     odd = [
         dataclasses.replace(unlabeled, logps_dropped="chosen: “other” vocabulary"),
         dataclasses.replace(pairs[1], chosen=TokenizedSide(pairs[1].chosen.ids), rejected=None),
-        dataclasses.replace(pairs[2], rejected=TokenizedSide(ids, (single,) * len(ids), numbers)),
+        dataclasses.replace(pairs[2], rejected=TokenizedSide(ids, {"behavior": (single,) * len(ids), **numbers})),
     ]
     exact = [
         dataclasses.replace(pair, chosen=rounded(pair.chosen), rejected=pair.rejected and rounded(pair.rejected))
@@ -153,21 +154,21 @@ def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[Tokeni
 
 
 def rounded(side: TokenizedSide) -> TokenizedSide:
-    """A side with log-probabilities as a file holds them, in single precision."""
-    return dataclasses.replace(side, logps=side.logps and tuple(np.float32(side.logps).tolist()))
+    """A side with values as a file holds them, in single precision."""
+    return TokenizedSide(side.ids, {name: tuple(np.float32(row).tolist()) for name, row in side.values.items()})
 
 
 def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again(
     file: Path, make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    original = pair_reading.tokenize_pairs
+    original = pair_source.tokenize_pairs
 
     def counting(*args: Any, **options: Any) -> Any:
         made.append("chunk")
         return original(*args, **options)
 
-    monkeypatch.setattr(pair_reading, "tokenize_pairs", counting)
+    monkeypatch.setattr(pair_source, "tokenize_pairs", counting)
 
     def makes(**options: Any) -> bool:
         made.clear()

@@ -100,7 +100,7 @@ def conversations() -> list[TokenizedPair]:
         return tuple(torch.randint(4, 40, (count,), generator=numbers).tolist())
 
     def side(ids: Ids) -> TokenizedSide:
-        return TokenizedSide(ids, tuple((-4 * torch.rand(len(own_ids(ids)), generator=numbers)).tolist()))
+        return TokenizedSide(ids, {"behavior": tuple((-4 * torch.rand(len(own_ids(ids)), generator=numbers)).tolist())})
 
     found: list[TokenizedPair] = []
     for query in range(2):
@@ -108,8 +108,7 @@ def conversations() -> list[TokenizedPair]:
         second = [(*first, *words(4), 2, *as_context(words(3))) for _ in range(2)]
         right, wrong = ([side((*begin, *words(5 + query), 2)) for begin in second] for _ in range(2))
         pairs = [(one, other, "original") for one in right for other in wrong]
-        cut = right[0].ids[:-4]
-        pairs.append((right[0], TokenizedSide(cut, right[0].logps[: len(own_ids(cut))]), "masked"))
+        pairs.append((right[0], right[0].cut(len(right[0].ids) - 4), "masked"))
         found += [
             TokenizedPair(f"{query}-{number}", prompt, *sides, f"rows:{number}", kind)
             for number, (*sides, kind) in enumerate(pairs)

@@ -55,11 +55,7 @@ def plain_loss(
     mismatched: list[tuple[tuple[int, ...], ...]],
 ) -> Tensor:
     """The mean loss, every response of every pair by itself and one row of logits at a time."""
-    responses = [
-        (p.prompt_ids, ids, logps)
-        for p in pairs
-        for ids, logps in ((p.chosen.ids, p.chosen.logps), (p.rejected.ids, p.rejected.logps))
-    ]
+    responses = [(p.prompt_ids, side.ids, side.values["behavior"]) for p in pairs for side in p.sides]
     longest = max(len(ids) for _, ids, _ in responses)
     rows: dict[str, list[Tensor]] = {
         "policy": [],
@@ -289,7 +285,7 @@ def test_loss_when_a_log_probability_is_not_a_number_then_training_stops_before_
 ) -> None:
     poisoned = list(pairs)
     poisoned[6] = dataclasses.replace(
-        pairs[6], chosen=TokenizedSide(pairs[6].chosen.ids, (float("nan"),) * len(pairs[6].chosen.ids))
+        pairs[6], chosen=TokenizedSide(pairs[6].chosen.ids, {"behavior": (float("nan"),) * len(pairs[6].chosen.ids)})
     )
     trainer = make_trainer(data=poisoned, num_train_epochs=1)
     with pytest.raises(NonFiniteLossError, match=r"step \d+: loss is nan .*pairs\.jsonl:7"):
@@ -317,7 +313,7 @@ def test_rewards_when_not_finite_beside_a_finite_loss_then_training_stops_and_na
     monkeypatch.setitem(OBJECTIVES, "dpo", _BadRewards)
     poisoned = list(pairs)
     poisoned[6] = dataclasses.replace(
-        pairs[6], rejected=TokenizedSide(pairs[6].rejected.ids, (0.0,) * len(pairs[6].rejected.ids))
+        pairs[6], rejected=TokenizedSide(pairs[6].rejected.ids, {"behavior": (0.0,) * len(pairs[6].rejected.ids)})
     )
     trainer = make_trainer(data=poisoned, num_train_epochs=1, objective="dpo")
     with pytest.raises(NonFiniteLossError, match=r"step \d+: rewards of dpo are not finite for pairs\.jsonl:7;"):

@@ -21,11 +21,9 @@ from regretless.core.files import write_json
 from regretless.core.paths import PathSetting
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
-from regretless.data.preferences import read_pairs
+from regretless.data.pair_source import PairSource
 from regretless.data.records import Pair
-from regretless.data.rejected_rows import check_some_left
 from regretless.data.rows import read_rows
-from regretless.data.tokenization import tokenize_pairs
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
@@ -74,12 +72,11 @@ def run(
     reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
     models = dict(zip(policies, trained, strict=True))
     summary = token_rewards.run(config, pairs, reference, models, output)
-    read, refused = read_pairs(pairs)
-    originals = [pair for pair in read if pair.kind == "original"] or read
+    source = PairSource.read(pairs)
+    originals = [pair for pair in source.pairs if pair.kind == "original"] or source.pairs
     tokenizer = load_tokenizer(reference)
-    selected = whole_prompts(originals, config.sample, config.seed, _prompt)
-    tokenized, unusable = tokenize_pairs(selected, tokenizer, max_length=None, max_prompt_length=None, need_logps=False)
-    check_some_left(tokenized, refused + unusable, pairs)
+    tokenized = source.tokenize(tokenizer, pairs=whole_prompts(originals, config.sample, config.seed, _prompt))
+    source.check(tokenized)
     sample = Sample(tokenized)
 
     scores = {BASE: sample.score(reference, BASE)}
@@ -99,9 +96,10 @@ def run(
         for name, policy in policies.items()
         if policy.objective is not None
     }
-    calibrations = {
-        name: result for name, policy in policies.items() if (result := _calibration(policy.folder, read)) is not None
-    }
+    calibrations = {}
+    for name, policy in policies.items():
+        if (result := _calibration(policy.folder, source.pairs)) is not None:
+            calibrations[name] = result
     lengths = {benchmark: response_lengths(files) for benchmark, files in (responses or {}).items()}
 
     write_json(output / "score_distance.json", {"unit": "nats squared per token", "models": distances})
@@ -110,7 +108,7 @@ def run(
     write_json(output / "calibration.json", {"observed": OBSERVED, "policies": calibrations})
     write_json(output / "lengths.json", {"benchmarks": lengths})
     _show(distances, drifts, gradients, calibrations, lengths)
-    return summary | {"sample": len(tokenized), "refused": len(unusable)}
+    return summary | {"sample": len(tokenized), "refused": len(source.refused)}
 
 
 def _prompt(pair: Pair) -> str:

@@ -38,16 +38,17 @@ class Labeled:
         return self.row.sides[self.side].model
 
 
-def labeled(pairs: Sequence[tuple[TokenizedPair, Pair]]) -> list[Labeled]:
+def labeled(pairs: Sequence[TokenizedPair]) -> list[Labeled]:
     """Distinct responses with behavior log-probabilities, for each side separately."""
     responses: dict[tuple[Any, ...], Labeled] = {}
-    for pair, row in pairs:
+    for pair in pairs:
+        assert pair.row is not None
         # A masked response is a prefix of a response that is already included.
         sides = pair.sides if pair.kind == "original" else (pair.chosen,)
         for name, side in zip(SIDES, sides, strict=False):
-            if side.logps is not None:
-                response = Labeled(name, pair.prompt_ids, side.ids, side.logps, row)
-                responses.setdefault((name, pair.prompt_ids, side.ids, side.logps), response)
+            if (logps := side.values.get("behavior")) is not None:
+                response = Labeled(name, pair.prompt_ids, side.ids, logps, pair.row)
+                responses.setdefault((name, pair.prompt_ids, side.ids, logps), response)
     return list(responses.values())
 
 

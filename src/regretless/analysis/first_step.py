@@ -14,7 +14,7 @@ from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Logps, Objective
 from regretless.objectives.base import SATURATED
-from regretless.objectives.inputs import of_data, padded, step_numbers
+from regretless.objectives.inputs import as_logps, of_data, padded, step_numbers
 
 PAIRS_AT_ONCE = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
@@ -62,7 +62,7 @@ def spread(values: Any) -> dict[str, float] | None:
 def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
     """The pairs that have all per-token data that the objective needs."""
     names = of_data(objective)
-    return [pair for pair in pairs if all(side.has(name) for side in pair.sides for name in names)]
+    return [pair for pair in pairs if all(name in side.values for side in pair.sides for name in names)]
 
 
 def at_reference(
@@ -74,17 +74,17 @@ def at_reference(
     """
     responses = [(pair.prompt_ids, side) for pair in pairs for side in pair.sides]
     policy = padded([torch.from_numpy(reference[prompt, side.ids].astype(np.float64)) for prompt, side in responses])
-    numbers = {
-        name: padded([torch.tensor(side.values(name), dtype=torch.float64) for _, side in responses])
+    inputs = {
+        name: padded([torch.tensor(side.values[name], dtype=torch.float64) for _, side in responses])
         for name in of_data(objective)
     }
+    if "steps" in objective.required:
+        inputs["steps"] = step_numbers([side.ids for _, side in responses], ends_step)
     return Logps(
         policy,
         mask=padded([torch.ones(len(side.own), dtype=torch.bool) for _, side in responses]),
         reference=policy,
-        behavior=numbers.pop("behavior", None),
         reference_kl=torch.zeros_like(policy),
-        steps=step_numbers([side.ids for _, side in responses], ends_step) if "steps" in objective.required else None,
-        token_numbers=numbers,
         z_ref=0.0,
+        **as_logps(inputs),
     )

@@ -19,17 +19,16 @@ from regretless.core.files import write_json
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
-from regretless.data.preferences import read_pairs
+from regretless.data.pair_source import PairSource
 from regretless.data.records import Pair
-from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
-from regretless.data.tokenization import MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values, tokenize_pairs
+from regretless.data.rejected_rows import Refusal
+from regretless.data.tokenization import MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_names
 from regretless.objectives.base import SATURATED
 
-Row = tuple[TokenizedPair, Pair]
 IMPOSSIBLE = -100.0
 """Nats. A token that a model writes is never this unlikely: that is one draw in 10⁴³."""
 
@@ -77,23 +76,12 @@ def run(
     built = dict(_objectives(objectives, config.betas))
     tokenizer = load_tokenizer(model)
     codec = codec_of(tokenizer)
-    read, refused = read_pairs(pairs)
-    tokenized, unusable = tokenize_pairs(
-        read,
-        tokenizer,
-        max_length=config.max_length,
-        max_prompt_length=config.max_prompt_length,
-        truncation=config.truncation,
-        need_logps=False,
-    )
-    refused += unusable
-    report_refusals(refused, output / "refused.jsonl")
-    check_some_left(tokenized, refused, pairs)
-    of_source = {pair.origin: pair for pair in read}
-    rows = [(pair, of_source[pair.source]) for pair in tokenized]
+    source = PairSource.read(pairs)
+    tokenized = source.tokenize(tokenizer, config)
+    source.check(tokenized, output / "refused.jsonl")
 
     results: dict[str, Any] = {
-        "data": _counts(rows, refused),
+        "data": _counts(tokenized, source.refused),
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
     }
@@ -101,14 +89,13 @@ def run(
     results["data"]["without_token_numbers"] = {
         name: lacking for name in wanted if (lacking := missing_values(tokenized, name))
     }
-    sample = whole_prompts(rows, config.sample, config.seed, lambda row: row[0].prompt_ids)
+    sample = whole_prompts(tokenized, config.sample, config.seed, lambda pair: pair.prompt_ids)
     if sample:
-        responses = list(dict.fromkeys(_responses([pair for pair, _ in sample])))
+        responses = list(dict.fromkeys(_responses(sample)))
         scores = score_responses(load_model(model), responses, description="inspect: reference")
         reference = dict(zip(responses, scores, strict=True))
         results["objectives"] = {
-            label: at_start(objective, [pair for pair, _ in sample], reference, codec.ends_step)
-            for label, objective in built.items()
+            label: at_start(objective, sample, reference, codec.ends_step) for label, objective in built.items()
         }
         results["behavior_minus_reference"] = gap(labeled(sample), reference)
         if config.rescore:
@@ -121,7 +108,7 @@ def run(
     show_parts(shown)
     return {
         "pairs": len(tokenized),
-        "refused": len(refused),
+        "refused": len(source.refused),
         "scored_pairs": len(sample),
         "distinct_token_ratio": results["tokens"]["distinct_token_ratio"],
     }
@@ -138,11 +125,11 @@ def _objectives(choices: Mapping[str, Mapping[str, Any]], betas: Sequence[float]
             yield f"{name} β={beta:g}", build(name, **{**settings, "beta": beta})
 
 
-def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
-    pairs = [pair for pair, _ in rows]
+def _counts(pairs: Sequence[TokenizedPair], refused: Sequence[Refusal]) -> dict[str, Any]:
+    rows = [pair.row for pair in pairs if pair.row is not None]
+    gains = _gains(rows)
     distinct = {(pair.prompt_ids, *_ids(pair)) for pair in pairs}
     # Numbers and texts differ from row to row; the rest of the reason does not.
-    gains = _gains(rows)
     reasons = Counter(re.sub(r"'[^']*'|\d[\d.]*", "…", refusal.reason) for refusal in refused)
     return {
         "pairs": len(pairs),
@@ -156,7 +143,7 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
         "reversed_pairs": sum((prompt, *reversed(sides)) in distinct for prompt, *sides in distinct if len(sides) == 2),
         "equal_scores": sum(score == 0 for score in gains),
         "lower_scores": sum(score < 0 for score in gains),
-        "different_models": sum(_different_models(row) for _, row in rows),
+        "different_models": sum(map(_different_models, rows)),
         "without_behavior_logps": missing_values(pairs),
         "impossible_behavior_logps": _impossible(pairs),
         "refused": len(refused),
@@ -166,7 +153,9 @@ def _counts(rows: Sequence[Row], refused: Sequence[Refusal]) -> dict[str, Any]:
 
 def _impossible(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     """Pairs with behavior log-probabilities of tokens that no model would have written, and the lowest (nats)."""
-    lowest = [min([0.0, *(value for side in pair.sides for value in side.logps or ())]) for pair in pairs]
+    lowest = [
+        min([0.0, *(value for side in pair.sides for value in side.values.get("behavior", ()))]) for pair in pairs
+    ]
     return {"pairs": sum(value < IMPOSSIBLE for value in lowest), "lowest": min(lowest)}
 
 
@@ -195,9 +184,9 @@ def _ids(pair: TokenizedPair) -> list[Ids]:
     return [side.ids for side in pair.sides]
 
 
-def _gains(rows: Sequence[Row]) -> list[float]:
+def _gains(rows: Sequence[Pair]) -> list[float]:
     """What the chosen side's score has above the rejected one's, of pairs that have both."""
-    scores = ([side.score for side in pair.sides.values()] for _, pair in rows)
+    scores = ([side.score for side in pair.sides.values()] for pair in rows)
     return [both[0] - both[1] for both in scores if len(both) == 2 and both[0] is not None and both[1] is not None]
 
 

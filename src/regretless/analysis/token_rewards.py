@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from pydantic import Field
 from regretless.core.files import write_json
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Tokenizer
-from regretless.data.preferences import read_pairs
-from regretless.data.records import SIDES, Pair
-from regretless.data.rejected_rows import Refusal, check_some_left
-from regretless.data.tokenization import TokenizedPair, tokenize_pairs
+from regretless.data.pair_source import PairSource
+from regretless.data.records import SIDES
+from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids, own_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -75,23 +74,24 @@ def run(
     Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
     """
     tokenizer = load_tokenizer(reference)
-    read, refused = read_pairs(pairs)
-    chosen = _choose(config, read, tokenizer, refused)
-    check_some_left(chosen, refused, pairs)
-    items = [(tokens.prompt_ids, side.ids) for _, tokens in chosen for side in tokens.sides]
+    source = PairSource.read(pairs)
+    chosen = _choose(config, source, tokenizer)
+    source.check(chosen)
+    items = [(pair.prompt_ids, side.ids) for pair in chosen for side in pair.sides]
     reference_logps = _score(reference, items, "reference")
     policy_logps = {name: _score(model, items, name) for name, model in policies.items()}
 
     entries = []
     index = 0
-    for pair, tokens in chosen:
+    for pair in chosen:
+        assert pair.row is not None
         responses = []
-        for name, side in zip(SIDES, tokens.sides, strict=True):
+        for name, side in zip(SIDES, pair.sides, strict=True):
             scored = {policy: logps[index] for policy, logps in policy_logps.items()}
-            values = _values(config.beta, reference_logps[index], side.logps, scored)
+            values = _values(config.beta, reference_logps[index], side.values.get("behavior"), scored)
             responses.append({"side": name, **_texts(tokenizer, side.own), **values})
             index += 1
-        entries.append({"pair_id": tokens.pair_id, "kind": tokens.kind, "prompt": pair.prompt, "responses": responses})
+        entries.append({"pair_id": pair.pair_id, "kind": pair.kind, "prompt": pair.row.prompt, "responses": responses})
     content = {
         "units": UNITS,
         "beta": config.beta,
@@ -103,10 +103,9 @@ def run(
     return {"pairs": len(entries), "tokens": sum(len(own_ids(ids)) for _, ids in items), "policies": len(policies)}
 
 
-def _choose(
-    config: TokenRewardsConfig, pairs: Sequence[Pair], tokenizer: Tokenizer, refused: list[Refusal]
-) -> list[tuple[Pair, TokenizedPair]]:
-    """The usable pairs to analyze, in random order; pairs that cannot be tokenized are added to `refused`."""
+def _choose(config: TokenRewardsConfig, source: PairSource, tokenizer: Tokenizer) -> list[TokenizedPair]:
+    """The usable pairs to analyze, in random order."""
+    pairs = source.pairs
     order = random.Random(config.seed).sample(range(len(pairs)), len(pairs))
     of_prompt: Counter[tuple[bool, str | None]] = Counter()
     turns: dict[int, int] = {}
@@ -115,19 +114,15 @@ def _choose(
         turns[index] = of_prompt[key]
         of_prompt[key] += 1
     order.sort(key=turns.__getitem__)
-    usable = _usable((pairs[index] for index in order if pairs[index].kind != "masked"), tokenizer, refused)
-    originals = list(itertools.islice(usable, config.pairs))
-    usable = _usable((pairs[index] for index in order if pairs[index].kind == "masked"), tokenizer, refused)
-    return originals + list(itertools.islice(usable, config.pairs - len(originals) + config.masked))
 
+    def usable(*, masked: bool) -> Iterator[TokenizedPair]:
+        # One pair at a time: a few of many are needed.
+        for index in order:
+            if (pairs[index].kind == "masked") == masked:
+                yield from source.tokenize(tokenizer, pairs=[pairs[index]], need_logps=True)
 
-def _usable(
-    pairs: Iterable[Pair], tokenizer: Tokenizer, refused: list[Refusal]
-) -> Iterator[tuple[Pair, TokenizedPair]]:
-    for pair in pairs:
-        tokenized, reasons = tokenize_pairs([pair], tokenizer, max_length=None, max_prompt_length=None)
-        refused += reasons
-        yield from ((pair, tokens) for tokens in tokenized)
+    originals = list(itertools.islice(usable(masked=False), config.pairs))
+    return originals + list(itertools.islice(usable(masked=True), config.pairs - len(originals) + config.masked))
 
 
 def _score(config: ModelConfig, items: Sequence[tuple[Ids, Ids]], name: str) -> list[NDArray[np.float32]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -33,28 +33,21 @@ MAX_LENGTH = 2048
 
 @dataclass(frozen=True)
 class TokenizedSide:
-    """One response as input of the trainer: token ids, and the known values for each of them."""
+    """One response as input of objectives: token ids, and a value of each kind for every id that the model wrote."""
 
     ids: Ids
-    logps: tuple[float, ...] | None = None
-    """Log-probability of each of its own ids (nats) under the behavior policy."""
-    token_numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Further numbers per own id, by name."""
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    """By the names that objectives have in `needs`: `behavior`, log-probabilities under the behavior policy (nats), and
+    those of `Side.token_numbers`."""
 
     @property
     def own(self) -> Ids:
         """The ids that the model wrote: those that are not context."""
         return own_ids(self.ids)
 
-    def has(self, name: str) -> bool:
-        """True if a per-token input of objectives is known: `behavior`, or a name in `token_numbers`."""
-        return self.logps is not None if name == "behavior" else name in self.token_numbers
-
-    def values(self, name: str) -> tuple[float, ...]:
-        """A per-token input of objectives. Raises KeyError if it is unknown."""
-        if name == "behavior" and self.logps is not None:
-            return self.logps
-        return self.token_numbers[name]
+    def only(self, names: Iterable[str]) -> TokenizedSide:
+        """The response with these values alone. Raises KeyError if it lacks one."""
+        return TokenizedSide(self.ids, {name: self.values[name] for name in names})
 
     def cut(self, length: int) -> TokenizedSide:
         """The first `length` tokens, or less: context at the end is read by nothing."""
@@ -62,8 +55,7 @@ class TokenizedSide:
             length -= 1
         ids = self.ids[:length]
         count = len(own_ids(ids))
-        numbers = {name: values[:count] for name, values in self.token_numbers.items()}
-        return TokenizedSide(ids, self.logps and self.logps[:count], numbers)
+        return TokenizedSide(ids, {name: values[:count] for name, values in self.values.items()})
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,9 @@ class TokenizedPair:
     logps_dropped: str | None = None
     """Why the row's log-probabilities were not used."""
     other_prompt: bool = field(default=False, compare=False)
-    """Whether the responses were recorded with other tokens of the prompt; known until it is stored for training."""
+    """Whether the responses were recorded with other tokens of the prompt. Not stored in a table for training."""
+    row: Pair | None = field(default=None, compare=False, repr=False)
+    """The pair as it was read. Not stored in a table for training."""
 
     @property
     def sides(self) -> tuple[TokenizedSide, ...]:
@@ -140,10 +134,10 @@ def tokenize_pairs(
 
 
 def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> dict[str, int]:
-    """Why pairs lack a per-token input (`TokenizedSide.has`), and how many pairs for each reason."""
+    """Why pairs lack one of `TokenizedSide.values`, and how many pairs for each reason."""
     counts: dict[str, int] = {}
     for pair in pairs:
-        if not all(side.has(name) for side in pair.sides):
+        if not all(name in side.values for side in pair.sides):
             reason = pair.logps_dropped or "the data has none"
             counts[reason] = counts.get(reason, 0) + 1
     return counts
@@ -261,6 +255,7 @@ class _PairEncoder:
             other_prompt=pair.tokenizer == self.codec.fingerprint
             and pair.prompt_token_ids is not None
             and tuple(pair.prompt_token_ids) != prompt,
+            row=pair,
         )
 
     def _equal(self, length: int, chosen: _Stored, rejected: _Stored) -> str:
@@ -361,8 +356,11 @@ class _PairEncoder:
         )
         if problem is not None:
             raise DataError(problem)
-        shared = {name: self._shared(values) for name, values in numbers.items()}
-        return TokenizedSide(found.ids, None if logps is None else self._shared(logps), shared)
+        # A number of the data that is called `behavior` is not what objectives mean by the name.
+        values = {name: row for name, row in numbers.items() if name != "behavior"}
+        if logps is not None:
+            values["behavior"] = logps
+        return TokenizedSide(found.ids, {name: self._shared(row) for name, row in values.items()})
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
         """Numbers as a tuple, shared by equal numbers: a response occurs in several pairs."""

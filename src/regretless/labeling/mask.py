@@ -22,9 +22,8 @@ from regretless.core.paths import PathSetting
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Codec, codec_of
 from regretless.data.conversations import response_parts
-from regretless.data.preferences import read_pairs, split_kinds
+from regretless.data.pair_source import PairSource
 from regretless.data.records import Pair, Text
-from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.rows import write_records
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_tokenizer
@@ -85,15 +84,14 @@ def run(config: MaskConfig, pairs: Path, output: Path) -> dict[str, Any]:
     then the masked ones) and refused.jsonl. Raises DataError if no pair can be read, if fewer masked pairs are possible
     than `count` asks for, or if none would be written.
     """
-    originals, refused = split_kinds(*read_pairs(pairs))
-    report_refusals(refused, output / "refused.jsonl")
-    check_some_left(originals, refused, pairs)
-    masked, counts = mask_pairs(originals, config)
-    kept = [*(originals if config.keep_originals else ()), *masked]
+    source = PairSource.read(pairs, one_kind=True)
+    source.check(source.pairs, output / "refused.jsonl")
+    masked, counts = mask_pairs(source.pairs, config)
+    kept = [*(source.pairs if config.keep_originals else ()), *masked]
     if not kept:
         raise DataError(f"{pairs}: mask.keep_originals is false and there is no masked pair; raise mask.count")
     write_records(output / "pairs.parquet", kept)
-    return {"pairs": len(kept), **counts, "refused": len(refused)}
+    return {"pairs": len(kept), **counts, "refused": len(source.refused)}
 
 
 def mask_pairs(pairs: Sequence[Pair], config: MaskConfig) -> tuple[list[Pair], dict[str, Any]]:

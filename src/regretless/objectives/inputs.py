@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from regretless.objectives.base import Objective, similar
+from regretless.objectives.base import INPUTS, Objective, similar
 
 
 def of_data(objective: Objective) -> tuple[str, ...]:
@@ -22,6 +23,12 @@ def lacks(name: str) -> str:
     if name == "behavior":
         return "no behavior log-probabilities; use repo_det, or re-score the data"
     return f"no token_numbers.{name}; sample with an engine that records it{similar(name)}"
+
+
+def as_logps(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments of `Logps` for inputs by name: those of `INPUTS` by themselves, all others as `token_numbers`."""
+    fields: dict[str, Any] = {name: values for name, values in inputs.items() if name in INPUTS}
+    return {**fields, "token_numbers": {name: values for name, values in inputs.items() if name not in INPUTS}}
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:

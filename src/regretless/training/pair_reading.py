@@ -19,12 +19,13 @@ from regretless.core.files import atomic_path, fingerprint, json_line, path_fing
 from regretless.core.settings import check_name
 from regretless.core.terminal import bar, print_note
 from regretless.core.versions import versions
+from regretless.data.pair_source import PairSource
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.records import Pair
 from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source
-from regretless.data.tokenization import OTHER_PROMPTS, TokenizedPair, missing_values, tokenize_pairs
+from regretless.data.tokenization import OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.load import probe_ids
 from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
@@ -209,19 +210,11 @@ class _Reading:
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
-                if chunk and isinstance(chunk[0], TokenizedPair):
-                    tokenized: list[TokenizedPair] = chunk
-                else:
-                    tokenized, untokenized = tokenize_pairs(
-                        chunk,
-                        self.tokenizer,
-                        max_length=self.args.max_length,
-                        max_prompt_length=self.args.max_prompt_length,
-                        truncation=self.args.truncation,
-                        need_logps=bool(self.names),
-                        first=done + 1,
-                    )
-                    refused = sorted(refused + untokenized, key=lambda refusal: refusal.line)
+                tokenized: list[TokenizedPair] = chunk
+                if not (chunk and isinstance(chunk[0], TokenizedPair)):
+                    part = PairSource(source, chunk, refused)
+                    tokenized = part.tokenize(self.tokenizer, self.args, need_logps=bool(self.names), first=done + 1)
+                    refused = part.refused
                 refusals.writelines(json_line(vars(refusal)) for refusal in refused)
                 first_refused += refused[: REPORTED - len(first_refused)]
                 refused_count += len(refused)

@@ -22,7 +22,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 4
+FORMAT = 5
 """Format version of the two files; a table of another format is not read."""
 
 
@@ -111,31 +111,24 @@ def prompt_hash(prompt: Ids) -> int:
 
 
 def _pack(pair: TokenizedPair) -> bytes:
-    """Lengths, the ids, the numbers of each token, and the rest as JSON with the names of those numbers."""
+    """Lengths, the ids, the values of each token, and the rest as JSON with the names of those values."""
     sides = pair.sides
-    numbers = [_numbers(side) for side in sides]
     head = np.array([len(pair.prompt_ids), len(sides), *(len(side.ids) for side in sides)], np.int32)
     ids = np.array([*pair.prompt_ids, *chain.from_iterable(side.ids for side in sides)], np.int32)
-    values = np.array(list(chain.from_iterable(row for rows in numbers for row in rows.values())), np.float32)
-    names = [list(rows) for rows in numbers]
+    values = np.array(list(chain.from_iterable(row for side in sides for row in side.values.values())), np.float32)
+    names = [list(side.values) for side in sides]
     rest = json.dumps([pair.pair_id, pair.source, pair.kind, pair.logps_dropped, names], ensure_ascii=False)
     text = clean_text(rest).encode()
     return head.tobytes() + ids.tobytes() + values.tobytes() + text + np.int32(len(text)).tobytes()
 
 
-def _numbers(side: TokenizedSide) -> dict[str | None, tuple[float, ...]]:
-    """All numbers that a side has per token, by name; None names the log-probabilities, as no other number can."""
-    logps: dict[str | None, tuple[float, ...]] = {} if side.logps is None else {None: side.logps}
-    return logps | dict(side.token_numbers)
-
-
 def _unpack(data: bytes) -> TokenizedPair:
-    place = 0
+    offset = 0
 
     def take(count: int, kind: type[np.int32] | type[np.float32] = np.int32) -> tuple[Any, ...]:
-        nonlocal place
-        values = np.frombuffer(data, kind, count, place).tolist()
-        place += 4 * count
+        nonlocal offset
+        values = np.frombuffer(data, kind, count, offset).tolist()
+        offset += 4 * count
         return tuple(values)
 
     size = int(np.frombuffer(data[-4:], np.int32)[0])
@@ -143,10 +136,10 @@ def _unpack(data: bytes) -> TokenizedPair:
     prompt, count = take(2)
     lengths = take(count)
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
-    sides = []
-    for response, own in zip(ids, names, strict=True):
-        numbers = {name: take(len(own_ids(response)), np.float32) for name in own}
-        sides.append(TokenizedSide(response, numbers.pop(None, None), numbers))
+    sides = [
+        TokenizedSide(response, {name: take(len(own_ids(response)), np.float32) for name in names_of_side})
+        for response, names_of_side in zip(ids, names, strict=True)
+    ]
     return TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,
