@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -70,6 +70,38 @@ def test_modules_when_they_import_each_other_then_only_from_layers_below() -> No
         if is_upward(importer, imported)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups of modules of which each reaches every other one through imports (strongly connected components)."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for name in graph[waiting.pop()] - seen:
+                seen.add(name)
+                waiting.append(name)
+        return seen
+
+    reach = {name: reached(name) for name in graph}
+    groups = {frozenset(other for other in reach[name] if name in reach[other]) for name in graph}
+    return [sorted(group) for group in groups if group]
+
+
+def test_modules_when_they_import_each_other_then_no_circle_is_hidden_in_a_function() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [["b", "c"]]
+    graph = {
+        name: {
+            module
+            for imported in imports(tree)
+            for module in (imported, f"{imported}.__init__")
+            if module in modules() and module != name
+        }
+        for name, tree in modules().items()
+    }
+    wrong = circles(graph)
+    assert not wrong, "imports in a circle, those in functions included: " + "; ".join(map(" ↔ ".join, wrong))
 
 
 def test_objectives_when_imported_then_only_torch_and_settings_come_along() -> None:

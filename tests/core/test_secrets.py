@@ -19,7 +19,7 @@ from regretless.core.settings import Section
 from regretless.runs.recipe import load_recipe
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.processes import train_in_processes
-from regretless.training.train import arguments_of, task_of
+from regretless.training.task import arguments_of, task_of
 from regretless.training.trainer import PreferenceTrainer
 
 SECRET = "Planted5ecret0fThisTest"

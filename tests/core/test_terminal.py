@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from regretless.core.terminal import bar, console, terminal
+from regretless.core.progress import bar
+from regretless.core.terminal import console, terminal
 from regretless.data.rejected_rows import Refusal
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"

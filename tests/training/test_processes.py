@@ -31,7 +31,7 @@ from regretless.objectives import OBJECTIVES, Logps, Output
 from regretless.objectives.dpo import DPO
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import load_recipe
-from regretless.training import processes, train
+from regretless.training import processes, task, train
 from regretless.training.train_config import TrainConfig
 from regretless.workflow.run_folder import RunFolder
 from run_contents import contents, differences
@@ -204,7 +204,8 @@ def test_training_when_it_resumes_then_it_says_from_where_and_why_not_from_a_lat
 def test_training_when_accelerate_finds_another_number_of_processes_then_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "processes", lambda: 2)
+    for module in (train, task):
+        monkeypatch.setattr(module, "processes", lambda: 2)
     config, model = TrainConfig(**TRAIN, processes=2), ModelConfig(name_or_path=str(tmp_path / "model"))
     with pytest.raises(ConfigError, match=r"^train dpo: .* divided among 2 process\(es\), and accelerate found 1 in"):
         train.run(config, "dpo", model, tmp_path / "pairs.jsonl", tmp_path / "trained")

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from regretless.core.errors import ConfigError
-from regretless.core.terminal import bar, console
+from regretless.core.progress import bar
+from regretless.core.terminal import console
 from regretless.workflow.run_folder import RunFolder
 
 LOGGER = logging.getLogger("of the process that is forked")

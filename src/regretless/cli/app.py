@@ -22,7 +22,7 @@ from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
 from regretless.runs.stages import STAGES, Stage
 
-NO_OBJECTIVES = ("__init__", "base", "inputs", "modifiers", "weights")
+NO_OBJECTIVES = ("__init__", "base", "inputs", "modifiers", "registry", "weights")
 """Other files beside the objectives."""
 
 

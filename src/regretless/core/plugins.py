@@ -73,8 +73,15 @@ class Registry(MutableMapping[str, T], Generic[T]):
     ) -> None:
         assert kind in KINDS
         self.kind, self._problem, self._former = kind, problem, former or {}
-        self.own, self._parts = frozenset(own), dict(own)
-        """`own`: the names of this package's parts, which no other package can take."""
+        self.own: frozenset[str] = frozenset()
+        """The names of this package's parts, which no other package can take."""
+        self._parts: dict[str, T] = {}
+        self.enter(own)
+
+    def enter(self, own: Mapping[str, T]) -> None:
+        """Add parts of this package, for a table that one of its parts reads."""
+        self.own |= own.keys()
+        self._parts |= own
 
     def __getitem__(self, name: str) -> T:
         """The part with that name. Raises KeyError if there is none, ConfigError if it cannot be used."""

@@ -54,8 +54,13 @@ def _progress(*, has_notes: bool, is_kept: bool) -> Progress:
 
 
 @contextlib.contextmanager
-def moving_bar(description: str, total: int | None, done: int, note: Note | None) -> Iterator[Callable[[int], None]]:
-    """What `terminal.bar` does."""
+def bar(
+    description: str, total: int | None, done: int = 0, note: Note | None = None
+) -> Iterator[Callable[[int], None]]:
+    """A progress bar of `total` items (None: unknown); the value of the block advances it by a number of items.
+
+    note: returns the text behind the bar, called at every refresh.
+    """
     if _send is not None:
         with _sent(_send, BarState(next(_numbers), description, total, done), note or _nothing) as advance:
             yield advance

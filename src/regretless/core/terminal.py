@@ -1,12 +1,11 @@
-"""Progress bars and messages on the terminal, in one style for all stages."""
+"""Messages on the terminal, in one style for all stages."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -79,18 +78,3 @@ class FoldingTable(Table):
     def add_column(self, *args: Any, **options: Any) -> None:
         """Add a column, which folds unless its options say something else."""
         super().add_column(*args, **{"overflow": "fold", **options})
-
-
-@contextlib.contextmanager
-def bar(
-    description: str, total: int | None, done: int = 0, note: Callable[[], str] | None = None
-) -> Iterator[Callable[[int], None]]:
-    """A progress bar of `total` items (None: unknown); the value of the block advances it by a number of items.
-
-    note: returns the text behind the bar, called at every refresh.
-    """
-    # Imported here: no bar is shown by `--help`, and its parts are many.
-    from regretless.core.progress import moving_bar
-
-    with moving_bar(description, total, done, note) as advance:
-        yield advance

@@ -17,8 +17,8 @@ from pydantic import AfterValidator, Field
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
+from regretless.core.progress import bar
 from regretless.core.settings import Section
-from regretless.core.terminal import bar
 from regretless.core.text_cleaning import without_nan
 from regretless.data.messages import stored_text
 from regretless.data.records import Response, Verdict

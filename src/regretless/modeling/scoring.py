@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from regretless.core.terminal import bar
+from regretless.core.progress import bar
 from regretless.modeling.forward import causal_model, check_ids, in_rows, response_scores
 from regretless.modeling.layout import Ids, Item, token_count
 from regretless.modeling.prefix_tree import beginning

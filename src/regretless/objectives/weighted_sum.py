@@ -14,6 +14,7 @@ from torch import Tensor
 from regretless.core.errors import ConfigError, reject
 from regretless.core.settings import setting_error
 from regretless.objectives.base import Logps, NonNegative, Objective, Output
+from regretless.objectives.registry import build
 
 
 class WeightedSum(Objective):
@@ -110,8 +111,6 @@ class WeightedSum(Objective):
 
 def _term(term: Mapping[str, Any]) -> tuple[float, Objective]:
     """Weight and objective of a term. Raises ConfigError that lists its problems."""
-    from regretless.objectives import build  # which has this objective, too
-
     weight = term.get("weight", 1.0)
     problems = []
     try:

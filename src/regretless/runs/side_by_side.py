@@ -20,9 +20,9 @@ import torch
 from rich.text import Text
 
 from regretless.core.errors import RegretlessError
-from regretless.core.progress import SharedBars
+from regretless.core.progress import SharedBars, bar
 from regretless.core.ranks import processes
-from regretless.core.terminal import bar, console
+from regretless.core.terminal import console
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import ListingFolder, Run, Session, do_units

@@ -20,7 +20,7 @@ import torch
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
-from regretless.core.terminal import bar
+from regretless.core.progress import bar
 from regretless.core.text_cleaning import is_clean
 from regretless.data.prompts import PromptRow
 from regretless.data.records import Response

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from regretless.core.errors import DataError, RegretlessError, ServerError
 from regretless.core.files import fingerprint
-from regretless.core.terminal import bar
+from regretless.core.progress import bar
 from regretless.servers.limits import Budget, Spending
 from regretless.servers.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
 from regretless.servers.reply_store import CLAIM_SECONDS, ReplyStore

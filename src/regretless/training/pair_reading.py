@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import DataError, reject
 from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint
+from regretless.core.progress import bar
 from regretless.core.settings import check_name
-from regretless.core.terminal import bar, print_note
+from regretless.core.terminal import print_note
 from regretless.core.versions import versions
 from regretless.data.pair_source import PairSource
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks

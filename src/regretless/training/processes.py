@@ -44,7 +44,7 @@ def visible_gpus() -> int:
 def train_in_processes(
     task: Mapping[str, Any], count: int, folder: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a task (`train.run_task`) in `count` new processes; returns its summary. Their messages are those of rank 0.
+    """Run a task (`task.run_task`) in `count` new processes; returns its summary. Their messages are those of rank 0.
 
     folder: an own folder for the files that the processes exchange, emptied first; gone after a success.
     environment: variables for them, besides this process's.

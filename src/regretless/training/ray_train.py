@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
+from regretless.core.progress import bar
 from regretless.core.ranks import is_first_process
 from regretless.core.secrets import Secret, revealed
-from regretless.core.terminal import bar, print_note
+from regretless.core.terminal import print_note
 from regretless.training import log
 from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
 from regretless.training.resuming import note_skipped
@@ -59,7 +60,7 @@ def workers_of(settings: WorkersConfig, processes: int | Literal["auto"]) -> Ray
 def train_on_ray(
     task: Mapping[str, Any], workers: RayWorkers, folder: Path, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Run a task (`train.run_task`) on workers of a Ray cluster; returns its summary.
+    """Run a task (`task.run_task`) on workers of a Ray cluster; returns its summary.
 
     When a worker or its node is lost, all start again and resume from the last checkpoint, which is said.
 
@@ -145,7 +146,7 @@ def _worker(config: dict[str, Any]) -> None:
     """The work of one worker, started by Ray Train, which sets the environment variables that torchrun sets."""
     from regretless.modeling.load import quiet_libraries
     from regretless.modeling.training_folder import last_complete_checkpoint
-    from regretless.training.train import run_task
+    from regretless.training.task import run_task
 
     folder = Path(config["folder"])
     # An error that would come again: the workers end without a word, and the driver raises it.

@@ -11,7 +11,7 @@ from regretless.core.ranks import is_first_process
 from regretless.core.terminal import never_fail_to_print
 from regretless.modeling.load import quiet_libraries
 from regretless.training.processes import RESULT, TASK, end_with_parent, write_failure
-from regretless.training.train import run_task
+from regretless.training.task import run_task
 
 
 def main() -> None:
