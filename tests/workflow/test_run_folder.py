@@ -24,9 +24,9 @@ from killed import AtWrite
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError, storage_error
 from regretless.core.files import write_text
-from regretless.workflow.run_folder import RunFolder, content, lock_beside
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
+from regretless.workflow.run_folder import RunFolder, content, lock_beside
 from run_contents import contents, differences
 
 OUTSIDE = (

@@ -168,7 +168,7 @@ class _OneModel:
         from regretless.evaluation.chat import chat_results
 
         here, folder = resolve(chat, self.run.root), self.samples / chat.answers
-        common = {"n": 1, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "seed": here.seed}
+        common: dict[str, Any] = {"n": 1, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "seed": here.seed}
         common |= {"max_new_tokens": here.max_new_tokens, "stop": here.stop}
         responses: list[Path] = []
         for turn in itertools.count(1):
