@@ -12,13 +12,19 @@ from regretless.core.bundled import find
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.settings import Section
 from regretless.core.yaml_settings import merge, read_yaml
-from regretless.evaluation.conditions import SAMPLES
 from regretless.evaluation.results import BenchmarkSource, EvaluateConfig
 from regretless.runs.preflight import recipe_problems
-from regretless.runs.recipe import PairsSource, Recipe, apply_overrides, checked_recipe, run_folder, with_seeds
-from regretless.runs.stages import STAGES
-from regretless.runs.stages.evaluate import MODEL
-from regretless.workflow.run_folder import BASE, substitute
+from regretless.runs.recipe import (
+    PairsSource,
+    Recipe,
+    apply_overrides,
+    checked_recipe,
+    run_folder,
+    section_type,
+    with_seeds,
+)
+from regretless.runs.stages import STAGES, Stage
+from regretless.workflow.run_folder import substitute
 from regretless.workflow.stage_folder import check_ours
 
 S = TypeVar("S", bound=Section)
@@ -26,12 +32,6 @@ T = TypeVar("T")
 OF_PAIRS = tuple(f"{name}=" for name in PairsSource.model_fields if name != "dataset")
 """Overrides of how pairs are read, in a command that reads pairs; none of these has a setting of that name."""
 OUTPUT_SUFFIXES = (".parquet", ".jsonl")
-OPTIONAL = ("prompts", "adapter", "benchmark", "objective")
-"""Flags that are not required, because settings can replace them."""
-ALSO_OPTIONAL = {"sample": ("model",), "evaluate": ("policy",)}
-"""Stage → further such flags."""
-NEIGHBORS = {"inspect": "train", "evaluate": "verify"}
-"""Stage → another section of the recipe that it also reads, if the config file is a recipe."""
 MISSING = "(missing)"
 
 
@@ -55,6 +55,11 @@ class Request:
     command: str = ""
     """The command as it was typed, if that is not the verb: an objective's short form."""
 
+    @property
+    def stage(self) -> Stage[Any]:
+        """The stage."""
+        return STAGES[self.verb]
+
     def recipe(self) -> Recipe:
         """A recipe of the stage's section alone, for the files that the flags name; its run folder is at the output.
 
@@ -77,9 +82,9 @@ class Request:
         return kind.parse(self._settings({}), f"settings of {self.verb}")
 
     def _ahead(self, recipe: Recipe, missing: Sequence[str]) -> list[str]:
-        names = [self.verb, *(name for name in ("responses", "pairs") if name in STAGES[self.verb].flags)]
+        names = [self.verb, *(name for name in self.stage.uses if name != "model")]
         problems = recipe_problems(recipe, [name for name in names if name not in missing], self.outputs)
-        is_unit = self.output is not None and self.verb != "evaluate" and len(self.outputs) == 1
+        is_unit = self.outputs == [self.output]
         return problems + (problems_of(partial(check_ours, self.outputs[0].resolve())) if is_unit else [])
 
     @property
@@ -89,25 +94,20 @@ class Request:
             return []
         if self.is_to_file:
             return [self.output, refused_rows(self.output), self._folder()]
-        if self.verb == "evaluate":
-            return [
-                self.output / label for label in (BASE, MODEL, SAMPLES, *dict(map(_policy, self.given["policy"] or ())))
-            ]
-        return [self.output]
+        labels = dict(map(_policy, self.given.get("policy") or ()))
+        return [self.output / name for name in self.stage.folders_of_command(labels)] or [self.output]
 
     @property
     def is_to_file(self) -> bool:
         """True if the output is a file, false if it is a folder."""
-        made = STAGES[self.verb].result
-        return self.output is not None and bool(made) and self.output.suffix in OUTPUT_SUFFIXES
+        return self.output is not None and bool(self.stage.result) and self.output.suffix in OUTPUT_SUFFIXES
 
     def _in_flags(self, problem: str) -> str:
         """A problem of the recipe, with the setting renamed to its command line flag."""
         names = (
             ("pairs.dataset", "--pairs"),
             ("responses", "--responses"),
-            ("analyze.policies.", "--policy "),
-            ("evaluate.policies.", "--policy "),
+            (f"{self.verb}.policies.", "--policy "),
             (f"{self.verb}.", ""),
         )
         for key, name in names:
@@ -118,8 +118,7 @@ class Request:
     def _missing(self) -> list[str]:
         values = {**self.given, "output": self.output}
         values["model"] = values.get("model") or self._names_model() or None
-        optional = (*OPTIONAL, *ALSO_OPTIONAL.get(self.verb, ()))
-        needed = [name for name in STAGES[self.verb].flags if name not in optional]
+        needed = [name for name in self.stage.flags if name not in self.stage.optional]
         return [name for name in (*needed, "output") if values.get(name) is None]
 
     def _names_model(self) -> bool:
@@ -128,21 +127,23 @@ class Request:
         return named is not None or any(text.startswith("model.") for text in self.overrides)
 
     def _values(self, missing: Sequence[str]) -> dict[str, Any]:
-        flags = STAGES[self.verb].flags
+        uses, neighbor = self.stage.uses, self.stage.neighbor
         values: dict[str, Any] = {"name": self.verb, "output_dir": str(self._folder())}
-        if "model" in flags and self.verb != "sample":
+        if "model" in uses:
             values["model"] = {"name_or_path": MISSING} if "model" in missing else self._model()
-        if "responses" in flags:
+        if "responses" in uses:
             values["responses"] = str(self.given["responses"] or MISSING)
-        if "pairs" in flags:
+        if "pairs" in uses:
             values["pairs"] = apply_overrides({"dataset": str(self.given["pairs"] or MISSING)}, self._about("pairs"))
-        if (neighbor := NEIGHBORS.get(self.verb)) and self._is_recipe() and (other := self._file().get(neighbor)):
+        if neighbor and self._is_recipe() and (other := self._file().get(neighbor)):
             values[neighbor] = other
-        values[self.verb] = self._settings(self._flags())
-        if self.verb == "judge" and isinstance(values["judge"], Mapping) and values["judge"].get("replies") is None:
+        settings = self._settings(self._flags())
+        kind = section_type(Recipe.model_fields[self.verb].annotation)
+        is_judge = kind is not None and "replies" in kind.model_fields
+        if is_judge and isinstance(settings, Mapping) and settings.get("replies") is None:
             # Replies that were paid for must outlive the work folder, which is deleted.
-            values["judge"] = {**values["judge"], "replies": f"{self.output}.replies.sqlite"}
-        return values
+            settings = {**settings, "replies": f"{self.output}.replies.sqlite"}
+        return {**values, self.verb: settings}
 
     def _flags(self) -> dict[str, Any]:
         """Settings of the stage that its flags set."""
@@ -150,7 +151,7 @@ class Request:
         values: dict[str, Any] = {}
         if "prompts" in flags:
             values["prompts"] = {"dataset": flags["prompts"]}
-        if self.verb == "sample" and "model" in flags:
+        if "model" in flags and "model" not in self.stage.uses:
             values["models"] = [self._model()]
         if "objective" in flags:
             values["objectives"] = flags["objective"]
@@ -167,7 +168,7 @@ class Request:
             section = values.get(self.verb)
             values = with_seeds({**values, self.verb: {} if section is None else section})[self.verb]
         overrides = self._about(self.verb)
-        if self.verb == "evaluate" and isinstance(values, Mapping):
+        if "benchmark" in self.stage.flags and isinstance(values, Mapping):
             overrides = _for_every_benchmark(
                 overrides, [*(values.get("benchmarks") or {}), *flags.get("benchmarks", {})]
             )
@@ -188,7 +189,7 @@ class Request:
 
         How pairs are read may also be said without it (chosen_key=good).
         """
-        sections = ("model", "pairs") if "pairs" in STAGES[self.verb].flags else ("model",)
+        sections = ("model", "pairs") if "pairs" in self.stage.uses else ("model",)
         found = []
         for text in self.overrides:
             prefix, dot, rest = text.partition(".")

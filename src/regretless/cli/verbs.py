@@ -24,7 +24,6 @@ from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
-from regretless.reporting import report
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline, stages
 from regretless.runs.miniature import NOTE, smoke_recipe, surroundings
@@ -34,6 +33,7 @@ from regretless.runs.planning.show import show_plan
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.stages import STAGES
+from regretless.runs.stages.report import report_on
 from regretless.runs.stages.stage import PAIRS
 from regretless.studies import tables
 from regretless.studies.compare import compare as compare_runs
@@ -233,8 +233,6 @@ def stage(request: Request) -> None:
         show_outcomes(done, done.path, as_json=request.as_json)
     elif name == "report":
         _report(request)
-    elif name == "evaluate":
-        _evaluate(request)
     else:
         _on_files(request)
 
@@ -249,16 +247,30 @@ def _on_files(request: Request) -> None:
         check_writable(output)
         with _results_of(request):
             folder = _to_file(request.verb, recipe, output)
+    elif request.outputs != [output]:
+        folder = RunFolder(recipe.run_dir)
+        with _results_of(request), folder.locked():
+            pipeline.do_stage(_run_on_files(recipe, folder, output), request.verb)
+        _show_results(request, read_json(folder.path / "results.json"))
+        return
     else:
         folder = RunFolder(output.resolve().parent)
         with _results_of(request), _locked(output.resolve()):
-            pipeline.do_stage(_run_on_files(request.verb, recipe, folder, output=output.resolve()), request.verb)
+            pipeline.do_stage(_run_on_files(recipe, folder, output.resolve(), is_unit=True), request.verb)
     show_outcomes(folder, output, as_json=request.as_json)
 
 
-def _run_on_files(name: str, recipe: Recipe, folder: RunFolder, **others: Any) -> stages.Run:
+def _show_results(request: Request, results: dict[str, Any]) -> None:
+    if request.as_json:
+        print_json({"output": str(request.output), "results": results})
+    else:
+        terminal().print(results_table(results))
+        console.print(f"{request.verb}: wrote {request.output}", soft_wrap=True)
+
+
+def _run_on_files(recipe: Recipe, folder: RunFolder, output: Path, *, is_unit: bool = False) -> stages.Run:
     """A run of one stage's section on the files, or the hub data, that the recipe names."""
-    run = stages.Run.of(recipe.model_copy(update={"pairs": None}), folder, command=name, **others)
+    run = stages.Run.of(recipe.model_copy(update={"pairs": None}), folder, output=output, is_unit=is_unit)
     if recipe.pairs is None:
         return run
     named = recipe.pairs.dataset
@@ -267,7 +279,7 @@ def _run_on_files(name: str, recipe: Recipe, folder: RunFolder, **others: Any) -
 
 def _results_of(request: Request) -> contextlib.AbstractContextManager[None]:
     """A block of a stage's work: nothing in it prints to standard output but the tables of a stage of numbers."""
-    has_tables = request.verb in ("inspect", "analyze") and not request.as_json
+    has_tables = request.stage.prints_tables and not request.as_json
     return contextlib.nullcontext() if has_tables else only_results()
 
 
@@ -308,7 +320,7 @@ def _to_file(name: str, recipe: Recipe, output: Path) -> RunFolder:
         check_ours(unit.path)
         refused = unit.path / "refused.jsonl"
         try:
-            pipeline.do_stage(_run_on_files(name, recipe, folder, form=output.suffix), name)
+            pipeline.do_stage(_run_on_files(recipe, folder, output), name)
             written = (unit.path / made).with_suffix(output.suffix)
             _publish(written if written.exists() else unit.path / made, output)
         except RegretlessError:
@@ -330,19 +342,6 @@ def _delete_work(folder: Path, unit: StageFolder) -> None:
         folder.rmdir()
 
 
-def _evaluate(request: Request) -> None:
-    recipe = request.recipe()
-    folder = RunFolder(recipe.run_dir)
-    with only_results(), folder.locked():
-        pipeline.do_stage(_run_on_files("evaluate", recipe, folder), "evaluate")
-    results = read_json(folder.path / "results.json")
-    if request.as_json:
-        print_json({"output": str(request.output), "results": results})
-    else:
-        terminal().print(results_table(results))
-        console.print(f"evaluate: wrote {request.output}", soft_wrap=True)
-
-
 def _report(request: Request) -> None:
     run_dir, output = request.given["run_dir"], request.output
     missing = [f"{name}: required" for name, value in (("RUN_DIR", run_dir), ("--output", output)) if value is None]
@@ -361,7 +360,7 @@ def _report(request: Request) -> None:
             held = RunFolder(run_dir)
             stack.enter_context(held.locked())
             held.mark_unfinished("report")
-        report.run(config, run_dir, output)
+        report_on(config, run_dir, output)
     if request.as_json:
         print_json({"report": str(output / "report.html")})
     else:

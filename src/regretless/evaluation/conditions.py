@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, path_fingerprint, read_json
 from regretless.workflow.stage_folder import MANIFEST
@@ -119,6 +117,10 @@ def _problems_with_gold_answers(place: Path) -> dict[str, str]:
     file = place / "responses.parquet"
     if not file.is_file():
         return dict.fromkeys(read_json(place / "result.json")["verdicts"], "")
+
+    # The help of commands needs names in this file, and no tables.
+    import pyarrow.parquet as pq
+
     rows = pq.read_table(file, columns=["prompt_id", "prompt", "answer"]).to_pylist()
     return {row["prompt_id"]: fingerprint([row["prompt"], row["answer"]]) for row in rows}
 

@@ -19,7 +19,7 @@ from regretless.runs import stage_record
 from regretless.runs.preflight import asked_for, recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.side_by_side import SideBySide, dividing, places
-from regretless.runs.stages import STAGES, Run, Session, do_units
+from regretless.runs.stages import STAGES, Run, Session, do_units, stages_of
 from regretless.workflow.cluster import ClusterConfig, check_ray, connected
 from regretless.workflow.run_folder import RECIPE, RunFolder
 
@@ -83,11 +83,6 @@ def _cluster(recipe: Recipe) -> ClusterConfig | None:
         print_note(f"one of {count} GPUs is used, except for training: {problem[0]}")
         return None
     return ClusterConfig()
-
-
-def stages_of(recipe: Recipe) -> list[str]:
-    """The stages that a recipe has a section for, in the order in which they run."""
-    return [name for name in STAGES if getattr(recipe, name) not in (None, {})]
 
 
 def prepare(recipe: Recipe, folder: RunFolder, only: Collection[str] = ()) -> None:

@@ -37,6 +37,7 @@ from regretless.labeling.pair import PairConfig
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ADAPTER, ModelConfig
 from regretless.reporting.report import ReportConfig
+from regretless.runs.stages import STAGES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.train_config import TrainConfig
 from regretless.workflow.cluster import ClusterConfig
@@ -179,17 +180,21 @@ def _without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in replaced}
 
 
+NEEDED = (
+    ("responses", "nothing", ("sample", "responses")),
+    ("pairs", "no pairs", ("pair", "pairs")),
+)
+"""What stages use (`Stage.uses`): how its lack is said, and the sections of which one has to be there."""
+
+
 def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Sections that lack another one, with the problem."""
     present = {name for name, value in values.items() if value is not None and value != ""}
-    rules: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-        (("verify", "judge", "pair"), ("sample", "responses"), "nothing to {}; add `sample` or `responses`"),
-        (("mask", "inspect", "train"), ("pair", "pairs"), "no pairs to {}; add `pair` or `pairs`"),
-    )
-    for names, either, problem in rules:
-        yield from (
-            (name, problem.format(name)) for name in names if name in present and not present.intersection(either)
-        )
+    stages = [stage for name, stage in STAGES.items() if name in present]
+    for stage in stages:
+        for given, nothing, either in NEEDED:
+            if given in stage.uses and not present.intersection(either):
+                yield stage.name, f"{nothing} to {stage.name}; add {' or '.join(f'`{name}`' for name in either)}"
     analyze = values.get("analyze")
     if (
         analyze is not None
@@ -197,7 +202,7 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         and not (isinstance(analyze, Mapping) and analyze.get("policies"))
     ):
         yield "analyze", "no trained model to analyze; add `train`, or name models in `analyze.policies`"
-    needing = [name for name in ("inspect", "train", "evaluate", "analyze") if name in present]
+    needing = [stage.name for stage in stages if "model" in stage.uses]
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
     model, train = values.get("model"), values.get("train")

@@ -25,7 +25,7 @@ from regretless.core.ranks import processes
 from regretless.core.terminal import console
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe
-from regretless.runs.stages import ListingFolder, Run, Session, do_units
+from regretless.runs.stages import Listing, Session, do_units
 from regretless.training.processes import visible_gpus
 from regretless.workflow import workers
 from regretless.workflow.children import BarMoved, Children, Ended, Line
@@ -140,13 +140,11 @@ class SideBySide:
 
     def _left(self, stage: str) -> dict[str, list[Sequence[Unit]]]:
         """The units of a stage in the groups that are not finished, by their names."""
+        listing = Listing(self.recipe, self.folder.path, stage)
         groups: dict[str, list[Sequence[Unit]]] = {}
-        folder = ListingFolder(self.folder.path)
-        with contextlib.suppress(RegretlessError, OSError):  # an error of the stage is reported by who does it
-            for units in Run.of(self.recipe, folder).units([stage]):
-                folder.listed += units
-                groups.setdefault(units[0].group, []).append(units)
-        return {name: left for name, left in groups.items() if not all(map(self.folder.is_done, chain(*left)))}
+        for units in listing.groups:
+            groups.setdefault(units[0].group, []).append(units)
+        return {name: left for name, left in groups.items() if not all(map(listing.has_done, chain(*left)))}
 
 
 def dividing(recipe: Recipe, count: int) -> contextlib.AbstractContextManager[None]:

@@ -33,6 +33,11 @@ class SampleConfig(SamplingParams):
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in a prompt. A prompt that is longer for any of the models is rejected."""
 
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Settings that name what a server has."""
+        return () if self.server is None else ("models",)
+
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:

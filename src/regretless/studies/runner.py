@@ -16,10 +16,10 @@ import torch
 from regretless.core.errors import RegretlessError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import console
-from regretless.runs.pipeline import note_done, prepare, stages_of
+from regretless.runs.pipeline import note_done, prepare
 from regretless.runs.recipe import Recipe
 from regretless.runs.stage_record import DESCRIBING
-from regretless.runs.stages import STAGES
+from regretless.runs.stages import STAGES, stages_of
 from regretless.runs.stages.stage import RESPONSES
 from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study

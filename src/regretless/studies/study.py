@@ -20,9 +20,9 @@ from regretless.core.secrets import is_secret, revealed
 from regretless.core.settings import DECIDED, ByFolder, FolderName, Section, Seed, in_one_folder
 from regretless.core.yaml_settings import merge, read_yaml
 from regretless.evaluation.results import BenchmarkSource
-from regretless.runs.miniature import TRAIN as SET_BY_SMOKE
 from regretless.runs.miniature import smoke_recipe
 from regretless.runs.recipe import Recipe, apply_overrides, parse_recipe
+from regretless.runs.stages.train import SHORT as SET_BY_SMOKE
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.workflow.run_folder import BASE
 

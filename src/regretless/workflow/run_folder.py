@@ -459,10 +459,10 @@ class RunFolder:
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
         return StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
 
-    def is_done(self, unit: Unit) -> bool:
+    def has_done(self, unit: Unit) -> bool:
         """True if the unit is finished with these settings and inputs, which are there."""
         try:
-            return self._keyed(unit).is_done()
+            return read_mark(self.path / unit.name / MANIFEST) is not None and self._keyed(unit).is_done()
         except (RegretlessError, OSError):
             return False
 

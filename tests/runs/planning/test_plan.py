@@ -24,7 +24,9 @@ from regretless.runs.planning.lengths import ResponseLengths
 from regretless.runs.planning.plan import Plan, make_plan
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.sampling.transformers_engine import TransformersEngine
+from regretless.workflow.run_folder import Unit
 from regretless.workflow.stage_folder import MANIFEST, StageFolder
+from regretless.workflow.workers import Need
 from scripted_server import serving
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -294,9 +296,9 @@ def test_pairs_by_scores_when_planned_after_the_judge_then_they_are_those_of_the
         ([], 20.0, (20.0, "as you said")),
         ([], 90.0, (64, "as you said")),
         (["other/b"], None, (64, "the limit, max_new_tokens: at most 64")),
-        (["other/a", "other/b"], None, (10.0, "the finished evaluate/samples/other/a")),
-        (["other/a", "mine/b"], None, (10.0, "the finished evaluate/samples/mine/b")),
-        (["mine/a", "mine/b"], None, (10.0, "the finished evaluate/samples/mine/a")),
+        (["other/a", "other/b"], None, (10.0, "the finished evaluate/samples/other/a/greedy")),
+        (["other/a", "mine/b"], None, (10.0, "the finished evaluate/samples/mine/b/greedy")),
+        (["mine/a", "mine/b"], None, (10.0, "the finished evaluate/samples/mine/a/greedy")),
         (["mine/a"], 20.0, (20.0, "as you said")),
     ],
 )
@@ -306,12 +308,13 @@ def test_length_of_responses_when_the_plan_has_it_then_the_nearest_finished_work
     def unit(name: str, state: State) -> PlannedUnit:
         settings = {"model": {"name_or_path": name.split("/", maxsplit=1)[0]}, "sampling": {"max_new_tokens": 64}}
         shown = {"tokens": 40, "responses": 4}
-        return PlannedUnit(f"evaluate/samples/{name}", state, tmp_path / name, settings, summary=shown)
+        sampled = Unit(f"evaluate/samples/{name}/greedy", settings, need=Need("sample"))
+        return PlannedUnit(sampled, state, tmp_path / sampled.name, summary=shown)
 
     folder = PlannedFolder(tmp_path)
     folder.units = {name: unit(name, State.DONE) for name in finished}
     asked = unit("mine/a", State.RUN)
-    assert ResponseLengths(folder, given).of(asked, asked.settings["model"]) == expected
+    assert ResponseLengths(folder, given).of(asked, asked.unit.settings["model"]) == expected
 
 
 @pytest.mark.extended

@@ -21,7 +21,7 @@ from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.data.responses import read_responses
 from regretless.data.rows import row_count
 from regretless.evaluation.chat import chat_results
-from regretless.labeling.judge import PromptGroup, group_responses, make_questions
+from regretless.labeling.judge import JudgeConfig, PromptGroup, group_responses, make_questions
 from regretless.labeling.verify import PART_ROWS
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import STATE, last_complete_checkpoint
@@ -29,6 +29,7 @@ from regretless.runs.planning.chat_turns import ChatTurns
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
 from regretless.runs.planning.lengths import CHARACTERS_PER_TOKEN, ResponseLengths, is_sampling, models_in, params_of
 from regretless.runs.recipe import Recipe
+from regretless.runs.stages import STAGES
 from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import usable_prompts
 from regretless.servers.ask import Question, key_of
@@ -92,7 +93,7 @@ class Counting:
 
     def __post_init__(self) -> None:
         self.lengths = ResponseLengths(self.folder, self.assumed.response_tokens)
-        self.turns = ChatTurns(self.recipe, self.folder, self.lengths)
+        self.turns = ChatTurns(self.folder, self.lengths)
 
     def count_all(self) -> None:
         """Count every unit."""
@@ -105,11 +106,11 @@ class Counting:
         self.notes[text] = None
 
     def _count(self, unit: PlannedUnit) -> Estimate:
-        estimate = Estimate(unit, is_judge=_is_judge(unit))
+        estimate = Estimate(unit, is_judge=unit.kind == "judge")
         if unit.is_known or unit.state is State.UNKNOWN:
             known = {name: unit.summary.get(other) for other, name in _summary_names(unit).items()}
             estimate.put(unit.state is State.UNKNOWN, **known)
-        elif (kind := _kind(unit)) is not None:
+        elif (kind := KINDS.get(unit.kind)) is not None:
             try:
                 kind(self, estimate)
             except (RegretlessError, OSError) as error:
@@ -123,7 +124,7 @@ class Counting:
         unit, params, models = estimate.unit, params_of(estimate.unit), models_in(estimate.unit)
         rows = self._prompts_of(unit)
         if rows is None:
-            named = unit.settings["prompts"]
+            named = unit.unit.settings["prompts"]
             prompts = named.get("limit") if isinstance(named, Mapping) else None
             if prompts is None:
                 return
@@ -147,15 +148,13 @@ class Counting:
     def _prompts_of(self, unit: PlannedUnit) -> list[PromptRow] | None:
         """The prompts that a unit would answer; None if they are not at hand."""
         try:
-            if unit.name == "sample" and self.recipe.sample is not None:
-                section = resolve(self.recipe.sample, self.folder.path)
-                models = [self._with_tokenizer(model) for model in self.recipe.sample.models]
-                return usable_prompts(section.model_copy(update={"models": models}))[0]
-            if isinstance(unit.settings["prompts"], Mapping):
-                return load_prompts(resolve(PromptSource.parse(unit.settings["prompts"], unit.name), self.folder.path))
-            return self.turns.prompts_of(unit)
+            if "prompts" not in unit.unit.task:
+                models = [self._with_tokenizer(ModelConfig.parse(model, unit.name)) for model in models_in(unit)]
+                return usable_prompts(unit.unit.task["config"].model_copy(update={"models": models}))[0]
+            prompts = unit.unit.task["prompts"]
+            return load_prompts(prompts) if isinstance(prompts, PromptSource) else list(prompts)
         except (RegretlessError, OSError) as error:
-            if not unit.waits_for and not self._is_to_come(unit.settings["prompts"]):
+            if not unit.waits_for and not self._is_to_come(unit.unit.settings["prompts"]):
                 unit.problem = str(error)
             return None
 
@@ -180,44 +179,47 @@ class Counting:
     def verifying(self, estimate: Estimate) -> None:
         """Responses to verify."""
         unit = estimate.unit
-        count, guessed = self._rows_of(unit.inputs["responses"])
+        count, guessed = self._rows_of(unit.unit.inputs["responses"])
         estimate.put(guessed, responses=count)
         parts = unit.folder / "parts"
         if unit.state is State.INTERRUPTED and count is not None:
             estimate.parts = len(list(parts.glob("*.json"))), math.ceil(count / PART_ROWS)
 
     def judging(self, estimate: Estimate) -> None:
-        """Requests of the stage `judge`, their tokens and their cost."""
-        section = self.recipe.judge
-        assert section is not None
-        here, unit = resolve(section, self.folder.path), estimate.unit
-        responses = unit.inputs["responses"]
+        """Requests to a judge, their tokens and their cost."""
+        unit = estimate.unit
+        here = unit.unit.task["config"]
+        if not isinstance(here, JudgeConfig):
+            self._chat_judging(estimate, here)
+            return
+        responses = unit.unit.inputs["responses"]
         if responses.is_file() and not unit.waits_for:
             groups = group_responses(read_responses(responses)[0])
             self._ask(estimate, here, make_questions(here, groups.values()), 1.0)
             return
-        source = self.estimates.get("sample")
+        source = self._made_by(responses)
+        while source is not None and not is_sampling(source.unit):
+            earlier = source.unit.unit.inputs.get("responses")
+            source = None if earlier is None else self._made_by(earlier)
         if source is None or not source.counts.get("requests"):
             return
-        prompts, rows = source.counts["prompts"], self.prompts.get("sample")
+        prompts, rows = source.counts["prompts"], self.prompts.get(source.unit.name)
         texts = self._stand_in_texts(source)
         absent = [PromptRow("", "x" * round(PROMPT_TOKENS * CHARACTERS_PER_TOKEN))]
         shown = [PromptGroup(row.prompt_id, row.prompt, texts) for row in (rows or absent)[:SHOWN_PROMPTS]]
         self.assume("every prompt has usable responses that all differ, and the judge is asked once for each aspect")
         self._ask(estimate, here, make_questions(here, shown), prompts / len(shown))
 
-    def chat_judging(self, estimate: Estimate) -> None:
+    def _chat_judging(self, estimate: Estimate, here: Any) -> None:
         """Requests of a judge about the answers to a chat benchmark."""
-        assert self.recipe.evaluate is not None
         unit = estimate.unit
-        here = resolve(self.recipe.evaluate.chat[unit.name.split("/")[2]], self.folder.path)
-        paths = list(_answers_of(unit).values())
+        paths = unit.unit.task["responses"]
         if not unit.waits_for and all(path.is_file() for path in paths):
             self._ask(estimate, here, chat_results.judge_questions(here, paths), 1.0)
             return
         answered = next(one for one in self.folder.units.values() if one.folder == paths[0].parent)
         with tempfile.TemporaryDirectory() as folder:
-            tokens = self._expected_tokens(answered, answered.settings["model"])
+            tokens = self._expected_tokens(answered, answered.unit.settings["model"])
             files, _ = self.turns.stand_ins(here, Path(folder), tokens)
             self._ask(estimate, here, chat_results.judge_questions(here, files), 1.0, guessed=True)
 
@@ -300,46 +302,23 @@ class Counting:
         return [f"{number} ".ljust(round(tokens * CHARACTERS_PER_TOKEN), "x") for number in range(texts)]
 
 
-Kind = Callable[[Counting, Estimate], None]
-
-
-def _kind(unit: PlannedUnit) -> Kind | None:
-    """What counts a unit that would run."""
-    if unit.stands_for_others:
-        return None
-    if is_sampling(unit):
-        return Counting.sampling
-    if unit.stage == "evaluate":
-        return Counting.verifying if "responses" in unit.inputs else Counting.chat_judging
-    kinds: Mapping[str, Kind] = {
-        "verify": Counting.verifying,
-        "judge": Counting.judging,
-        "pretrain": Counting.training,
-        "train": Counting.training,
-    }
-    return kinds.get(unit.stage)
-
-
-def _is_judge(unit: PlannedUnit) -> bool:
-    of_chat = unit.stage == "evaluate" and any(name.startswith("responses-") for name in unit.inputs)
-    return unit.stage == "judge" or of_chat
+KINDS: Mapping[str, Callable[[Counting, Estimate], None]] = {
+    "sample": Counting.sampling,
+    "verify": Counting.verifying,
+    "judge": Counting.judging,
+    "train": Counting.training,
+}
+"""What counts a unit that would run, by the kind of its work (`Need.kind`)."""
 
 
 def _summary_names(unit: PlannedUnit) -> Mapping[str, str]:
     """Counts in the summary of a finished unit, and what they are called here."""
     if is_sampling(unit):
         return {"prompts": "prompts", "responses": "requests", "tokens": "tokens_out"}
-    if _is_judge(unit):
+    if unit.kind == "judge":
         tokens = {"prompt_tokens": "tokens_in", "completion_tokens": "tokens_out"}
         return {"requests": "requests", "dollars": "dollars", **tokens}
-    if unit.stage == "evaluate":
-        return {"n": "responses"}
-    names = {"verify": ("responses",), "world": ("prompts",), "prompts": ("prompts",)}
-    return {name: name for name in names.get(unit.stage, ("pairs", "steps"))}
-
-
-def _answers_of(unit: PlannedUnit) -> dict[str, Path]:
-    return {key: path for key, path in unit.inputs.items() if key.startswith("responses-")}
+    return dict(STAGES[unit.unit.stage].counted)
 
 
 def _characters(text: Any) -> int:

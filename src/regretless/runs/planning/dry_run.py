@@ -38,11 +38,9 @@ class State(StrEnum):
 class PlannedUnit:
     """One unit of work of a run, in the folder `name`."""
 
-    name: str
+    unit: Unit
     state: State
     folder: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Mapping[str, Path] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Of the finished unit, or of the one that the plan made."""
     seconds: float | None = None
@@ -57,8 +55,18 @@ class PlannedUnit:
     """Why a run would stop here, as far as this can be known."""
 
     @property
+    def name(self) -> str:
+        """Its folder in the run folder."""
+        return self.unit.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of its work (`Need.kind`); empty if it needs nothing."""
+        return "" if self.unit.need is None else self.unit.need.kind
+
+    @property
     def stage(self) -> str:
-        """The stage that it belongs to, by the name of its folder."""
+        """The folder of the stage that it belongs to."""
         return self.name.partition("/")[0]
 
     @property
@@ -90,7 +98,7 @@ class PlannedFolder(RunFolder):
     def _record(self, unit: Unit, work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]) -> Outcome:
         named = {**existing_paths(unit.settings, self.path), **unit.inputs}
         before = tuple(dict.fromkeys(one.name for path in named.values() if (one := self._maker(path)) is not None))
-        planned = PlannedUnit(unit.name, State.RUN, self.path / unit.name, unit.settings, unit.inputs, waits_for=before)
+        planned = PlannedUnit(unit, State.RUN, self.path / unit.name, waits_for=before)
         self.units[unit.name] = planned
         if missing := [path for path in unit.inputs.values() if not path.exists()]:
             absent = [str(path) for path in missing if self._maker(path) is None]
@@ -106,17 +114,16 @@ class PlannedFolder(RunFolder):
         elif not before:
             planned.state = State.INTERRUPTED if folder.is_interrupted() else State.RUN
             if unit.need is None:
-                self._make(planned, unit, work)
+                self._make(planned, work)
         return planned.outcome
 
     def _make(
         self,
         planned: PlannedUnit,
-        unit: Unit,
         work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]],
     ) -> None:
         try:
-            (outcome,) = super().do_together([unit], work)
+            (outcome,) = super().do_together([planned.unit], work)
         except RegretlessError as error:
             planned.problem = str(error)
             return
@@ -155,8 +162,8 @@ def dry_run(recipe: Recipe) -> PlannedFolder:
         except (RegretlessError, OSError) as error:
             known = error if isinstance(error, RegretlessError) else storage_error(error) or error
             name, place = f"{stage.place}/…", folder.path / stage.place
-            unit = PlannedUnit(name, State.RUN, place, stands_for_others=True, problem=str(known))
-            folder.units[unit.name] = unit
+            unit = Unit(name, {}, stage=stage.name)
+            folder.units[name] = PlannedUnit(unit, State.RUN, place, stands_for_others=True, problem=str(known))
     return folder
 
 

@@ -46,22 +46,21 @@ class ResponseLengths:
 
 def models_in(unit: PlannedUnit) -> list[Mapping[str, Any]]:
     """Models of a unit of sampling, as in its settings."""
-    if unit.name == "sample":
-        return [dict(model) for model in unit.settings.get("models", ())]
-    return [dict(unit.settings["model"])] if is_sampling(unit) else []
+    settings = unit.unit.settings
+    return list(settings.get("models") or [settings["model"]]) if is_sampling(unit) else []
 
 
 def is_sampling(unit: PlannedUnit) -> bool:
     """True if responses are sampled in this unit."""
-    return unit.name == "sample" or "sampling" in unit.settings
+    return unit.kind == "sample"
 
 
 def benchmark_of(unit: PlannedUnit) -> str | None:
-    """The benchmark that a unit of sampling answers; None for the stage `sample`."""
-    return unit.name.split("/")[3] if unit.name.startswith("evaluate/samples/") else None
+    """The benchmark that a unit of sampling answers, whichever way it is decoded; None for one that answers none."""
+    return unit.folder.parent.name if "sampling" in unit.unit.settings else None
 
 
 def params_of(unit: PlannedUnit) -> SamplingParams:
     """How a unit of sampling draws tokens."""
-    values = unit.settings.get("sampling", unit.settings)
+    values = unit.unit.settings.get("sampling", unit.unit.settings)
     return SamplingParams.parse({key: values[key] for key in SamplingParams.model_fields if key in values}, unit.name)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.terminal import console
-from regretless.runs.pipeline import stages_of
 from regretless.runs.planning.counts import COUNTS, Assumed, Counting, Estimate
 from regretless.runs.planning.dry_run import State, dry_run, linked_copy
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
-from regretless.runs.stages import STAGES
+from regretless.runs.stages import STAGES, stages_of
 from regretless.workflow.run_folder import RUN
 
 SHOWN_PROBLEM = 200

@@ -16,7 +16,7 @@ from regretless.runs.stages import (
     verify,
     world,
 )
-from regretless.runs.stages.stage import STAGES, ListingFolder, Run, Session, Stage, do_units
+from regretless.runs.stages.stage import STAGES, Listing, Run, Session, Stage, do_units, stages_of
 
 for _module in (
     *(world, pretrain, prompts, sample, verify, judge, pair, pairs, mask),
@@ -24,4 +24,4 @@ for _module in (
 ):
     STAGES[_module.STAGE.name] = _module.STAGE
 
-__all__ = ["STAGES", "ListingFolder", "Run", "Session", "Stage", "do_units"]
+__all__ = ["STAGES", "Listing", "Run", "Session", "Stage", "do_units", "stages_of"]

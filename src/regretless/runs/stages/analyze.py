@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from regretless.core.plugins import plugin_parts
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Session, Stage, file_input, hub_setting
-from regretless.workflow.run_folder import BASE, Unit, resolve, substitute
+from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Stage, file_input, hub_setting
+from regretless.workflow.run_folder import BASE, RUN, Unit, resolve, substitute
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
     from regretless.analysis.analyze import AnalyzeConfig
+    from regretless.runs.preflight import Machine
 
 
 class Analyze(Stage["AnalyzeConfig"]):
     """Compares models with the one that training began from."""
 
     name = "analyze"
+    work = "regretless.analysis.analyze"
     about = "What training changed: token rewards, score distances, drift, gradients, calibration."
     reads = "pairs, trained models"
     makes = "what training changed: token rewards, score distances, drift, gradients, calibration"
     flags = ("pairs", "model", "policy")
+    prints_tables = True
+    uses = ("pairs", "model")
     is_read = False
 
     def units(self, config: AnalyzeConfig, run: Run) -> Iterator[Sequence[Unit]]:
@@ -63,13 +67,17 @@ class Analyze(Stage["AnalyzeConfig"]):
             },
             "responses": responses,
         }
-        yield [run.unit(self, self.place, settings, task, inputs, need=Need("analyze", gpus=1))]
+        yield [run.unit(self, self.place, settings, task, inputs=inputs, need=Need("analyze", gpus=1))]
 
-    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
-        """Compare the models."""
-        from regretless.analysis import analyze
-
-        return analyze.run(**unit.task, output=place)
+    def problems(self, config: AnalyzeConfig, machine: Machine) -> None:
+        """Folders of models that are not there."""
+        super().problems(config, machine)
+        for name, folder in config.policies.items():
+            key = f"{self.name}.policies.{name}"
+            if RUN in folder:
+                machine.path(key, folder)
+            elif not Path(folder).is_dir():
+                machine.add(key, f"no such folder: {folder}")
 
 
 STAGE = Analyze()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint, write_json
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import RESPONSES, Run, Session, Stage
+from regretless.evaluation.conditions import SAMPLES
+from regretless.runs.stages.judge import miniature_judge
+from regretless.runs.stages.sample import MINIATURE
+from regretless.runs.stages.stage import RESPONSES, Listing, Run, Session, Stage
 from regretless.workflow.run_folder import BASE, RUN, Unit, resolve, substitute
 from regretless.workflow.workers import Need
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from regretless.evaluation.results import EvaluateConfig
     from regretless.labeling.verify import VerifyConfig
     from regretless.modeling.load import ModelConfig
+    from regretless.runs.preflight import Machine
+    from regretless.runs.recipe import Recipe
 
 MODEL = "model"
 """Label of the model when it is evaluated on its own."""
@@ -38,6 +43,10 @@ class Evaluate(Stage["EvaluateConfig"]):
     reads = "a model"
     makes = "Pass@1, and a judge's verdicts on chat benchmarks, with intervals"
     flags = ("model", "adapter", "benchmark", "policy")
+    optional = ("adapter", "benchmark", "policy")
+    neighbor = "verify"
+    uses = ("model",)
+    counted = (("n", "responses"),)
 
     def units(self, config: EvaluateConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """Groups of each model: its answers to all benchmarks, for which it is loaded once, and what they come to."""
@@ -50,13 +59,17 @@ class Evaluate(Stage["EvaluateConfig"]):
 
     def folder_in(self, run: Run) -> PurePosixPath:
         """Its folder in the run's: for a command, that is the one which the user names."""
-        return PurePosixPath("" if run.command else self.place)
+        return PurePosixPath(self.place if run.output is None else "")
+
+    def folders_of_command(self, labels: Iterable[str]) -> Sequence[str]:
+        """Those of the models, and of all answers."""
+        return (BASE, MODEL, SAMPLES, *labels)
 
     def _models(self, config: EvaluateConfig, run: Run) -> dict[str, ModelConfig]:
         trained = {name: trained.model for name, trained in run.trained().items()}
         trained |= {name: _named_model(run, text) for name, text in config.policies.items()}
         # Compared with others, the model is their base: gains are taken to it.
-        return {MODEL if run.command and not trained else BASE: run.model, **trained}
+        return {BASE if run.output is None or trained else MODEL: run.model, **trained}
 
     def run(self, units: Sequence[Unit], places: Sequence[Path], session: Session) -> list[dict[str, Any]]:
         """Do units of one group; answers are sampled with the model loaded once."""
@@ -65,17 +78,15 @@ class Evaluate(Stage["EvaluateConfig"]):
         from regretless.sampling.job import SampleWork
         from regretless.sampling.sample import sample_together
 
-        prompts = {unit.task["setting"]: unit.task["prompts"] for unit in units}
-        read = {
-            setting: source if isinstance(source, list) else _problems(source, setting)
-            for setting, source in prompts.items()
-        }
-        return sample_together(
-            [
-                SampleWork([unit.task["model"]], read[unit.task["setting"]], unit.task["params"], place / RESPONSES)
-                for unit, place in zip(units, places, strict=True)
-            ]
-        )
+        # The problems of a benchmark are read once, however it is decoded.
+        read: dict[str, list[PromptRow]] = {}
+        works = []
+        for unit, place in zip(units, places, strict=True):
+            prompts, setting = unit.task["prompts"], unit.task.get("setting", "")
+            if not isinstance(prompts, list):
+                prompts = read[setting] = read.get(setting) or _problems(prompts, setting)
+            works.append(SampleWork([unit.task["model"]], prompts, unit.task["params"], place / RESPONSES))
+        return sample_together(works)
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
         """Verify or judge answers, or run the harness."""
@@ -92,6 +103,56 @@ class Evaluate(Stage["EvaluateConfig"]):
         write_json(place / "result.json", result)
         return {key: result[key] for key in ("n", "correct", "cut")}
 
+    def problems(self, config: EvaluateConfig, machine: Machine) -> None:
+        """Problems of the engine and its server, of the harness, and of further models."""
+        from regretless.evaluation.harness import check_harness
+        from regretless.sampling.engines import ENGINES
+
+        super().problems(config, machine)
+        machine.under(f"{self.name}.engine", ENGINES.find(config.engine).check)
+        if config.engine_server is not None:
+            machine.under(f"{self.name}.engine_server", config.engine_server.api_key)
+        if config.harness:
+            machine.under(f"{self.name}.harness", lambda: check_harness(config.harness_settings))
+        for name, text in config.policies.items():
+            machine.path_or_hub(f"{self.name}.policies.{name}", text, "model")
+
+    def finished(self, config: EvaluateConfig, listed: Listing) -> Iterator[str]:
+        """Those of benchmarks, too, that every model has been evaluated on."""
+        yield from super().finished(config, listed)
+        labels = {unit.name.split("/")[1] for units in listed.groups for unit in units} - {SAMPLES}
+        for kind in ("benchmarks", "chat"):
+            for name in getattr(config, kind):
+                if labels and all(listed.done(f"{self.place}/{label}/{name}") for label in labels):
+                    yield f"{self.name}.{kind}.{name}"
+
+    def folders(
+        self, config: EvaluateConfig, run: Run
+    ) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
+        """The models' folders, those of benchmarks in them, and those of sampling runs in these."""
+        from regretless.evaluation.harness import FOLDER
+
+        train = run.recipe.train
+        labels = [BASE, *(train.objectives if train is not None else ()), *config.policies]
+        yield self.place, [*labels, SAMPLES], None
+        for label in labels:
+            made = [*config.benchmarks, *config.chat, *([FOLDER] if config.harness else [])]
+            yield f"{self.place}/{label}", made, None
+            for benchmark in config.benchmarks:
+                place = f"{self.place}/{label}/{benchmark}"
+                seeds = [path.name for path in run.path(place).glob("seed-*")]
+                yield place, [f"seed-{seed}" for seed in config.seeds], seeds
+
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """Two benchmarks with the world's problems. Other models and other programs are not part of it."""
+        if section is None:
+            return None
+        test = {"dataset": f"{RUN}/world/test.jsonl", "answer_column": "answer"}
+        labels = list(section.get("benchmarks", {}))[:2] or ([] if section.get("chat") else ["arithmetic"])
+        chat = {label: _chat_in_miniature(entry) for label, entry in section.get("chat", {}).items()}
+        shrunk = {"benchmarks": dict.fromkeys(labels, test), "chat": chat, "seeds": section.get("seeds", [])[:2]}
+        return {**section, **MINIATURE, **shrunk, "server": None, "policies": {}, "harness": []}
+
     def after(self, config: EvaluateConfig, run: Run) -> None:
         """Write results.json, and the results into the models' cards."""
         from regretless.evaluation import results
@@ -106,6 +167,23 @@ SAMPLING, VERIFYING, JUDGING = Need("sample"), Need("verify"), Need("judge")
 HARNESS = Need("harness", gpus=1)
 
 
+CHAT_FILES = "chat-benchmarks"
+"""Folder of the chat benchmarks' files in the folder of a run in miniature."""
+CHAT: Mapping[str, Mapping[str, Any]] = {
+    "alpaca_eval": {"baseline": None, "gamed_baselines": f"{RUN}/{CHAT_FILES}/gamed_baselines.csv"},
+    "arena_hard": {"baseline": f"{RUN}/{CHAT_FILES}/arena_hard_baseline.jsonl"},
+    "mt_bench": {"references": f"{RUN}/{CHAT_FILES}/mt_bench_references.jsonl"},
+}
+"""Files of the chat benchmarks besides their questions."""
+
+
+def _chat_in_miniature(entry: Mapping[str, Any]) -> dict[str, Any]:
+    kind, longest = entry["benchmark"], MINIATURE["max_new_tokens"]
+    shrunk = {"limit": None, "judge_prompt": None, "max_new_tokens": longest, "bootstrap": 100}
+    questions = {"questions": f"{RUN}/{CHAT_FILES}/{kind}.jsonl"}
+    return {**entry, **miniature_judge(), **shrunk, **questions, **CHAT[kind]}
+
+
 class _OneModel:
     """The units of one model."""
 
@@ -113,8 +191,6 @@ class _OneModel:
         self, stage: Evaluate, config: EvaluateConfig, run: Run, label: str, model: ModelConfig, group: str
     ) -> None:
         self.stage, self.config, self.run, self.label, self.model, self.group = stage, config, run, label, model, group
-        from regretless.evaluation.conditions import SAMPLES
-
         self.here = resolve(model, run.root)
         self.place = stage.folder_in(run) / label
         self.samples = stage.folder_in(run) / SAMPLES / label
@@ -130,7 +206,7 @@ class _OneModel:
             here = resolve(chat, self.run.root)
             inputs = {f"responses-{number}": path for number, path in enumerate(answers[chat.answers])}
             task = {"config": here, "responses": list(inputs.values())}
-            yield [self._unit(self.place / benchmark, dump(chat), task, JUDGING, {**inputs, **here.files()})]
+            yield [self._unit(self.place / benchmark, dump(chat), task, JUDGING, inputs={**inputs, **here.files()})]
         if self.config.harness:
             yield [self._harness()]
 
@@ -145,23 +221,20 @@ class _OneModel:
         if not asked:
             return
         # In a recipe, settings begin with the section's name; in the command's own arguments they do not.
-        section = "" if run.command else f"{self.stage.name}."
-        yield [
-            self._sampling(
-                self.samples / benchmark / name,
-                dump(config.benchmarks[benchmark].source),
-                resolve(config.benchmarks[benchmark].source, run.root),
-                {**common, **decoding[name]},
-                f"{section}benchmarks.{benchmark}.",
-            )
-            for benchmark, name in asked
-        ]
+        section = f"{self.stage.name}." if run.output is None else ""
+        answers = []
+        for benchmark, name in asked:
+            source = config.benchmarks[benchmark].source
+            task = {"prompts": resolve(source, run.root), "setting": f"{section}benchmarks.{benchmark}."}
+            place = self.samples / benchmark / name
+            answers.append(self._sampling(place, dump(source), {**common, **decoding[name]}, task))
+        yield answers
         for benchmark, name in asked:
             verifying = grading(config, run.recipe.verify, benchmark)
             responses = run.path(self.samples / benchmark / name, RESPONSES)
             task = {"config": verifying, "responses": responses}
             place = self.place / benchmark / ("" if name == "greedy" else name)
-            yield [self._unit(place, dump(verifying), task, VERIFYING, {"responses": responses})]
+            yield [self._unit(place, dump(verifying), task, VERIFYING, inputs={"responses": responses})]
 
     def _converse(self, chat: ChatBenchmark) -> Generator[Sequence[Unit], None, list[Path]]:
         """The answers to a chat benchmark, turn by turn and temperature by temperature; returns their files."""
@@ -181,7 +254,8 @@ class _OneModel:
                 place = folder / f"turn-{turn}-temperature-{temperature:g}"
                 # The prompts themselves are the input, because those of a second turn contain the first answers.
                 shown = fingerprint([[row.prompt_id, row.prompt] for row in prompts])
-                yield [self._sampling(place, shown, prompts, {**common, "temperature": temperature}, place.as_posix())]
+                task = {"prompts": prompts, "chat": here}
+                yield [self._sampling(place, shown, {**common, "temperature": temperature}, task)]
                 responses.append(self.run.path(place, RESPONSES))
         return responses
 
@@ -196,35 +270,22 @@ class _OneModel:
         return self._unit(self.place / harness.FOLDER, settings, task, HARNESS)
 
     def _sampling(
-        self,
-        place: PurePosixPath,
-        shown: Any,
-        prompts: PromptSource | list[PromptRow],
-        decoding: Mapping[str, Any],
-        setting: str,
+        self, place: PurePosixPath, prompts: Any, decoding: Mapping[str, Any], task: Mapping[str, Any]
     ) -> Unit:
-        """A unit that samples. shown: the prompts as a setting; setting: how messages about them begin."""
+        """A unit that samples. prompts: as a setting; task: besides the model and how it is decoded."""
         from regretless.sampling.base import SamplingParams
         from regretless.sampling.sample import KEEPS
 
         config = self.config
         engine: dict[str, Any] = {"engine": config.engine, "server": config.engine_server, "vllm": config.vllm}
         params = SamplingParams(**decoding, **engine, batch_size=config.batch_size)
-        settings = {"model": dump(self.model), "prompts": shown, "sampling": dump(params)}
-        task = {"model": self.here, "prompts": prompts, "params": params, "setting": setting}
-        return self._unit(place, settings, task, SAMPLING, keeps=KEEPS)
+        settings = {"model": dump(self.model), "prompts": prompts, "sampling": dump(params)}
+        return self._unit(place, settings, {"model": self.here, "params": params, **task}, SAMPLING, keeps=KEEPS)
 
     def _unit(
-        self,
-        place: PurePosixPath,
-        settings: Mapping[str, Any],
-        task: Mapping[str, Any],
-        need: Need,
-        inputs: Mapping[str, Path] | None = None,
-        keeps: Sequence[str] = (),
+        self, place: PurePosixPath, settings: Mapping[str, Any], task: Mapping[str, Any], need: Need, **others: Any
     ) -> Unit:
-        name, run = place.as_posix(), self.run
-        return run.unit(self.stage, name, settings, task, inputs, need=need, keeps=keeps, group=self.group)
+        return self.run.unit(self.stage, str(place), settings, task, need=need, group=self.group, **others)
 
 
 def grading(config: EvaluateConfig, verify_config: VerifyConfig | None, benchmark: str | None = None) -> VerifyConfig:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, Run, Session, Stage, file_input, hub_setting
+from regretless.runs.stages.stage import PAIRS, Run, Stage, file_input, hub_setting
 from regretless.workflow.run_folder import Unit, resolve
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
     from regretless.analysis.inspect import InspectConfig
+    from regretless.runs.recipe import Recipe
     from regretless.training.train_config import TrainConfig
 
 DEFAULT_OBJECTIVES = ("repo_det", "dpo")
@@ -25,10 +26,15 @@ class Inspect(Stage["InspectConfig"]):
     """Reports about pairs before training."""
 
     name = "inspect"
+    work = "regretless.analysis.inspect"
     about = "Report before training what the objectives will see in the pairs."
     reads = "pairs, a model"
     makes = "what the objectives will see: lengths, margins, saturation, rejected rows"
     flags = ("pairs", "model", "objective")
+    optional = ("objective",)
+    neighbor = "train"
+    prints_tables = True
+    uses = ("pairs", "model")
     is_read = False
 
     def units(self, config: InspectConfig, run: Run) -> Iterator[Sequence[Unit]]:
@@ -50,13 +56,12 @@ class Inspect(Stage["InspectConfig"]):
             "model": resolve(run.model, run.root),
             "objectives": objectives,
         }
-        yield [run.unit(self, self.place, settings, task, file_input("pairs", source), need=Need("inspect", gpus=1))]
+        inputs, need = file_input("pairs", source), Need("inspect", gpus=1)
+        yield [run.unit(self, self.place, settings, task, inputs=inputs, need=need)]
 
-    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
-        """Look at the pairs."""
-        from regretless.analysis import inspect
-
-        return inspect.run(**unit.task, output=place)
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """Without other models."""
+        return None if section is None else {**section, "behavior": None, "rescore": False}
 
 
 def as_trained(config: InspectConfig, train: TrainConfig | None) -> InspectConfig:

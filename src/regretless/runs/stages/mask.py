@@ -7,34 +7,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, Run, Session, Stage, file_input
+from regretless.runs.stages.stage import PAIRS, Run, Stage, file_input
 from regretless.workflow.run_folder import Unit, resolve
 
 if TYPE_CHECKING:
     from regretless.labeling.mask import MaskConfig
+    from regretless.runs.preflight import Machine
+    from regretless.runs.recipe import Recipe
 
 
 class Mask(Stage["MaskConfig"]):
     """Adds masked pairs."""
 
     name = "mask"
+    work = "regretless.labeling.mask"
     about = "Add pairs of a chosen response and its own beginning."
     reads = "pairs"
     makes = "the pairs, with masked ones added"
     flags = ("pairs",)
+    uses = ("pairs",)
     result = PAIRS
 
     def units(self, config: MaskConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the pairs, those that were there first."""
         source = run.latest(PAIRS, self.name)
         task = {"config": resolve(config, run.root), "pairs": Path(source)}
-        yield [run.unit(self, self.place, dump(config), task, file_input("pairs", source))]
+        yield [run.unit(self, self.place, dump(config), task, inputs=file_input("pairs", source))]
 
-    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
-        """Mask the pairs."""
-        from regretless.labeling import mask
+    def problems(self, config: MaskConfig, machine: Machine) -> None:
+        """Problems of the tokenizer."""
+        machine.path_or_hub(f"{self.name}.tokenizer", config.tokenizer, "model")
 
-        return mask.run(**unit.task, output=place)
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """Cuts of short responses."""
+        from regretless.runs.miniature import TOKENIZER
+
+        if section is None:
+            return None
+        few = min(section.get("per_response", 1), 2)
+        return {**section, "lengths": (2, 3), "count": "all", "per_response": few, "tokenizer": TOKENIZER}
 
 
 STAGE = Mask()

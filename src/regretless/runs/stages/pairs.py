@@ -11,7 +11,7 @@ from regretless.runs.stages.stage import PAIRS, Run, Session, Stage
 from regretless.workflow.run_folder import Unit, resolve
 
 if TYPE_CHECKING:
-    from regretless.runs.recipe import PairsSource
+    from regretless.runs.recipe import PairsSource, Recipe
 
 
 class Pairs(Stage["PairsSource"]):
@@ -45,6 +45,9 @@ class Pairs(Stage["PairsSource"]):
         check_some_left(usable, refused, config.dataset)
         write_records(place / PAIRS, usable[: config.limit])
         return {"pairs": len(usable[: config.limit]), "refused": len(refused)}
+
+    def miniature(self, section: Any, recipe: Recipe) -> None:
+        """None: pairs are made of sampled responses."""
 
 
 STAGE = Pairs()

@@ -13,12 +13,14 @@ from regretless.workflow.run_folder import Unit, resolve
 
 if TYPE_CHECKING:
     from regretless.data.prompts import PromptSource
+    from regretless.runs.recipe import Recipe
 
 
 class Prompts(Stage["Mapping[str, PromptSource]"]):
     """Combines sources of prompts."""
 
     name = "prompts"
+    counted = (("prompts", "prompts"),)
 
     def units(self, config: Mapping[str, PromptSource], run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the file of prompts."""
@@ -43,6 +45,9 @@ class Prompts(Stage["Mapping[str, PromptSource]"]):
         check_some_left(rows, refused, "prompts")
         write_jsonl(place / "prompts.jsonl", rows)
         return {"prompts": len(rows), "refused": len(refused)}
+
+    def miniature(self, section: Any, recipe: Recipe) -> None:
+        """None: the world has prompts."""
 
 
 STAGE = Prompts()

@@ -15,6 +15,8 @@ from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
     from regretless.reporting.report import ReportConfig
+    from regretless.runs.preflight import Machine
+    from regretless.runs.recipe import Recipe
 
 
 class Report(Stage["ReportConfig"]):
@@ -37,16 +39,11 @@ class Report(Stage["ReportConfig"]):
         inputs = {path.relative_to(run.root).as_posix(): path for path in files if run.has(path)}
         inputs.pop(f"{self.place}/{MANIFEST}", None)
         task = {"config": config, "run_dir": run.root}
-        yield [run.unit(self, self.place, dump(config), task, inputs, need=Need("report"))]
+        yield [run.unit(self, self.place, dump(config), task, inputs=inputs, need=Need("report"))]
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
         """Write the page."""
-        from regretless.reporting import report
-        from regretless.runs import stage_record
-
-        others = stage_record.of_other_settings(unit.task["run_dir"])
-        places = [stage.place for stage in STAGES.values()]
-        return report.run(**unit.task, output=place, places=places, others=others)
+        return report_on(**unit.task, output=place)
 
     def after(self, config: ReportConfig, run: Run) -> None:
         """Name the page in the models' cards."""
@@ -54,6 +51,38 @@ class Report(Stage["ReportConfig"]):
 
         page = run.path(self.place, "report.html")
         refresh_cards(run, lambda method, facts: {"report": os.path.relpath(page, run.path("train", method))})
+
+    def problems(self, config: ReportConfig, machine: Machine) -> None:
+        """Figures of models or pairs that the run does not have."""
+        super().problems(config, machine)
+        if (figures := config.figures) is None:
+            return
+        train, analyze = machine.recipe.train, machine.recipe.analyze
+        trained = train.objectives if train is not None else []
+        if unknown := [name for name in figures.models or () if name not in trained]:
+            machine.add(
+                f"{self.name}.figures.models", f"expected some of {', '.join(trained)}, got {', '.join(unknown)}"
+            )
+        if analyze is not None and figures.pair > (most := analyze.pairs + analyze.masked):
+            machine.add(
+                f"{self.name}.figures.pair",
+                f"expected at most {most}, the number of pairs that analyze includes; got {figures.pair}",
+            )
+
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """A page that says what it is."""
+        from regretless.runs.miniature import NOTE
+
+        return None if section is None else {**section, "title": NOTE}
+
+
+def report_on(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
+    """Write the page about a run folder, with the stages in their order, and which are of other settings."""
+    from regretless.reporting import report
+    from regretless.runs.stage_record import of_other_settings
+
+    places = [stage.place for stage in STAGES.values()]
+    return report.run(config, run_dir, output, places, of_other_settings(run_dir))
 
 
 STAGE = Report()

@@ -7,17 +7,20 @@ folder, which a stage imports when it is called: it may take seconds.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
+from regretless.core.errors import ConfigError, RegretlessError
 from regretless.workflow.run_folder import RUN, RunFolder, Unit, substitute
-from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
     from regretless.modeling.load import ModelConfig
     from regretless.modeling.training_folder import Trained
+    from regretless.runs.preflight import Machine
     from regretless.runs.recipe import Recipe
     from regretless.workflow.cluster import ClusterConfig
 
@@ -60,16 +63,28 @@ class Stage(Generic[C]):
     """One section of a recipe that does something: its settings have the type of the recipe's field of its name."""
 
     name: ClassVar[str]
+    work: ClassVar[str] = ""
+    """The module whose function `run` does a unit, called with the unit's `task`, and with its folder as `output`."""
     about: ClassVar[str] = ""
     """Its help on the command line; empty for a section without a command."""
     reads: ClassVar[str] = ""
     makes: ClassVar[str] = ""
     flags: ClassVar[tuple[str, ...]] = ()
     """Options of its command besides settings, configuration file and output."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Those that are not required, because settings can replace them."""
+    neighbor: ClassVar[str] = ""
+    """Another section that its command reads, too, if the configuration file is a recipe."""
+    prints_tables: ClassVar[bool] = False
+    """True if its work prints tables of numbers."""
     result: ClassVar[str] = ""
     """The file in its folder that is its result; empty if the whole folder is."""
     folder: ClassVar[str] = ""
     """Its folder in a run folder, if that is not its name."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """What else of a recipe it reads: `model`, `responses`, `pairs`."""
+    counted: ClassVar[tuple[tuple[str, str], ...]] = (("pairs", "pairs"), ("steps", "steps"))
+    """Numbers in its units' summaries that a plan shows, and what they are called there."""
     is_read: ClassVar[bool] = True
     """False if no other stage depends on it."""
     makes_numbers: ClassVar[bool] = True
@@ -94,10 +109,40 @@ class Stage(Generic[C]):
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
         """Do one unit in the folder `place`; returns its summary."""
-        raise NotImplementedError
+        summary: dict[str, Any] = import_module(self.work).run(**unit.task, output=place)
+        return summary
 
     def after(self, config: C, run: Run) -> None:
         """Write what concerns all units. It is called again whenever the stage is, with nothing to do or not."""
+
+    def problems(self, config: C, machine: Machine) -> None:
+        """Add to `machine.problems` what would stop the stage on this machine."""
+        machine.sections(config, self.name)
+
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """The section, as settings, of a recipe in miniature (`runs.miniature`); None for none."""
+        return section
+
+    def finished(self, config: C, listed: Listing) -> Iterator[str]:
+        """Keys of the settings whose work is finished; `listed` has the units."""
+        if listed.is_whole and listed.done(self.place):
+            yield self.name
+
+    def folders(self, config: C, run: Run) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
+        """Folders below its own that a run makes, by the folder above them. Others (of some) are moved aside."""
+        if (names := self.contents(config)) is not None:
+            yield self.place, names, None
+
+    def folders_of_command(self, labels: Iterable[str]) -> Sequence[str]:
+        """Folders of its command's units in the one that the user names, which by default is that of the only unit.
+
+        labels: those of further models.
+        """
+        return ()
+
+    def contents(self, config: C) -> Collection[str] | None:
+        """Names in its folder that settings may refer to; None for any."""
+        return None
 
 
 STAGES: dict[str, Stage[Any]] = {}
@@ -117,12 +162,12 @@ class Run:
     cluster: ClusterConfig | None = None
     """The cluster that trains, if the recipe has one; by default, training runs on this machine."""
     session: Session = field(default_factory=Session)
-    command: str = ""
-    """The stage's command that makes this run, on files that the user names; empty for a recipe's run."""
+    only_listed: bool = False
+    """True if nothing is written."""
     output: Path | None = None
-    """The folder for the only unit of a command; by default, units have their own folders in the run folder."""
-    form: str = ".parquet"
-    """Suffix of the file that a command is to make, for a stage with several output formats."""
+    """The file or folder that a stage's command makes of files that the user names; None in a recipe's run."""
+    is_unit: bool = False
+    """True if `output` is the folder of the command's only unit; by default, units have folders in the run folder."""
 
     @classmethod
     def of(cls, recipe: Recipe, folder: RunFolder, **others: Any) -> Self:
@@ -140,40 +185,33 @@ class Run:
         return self.root.joinpath(*parts)
 
     def unit(
-        self,
-        stage: Stage[Any],
-        name: str,
-        settings: Mapping[str, Any],
-        task: Mapping[str, Any],
-        inputs: Mapping[str, Path] | None = None,
-        *,
-        need: Need | None = None,
-        keeps: Sequence[str] = (),
-        group: str = "",
+        self, stage: Stage[Any], name: str, settings: Mapping[str, Any], task: Mapping[str, Any], **others: Any
     ) -> Unit:
-        """A unit of work of a stage, in the folder `name` of this run (`workflow.run_folder.Unit`)."""
+        """A unit of work of a stage, in the folder `name` of this run. others: further fields of the unit."""
         label = ""
-        if self.output is not None:
+        if self.is_unit and self.output is not None:
             name, label = self.output.name, stage.place
         if self.below:
             name, settings = f"{self.below}/{name}", substitute(settings, Path(RUN, self.below))
-        return Unit(name, settings, inputs or {}, label, tuple(keeps), stage.name, task, need, group)
+        return Unit(name, settings, label=label, stage=stage.name, task=task, **others)
 
     def latest(self, result: str, before: str) -> Path | str:
         """The file of that name as the last of the run's stages before `before` makes it, or that from elsewhere."""
         names = list(STAGES)
         for name in reversed(names[: names.index(before)]):
-            if STAGES[name].result == result and self.section(name):
+            if STAGES[name].result == result and name in stages_of(self.recipe):
                 return self.path(STAGES[name].place, result)
+        if result not in self.inputs:
+            raise ConfigError(f"{before}: no stage makes {result}")
         return self.inputs[result]
 
     def section(self, name: str) -> Any:
-        """The recipe's section of that name; None if it has none."""
-        return getattr(self.recipe, name, None) or None
+        """The recipe's section of that name."""
+        return getattr(self.recipe, name)
 
     def stages(self) -> list[Stage[Any]]:
         """The stages that the recipe has a section for, in the order in which they run."""
-        return [stage for name, stage in STAGES.items() if self.section(name)]
+        return [STAGES[name] for name in stages_of(self.recipe)]
 
     def units(self, only: Iterable[str] = ()) -> Iterator[Sequence[Unit]]:
         """The units of all stages (or of those in `only`); what concerns a stage as a whole is written behind them."""
@@ -181,7 +219,7 @@ class Run:
         for stage in self.stages():
             if not wanted or stage.name in wanted:
                 yield from stage.units(self.section(stage.name), self)
-                if not self.awaits(stage.place):
+                if not self.only_listed and not self.awaits(stage.place):
                     stage.after(self.section(stage.name), self)
 
     def sub(self, name: str, recipe: Recipe, inputs: Mapping[str, Path | str] | None = None) -> Run:
@@ -190,7 +228,7 @@ class Run:
         Its units (`units`) are units of that stage, too: they share this run's lock and session.
         """
         below = str(PurePosixPath(self.below, name))
-        return replace(self, recipe=recipe, inputs=inputs or {}, below=below, output=None, command="")
+        return replace(self, recipe=recipe, inputs=inputs or {}, below=below, output=None, is_unit=False)
 
     def has(self, path: Path) -> bool:
         """True if a file exists by now, or in a plan: will exist when a run arrives here."""
@@ -207,7 +245,8 @@ class Run:
     @property
     def model(self) -> ModelConfig:
         """The policy before preference training."""
-        assert self.recipe.model is not None  # the recipe's own check
+        if self.recipe.model is None:
+            raise ConfigError("model: required, not given")
         return self.recipe.model
 
     def trained(self) -> dict[str, Trained]:
@@ -227,6 +266,11 @@ class Run:
         }
 
 
+def stages_of(recipe: Recipe) -> list[str]:
+    """The stages that a recipe has a section for, in the order in which they run."""
+    return [name for name in STAGES if getattr(recipe, name, None) not in (None, {})]
+
+
 def do_units(folder: RunFolder, units: Sequence[Unit], session: Session) -> None:
     """Do a group of units, but for those that are done (`RunFolder.do_together`)."""
     named = {unit.name: unit for unit in units}
@@ -237,17 +281,32 @@ def do_units(folder: RunFolder, units: Sequence[Unit], session: Session) -> None
     folder.do_together(units, work)
 
 
-class ListingFolder(RunFolder):
-    """A run folder whose units are only listed: results of those that are not done are awaited."""
+class Listing(RunFolder):
+    """The units of a stage, as far as they are known before it runs; nothing is done or written."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, recipe: Recipe, path: Path, name: str) -> None:
+        """name: the stage, of which the recipe has a section."""
         super().__init__(path)
-        self.listed: list[Unit] = []
+        self.groups: list[Sequence[Unit]] = []
+        self.is_whole = False
+        """False if the stage could not name all of its units."""
+        run = Run.of(recipe, self, only_listed=True)
+        with contextlib.suppress(RegretlessError, OSError):  # whoever does the work says what is wrong
+            for units in STAGES[name].units(run.section(name), run):
+                self.groups.append(units)
+            self.is_whole = True
+
+    def done(self, name: str) -> bool:
+        """True if there are units in the folder `name` or below, and all of them are finished."""
+        below = self._below(name)
+        return bool(below) and all(map(self.has_done, below))
 
     def awaits(self, name: str) -> bool:
-        """True if a listed unit below the folder `name` is not done."""
-        below = [unit for unit in self.listed if PurePosixPath(unit.name).is_relative_to(name)]
-        return not all(map(self.is_done, below))
+        """True if a unit in the folder `name` or below is not finished."""
+        return not all(map(self.has_done, self._below(name)))
+
+    def _below(self, name: str) -> list[Unit]:
+        return [unit for unit in chain(*self.groups) if PurePosixPath(unit.name).is_relative_to(name)]
 
 
 def file_input(name: str, source: Path | str) -> dict[str, Path]:

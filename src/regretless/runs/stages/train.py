@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.errors import ConfigError
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, C, Run, Session, Stage, file_input, hub_setting
+from regretless.runs.stages.stage import PAIRS, C, Run, Stage, file_input, hub_setting
 from regretless.workflow.run_folder import Unit, resolve
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
     from regretless.modeling.load import ModelConfig
+    from regretless.runs.preflight import Machine
+    from regretless.runs.recipe import Recipe
     from regretless.training.train_config import TrainConfig
+
+MINIATURE: Mapping[str, Any] = {
+    # What needs special hardware, or time, or is meaningless for a few steps.
+    **{"bf16": False, "fp16": False, "fsdp": None, "use_liger_kernel": False, "compile_layers": False},
+    "num_train_epochs": 1,
+    # Nothing leaves the machine: no model goes to the hub, no log to a tracker.
+    **{"push_to_hub": False, "report_to": "none", "log_completions_steps": None},
+    # Too small to be trained faster by several processes.
+    **{"processes": 1, "sequence_parallel_size": 1, "strategy": "ddp", "gradient_accumulation_steps": 1},
+}
+"""Arguments of every training in miniature."""
+SHORT = {**MINIATURE, "max_steps": 2, "pairs_per_step": 4, "warmup_steps": 0, "logging_steps": 1}
+"""Those of a training on preference pairs."""
+LEFT_OUT = ("per_device_train_batch_size", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+"""Arguments that a training in miniature does not have: `pairs_per_step` replaces them, or they may need a GPU."""
 
 
 class Training(Stage[C]):
     """A stage that trains models, each in a folder and a group of its own."""
+
+    work = "regretless.training.train"
 
     def unit(
         self,
@@ -53,13 +72,25 @@ class Training(Stage[C]):
             "ray_workers": workers,
         }
         inputs, place = file_input("pairs", data), f"{self.place}/{name}"
-        return run.unit(self, place, settings, task, inputs, need=Need("train", gpus=1), group=name)
+        return run.unit(self, place, settings, task, inputs=inputs, need=Need("train", gpus=1), group=name)
 
-    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
-        """Train the model."""
-        from regretless.training import train
+    def check(self, key: str, config: TrainConfig, machine: Machine) -> None:
+        """Add the problems of a training's settings."""
+        from regretless.training.ray_train import ONE_NUMBER
 
-        return train.run(**unit.task, output=place)
+        machine.sections(config, key)
+        if machine.is_done(key):
+            return
+        workers: int | None = None
+        if (cluster := machine.recipe.cluster) is not None:
+            asked = cluster.train.workers
+            if isinstance(asked, tuple):
+                machine.add("cluster.train.workers", ONE_NUMBER)
+            # How many `auto` is will be known when the cluster is connected.
+            processes = 1 if config.processes == "auto" else config.processes
+            workers = asked if isinstance(asked, int) else processes
+        for objective in config.objectives:
+            machine.problems += [f"{key}.{problem}" for problem in config.problems_here(objective, workers)]
 
 
 class Train(Training["TrainConfig"]):
@@ -70,21 +101,48 @@ class Train(Training["TrainConfig"]):
     reads = "pairs, a model"
     makes = "a trained model or adapter"
     flags = ("pairs", "model", "adapter")
+    optional = ("adapter",)
+    uses = ("pairs", "model")
 
     def units(self, config: TrainConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """A group for each method."""
-        if run.output is not None and len(config.objectives) != 1:
+        if run.is_unit and len(config.objectives) != 1:
             methods = ", ".join(config.objectives)
             raise ConfigError(f"objective: expected one for this command, got {methods}; a recipe trains several")
         pairs = run.latest(PAIRS, self.name)
         for objective in config.objectives:
             yield [self.unit(run, objective, config, objective, run.model, pairs, hub_setting("data", pairs))]
 
+    def problems(self, config: TrainConfig, machine: Machine) -> None:
+        """Problems of every method's arguments."""
+        self.check(self.name, config, machine)
+
+    def contents(self, config: TrainConfig) -> Collection[str]:
+        """The models."""
+        return config.objectives
+
     def after(self, config: TrainConfig, run: Run) -> None:
         """Add the run's data to the models' cards."""
         from regretless.runs import cards
 
         cards.refresh_cards(run, lambda method, facts: {"data": {**facts.data, **cards.data_of(run)}})
+
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """Two steps of every method."""
+        if section is None:
+            return None
+        methods = {
+            name: {key: value for key, value in kept(entry).items() if key not in SHORT}
+            for name, entry in section.get("methods", {}).items()
+        }
+        # Held-out pairs are of more than one prompt: KTO needs answers to another prompt.
+        held_out = min(section.get("eval_pairs", 0), 8)
+        return {**kept(section), **SHORT, "methods": methods, "eval_pairs": held_out}
+
+
+def kept(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a training that it has in miniature, too."""
+    return {key: value for key, value in section.items() if key not in LEFT_OUT}
 
 
 STAGE = Train()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import Run, Session, Stage
+from regretless.runs.stages.pretrain import BATCH, STEPS
+from regretless.runs.stages.stage import Run, Stage
 from regretless.workflow.run_folder import Unit
 
 if TYPE_CHECKING:
+    from regretless.runs.recipe import Recipe
     from regretless.world.world import WorldConfig
 
 
@@ -18,18 +19,28 @@ class World(Stage["WorldConfig"]):
     """Makes the embedded world."""
 
     name = "world"
+    work = "regretless.world.world"
     about = "Make the embedded world: problems, held-out test, demonstrations, tokenizer."
     makes = "the quickstart's problems, demonstrations and tokenizer"
+    counted = (("prompts", "prompts"),)
 
     def units(self, config: WorldConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the world."""
         yield [run.unit(self, self.place, dump(config), {"config": config})]
 
-    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
-        """Write the world."""
-        from regretless.world import world
+    def contents(self, config: WorldConfig) -> Collection[str]:
+        """Its files."""
+        from regretless.world.world import output_names
 
-        return world.run(**unit.task, output=place)
+        return output_names(config)
+
+    def miniature(self, section: Any, recipe: Recipe) -> Any:
+        """The easiest problems, and demonstrations for all models that are pretrained."""
+        from regretless.runs.miniature import BEHAVIOR, WORLD
+
+        policies = [BEHAVIOR] if recipe.world is None else recipe.world.policies
+        demonstrations = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
+        return {**(section or {}), **WORLD, "policies": dict.fromkeys(policies, demonstrations)}
 
 
 STAGE = World()
