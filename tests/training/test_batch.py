@@ -86,7 +86,9 @@ def test_objective_when_context_lies_between_messages_then_value_and_gradient_ar
 
     scores = {ids: logps_by_hand(policy, ids) for ids in (CHOSEN, REJECTED, CUT)}
     means = {ids: values.mean() for ids, values in scores.items()}
-    behavior = {each.ids: torch.tensor(np.float32(each.values["behavior"]), dtype=torch.float64) for each in sides.values()}
+    behavior = {
+        each.ids: torch.tensor(np.float32(each.values["behavior"]), dtype=torch.float64) for each in sides.values()
+    }
     losses = []
     for rejected in (REJECTED, CUT):
         both = (CHOSEN, rejected)
