@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from regretless.core.terminal import never_fail_to_print
-from regretless.data.rows import COLUMN_TYPES
+from regretless.data.schema import FLOATS, IDS
 from regretless.modeling.layout import Item
 from regretless.modeling.load import tokenizer_fingerprint
 from regretless.modeling.scoring import fill_rows
@@ -55,7 +55,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def write_pairs(path: Path, count: int) -> None:
     """`count` pairs, two of each prompt; prompts of 5 to 30 tokens, responses of 5 to 40, with log-probabilities."""
     numbers, fingerprint = np.random.default_rng(0), tokenizer_fingerprint(make_tokenizer())
-    kinds = [pa.string()] * 3 + [COLUMN_TYPES["token_ids"]] * 2 + [COLUMN_TYPES["logps"]] * 2
+    kinds = [pa.string()] * 3 + [IDS] * 2 + [FLOATS] * 2
     names = ["prompt", "chosen", "rejected", "chosen_token_ids", "rejected_token_ids", "chosen_logps", "rejected_logps"]
     schema = pa.schema([*zip(names, kinds, strict=True), ("tokenizer", pa.string())])
     with pq.ParquetWriter(path, schema) as writer:

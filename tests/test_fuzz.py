@@ -31,8 +31,9 @@ from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
 from regretless.data.rejected_rows import Refusal
 from regretless.data.responses import read_responses
-from regretless.data.rows import COLUMN_TYPES, read_rows, write_records
-from regretless.data.schema import PairColumns, ResponseColumns
+from regretless.data.rows import read_rows, write_records
+from regretless.data.schema import COLUMN_TYPES, RESPONSE
+from regretless.data.schema import PAIR as PAIR_SCHEMA
 from regretless.evaluation.chat.judge_prompts import _parse as parse_template
 from regretless.evaluation.chat.style_control import style
 from regretless.evaluation.chat.verdicts import _bracketed as bracketed
@@ -134,8 +135,8 @@ def bad_row(good: Mapping[str, Any], names: list[str]) -> st.SearchStrategy[dict
     )
 
 
-BAD_PAIRS = bad_row(PAIR, ["prompt", "chosen", "rejected", "messages", "metadata", *PairColumns.model_fields])
-BAD_RESPONSES = bad_row(RIGHT, [*ResponseColumns.model_fields, "id"])
+BAD_PAIRS = bad_row(PAIR, ["prompt", "chosen", "rejected", "messages", "metadata", *PAIR_SCHEMA.names])
+BAD_RESPONSES = bad_row(RIGHT, [*RESPONSE.names, "id"])
 BAD_LINES = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(

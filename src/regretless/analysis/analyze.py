@@ -22,7 +22,7 @@ from regretless.core.paths import PathSetting
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
 from regretless.data.pair_source import PairSource
-from regretless.data.records import Pair
+from regretless.data.records import SIDES, Pair
 from regretless.data.rows import read_rows
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
@@ -69,9 +69,12 @@ def run(
 
     Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
     """
+    # The models, and a few pairs token by token.
     reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
     models = dict(zip(policies, trained, strict=True))
     summary = token_rewards.run(config, pairs, reference, models, output)
+
+    # The sample of pairs that all models are compared on.
     source = PairSource.read(pairs)
     originals = [pair for pair in source.pairs if pair.kind == "original"] or source.pairs
     tokenizer = load_tokenizer(reference)
@@ -79,6 +82,7 @@ def run(
     source.check(tokenized)
     sample = Sample(tokenized)
 
+    # What changed: scores, their distances, their course over the checkpoints, and where gradients were.
     scores = {BASE: sample.score(reference, BASE)}
     scores |= {name: sample.score(model, name) for name, model in models.items()}
     distances = score_distances(sample, scores)
@@ -86,18 +90,12 @@ def run(
         name: _drift(config, sample, reference, policy, name, scores[name], scores[BASE])
         for name, policy in policies.items()
     }
-    gradients = {
-        name: gradient_places(
-            build(policy.objective, **policy.hyperparameters),
-            tokenized,
-            scores[BASE],
-            codec_of(tokenizer).ends_step,
-        )
-        for name, policy in policies.items()
-        if policy.objective is not None
-    }
-    calibrations = {}
+    gradients, calibrations = {}, {}
+    ends_step = codec_of(tokenizer).ends_step
     for name, policy in policies.items():
+        if policy.objective is not None:
+            objective = build(policy.objective, **policy.hyperparameters)
+            gradients[name] = gradient_places(objective, tokenized, scores[BASE], ends_step)
         if (result := _calibration(policy.folder, source.pairs)) is not None:
             calibrations[name] = result
     lengths = {benchmark: response_lengths(files) for benchmark, files in (responses or {}).items()}
@@ -158,26 +156,23 @@ def _show(
         {f"{row['first']} – {row['second']}": {"mean ± error": with_error(row)} for row in distances},
         ("mean ± error",),
     )
-    rows = {
-        f"{name}, step {entry['step']}": {
-            **{f"{side} a token": entry[side]["per_token"]["value"] for side in ("chosen", "rejected")},
-            **{f"{side}, change": with_error(entry[side]["change"]) for side in ("chosen", "rejected")},
-        }
-        for name, drift in drifts.items()
-        for entry in drift["points"]
-        if entry["step"] != 0
-    }
+    rows: dict[str, dict[str, Any]] = {}
+    for name, drift in drifts.items():
+        for entry in drift["points"]:
+            if entry["step"] == 0:
+                continue
+            row = rows[f"{name}, step {entry['step']}"] = {}
+            for side in SIDES:
+                row[f"{side} a token"] = entry[side]["per_token"]["value"]
+                row[f"{side}, change"] = with_error(entry[side]["change"])
     columns = ("chosen a token", "chosen, change", "rejected a token", "rejected, change")
     show_table("log-probability, nats; change a response since the start", rows, columns)
-    shares = {
-        f"{name}, {side}": {
-            **{f"tenth {tenth}": result[side]["shares"][tenth - 1]["value"] for tenth in (1, 5, 10)},
-            "last token": result[side]["near_end"][0]["value"],
-        }
-        for name, result in gradients.items()
-        for side in ("chosen", "rejected")
-        if result[side] is not None
-    }
+    shares: dict[str, dict[str, Any]] = {}
+    for name, result in gradients.items():
+        for side in SIDES:
+            if (of_side := result[side]) is not None:
+                row = {f"tenth {tenth}": of_side["shares"][tenth - 1]["value"] for tenth in (1, 5, 10)}
+                shares[f"{name}, {side}"] = row | {"last token": of_side["near_end"][0]["value"]}
     columns = ("tenth 1", "tenth 5", "tenth 10", "last token")
     show_table("share of the gradient (even: 0.1), last token × even", shares, columns)
     held_out = {

@@ -86,12 +86,13 @@ def rescored(responses: Sequence[Labeled], behavior: ModelConfig | None, fingerp
         )
     if behavior is not None:
         return {behavior.label: _difference(responses, behavior, fingerprint)} if responses else {}
-    return {
-        name or UNKNOWN: {"responses": len(by_model)}
-        if name is None
-        else _difference(by_model, ModelConfig(name_or_path=name), fingerprint)
-        for name, by_model in named.items()
-    }
+    differences: dict[str, dict[str, Any]] = {}
+    for name, by_model in named.items():
+        if name is None:
+            differences[UNKNOWN] = {"responses": len(by_model)}
+        else:
+            differences[name or UNKNOWN] = _difference(by_model, ModelConfig(name_or_path=name), fingerprint)
+    return differences
 
 
 def _difference(responses: Sequence[Labeled], model: ModelConfig, fingerprint: str) -> dict[str, Any]:

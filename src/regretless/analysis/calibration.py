@@ -27,10 +27,12 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
     prompt, and intervals within 0 and 1; the intervals of bins treat pairs as independent, and are too narrow if
     prompts have several pairs.
     """
+    # The confidence of each prediction, and whether it is right.
     margin = np.asarray(margins, dtype=np.float64)
     decided = margin != 0
     confidence, right = special.expit(np.abs(margin[decided])), margin[decided] > 0
-    # Confidence 1 is in the last bin.
+
+    # The bins. Confidence 1 is in the last.
     bin_index = np.minimum(((confidence - 0.5) * 2 * BINS).astype(int), BINS - 1)
     bins = []
     distance = 0.0
@@ -54,6 +56,8 @@ def calibration(margins: Sequence[float], prompts: Sequence[Hashable]) -> dict[s
             }
         )
         distance += count * abs(share - mean)
+
+    # The estimates over all pairs.
     brier = mean_by_prompt(np.square(special.expit(-margin)).tolist(), [1.0] * len(margin), prompts)
     if brier["low"] is not None and brier["high"] is not None:
         brier |= {"low": max(0.0, brier["low"]), "high": min(1.0, brier["high"])}

@@ -41,14 +41,12 @@ def gradient_places(
     for start in range(0, len(able), PAIRS_AT_ONCE):
         chunk = able[start : start + PAIRS_AT_ONCE]
         for row, weights in enumerate(_sizes(objective, chunk, reference, ends_step)):
-            pair, found = chunk[row // 2], by_side[SIDES[row % 2]]
+            pair, sums = chunk[row // 2], by_side[SIDES[row % 2]]
             item = pair.prompt_ids, pair.sides[row % 2].ids
-            found[item] = found[item] + weights if item in found else weights
+            sums[item] = sums[item] + weights if item in sums else weights
     return {
         "without_behavior_logps": len(pairs) - len(able),
-        **{
-            side: _summary([(prompt, sizes) for (prompt, _), sizes in found.items()]) for side, found in by_side.items()
-        },
+        **{side: _summary([(prompt, sizes) for (prompt, _), sizes in sums.items()]) for side, sums in by_side.items()},
     }
 
 

@@ -73,6 +73,7 @@ def run(
     Written into the folder `output`: inspect.json and refused.jsonl; tables go to the terminal. Log-probabilities and
     margins are in nats, lengths in tokens. Raises DataError if no pair is usable, ConfigError for bad objectives.
     """
+    # The pairs that the objectives can use.
     built = dict(_objectives(objectives, config.betas))
     tokenizer = load_tokenizer(model)
     codec = codec_of(tokenizer)
@@ -80,6 +81,7 @@ def run(
     tokenized = source.tokenize(tokenizer, config)
     source.check(tokenized, output / "refused.jsonl")
 
+    # What needs no model: counts and lengths of all pairs.
     results: dict[str, Any] = {
         "data": _counts(tokenized, source.refused),
         "tokens": _tokens(tokenized),
@@ -89,6 +91,8 @@ def run(
     results["data"]["without_token_numbers"] = {
         name: lacking for name in wanted if (lacking := missing_values(tokenized, name))
     }
+
+    # What the model says of a sample of them.
     sample = whole_prompts(tokenized, config.sample, config.seed, lambda pair: pair.prompt_ids)
     if sample:
         responses = list(dict.fromkeys(_responses(sample)))
@@ -100,6 +104,8 @@ def run(
         results["behavior_minus_reference"] = gap(labeled(sample), reference)
         if config.rescore:
             results["stored_minus_rescored"] = rescored(labeled(sample), config.behavior, codec.fingerprint)
+
+    # The files and the terminal.
     shown = [{"source": pair.source, "parts": parts_of(pair, codec)} for pair in tokenized[: config.show]]
     write_json(
         output / "inspect.json", {"notes": _notes(results), "scored_pairs": len(sample), **results, "shown": shown}

@@ -29,18 +29,13 @@ def response_lengths(files: Mapping[str, Path]) -> dict[str, Any]:
         for label, table in tables.items()
     }
     base = lengths.get(BASE)
-    return {
-        "unit": "tokens" if in_tokens else "characters",
-        "models": {
-            label: {
-                "length": _mean(of_model),
-                "change": None
-                if base is None or label == BASE
-                else _mean({key: of_model[key] - base[key] for key in of_model if key in base}),
-            }
-            for label, of_model in lengths.items()
-        },
-    }
+    models: dict[str, dict[str, Any]] = {}
+    for label, of_model in lengths.items():
+        change = None
+        if base is not None and label != BASE:
+            change = _mean({problem: of_model[problem] - base[problem] for problem in of_model if problem in base})
+        models[label] = {"length": _mean(of_model), "change": change}
+    return {"unit": "tokens" if in_tokens else "characters", "models": models}
 
 
 def _mean(values: Mapping[str, int]) -> dict[str, Any]:

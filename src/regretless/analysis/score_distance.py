@@ -23,8 +23,8 @@ def score_distances(sample: Sample, scores: Mapping[str, Scores]) -> list[dict[s
     rows = []
     for first, second in combinations(scores, 2):
 
-        def squares(item: Item, one: Scores = scores[first], other: Scores = scores[second]) -> float:
-            difference = one[item].astype(np.float64) - other[item].astype(np.float64)
+        def squares(item: Item, first_scores: Scores = scores[first], second_scores: Scores = scores[second]) -> float:
+            difference = first_scores[item].astype(np.float64) - second_scores[item].astype(np.float64)
             return float(np.square(difference).sum())
 
         estimate = sample.mean(squares, lambda item: len(own_ids(item[1])), *SIDES)

@@ -1,4 +1,4 @@
-"""The pairs that models are compared on: whole prompts, so that shared tokens are computed once."""
+"""Random sample of pairs by whole prompts, and scores of its responses."""
 
 from __future__ import annotations
 

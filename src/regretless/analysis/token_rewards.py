@@ -73,6 +73,7 @@ def run(
 
     Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
     """
+    # The pairs, and the scores of their responses.
     tokenizer = load_tokenizer(reference)
     source = PairSource.read(pairs)
     chosen = _choose(config, source, tokenizer)
@@ -81,6 +82,7 @@ def run(
     reference_logps = _score(reference, items, "reference")
     policy_logps = {name: _score(model, items, name) for name, model in policies.items()}
 
+    # The numbers of each response, in the order of the scores.
     entries = []
     index = 0
     for pair in chosen:

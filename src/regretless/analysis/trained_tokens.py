@@ -1,4 +1,4 @@
-"""Pairs part by part: which tokens an objective sees, and which are only read."""
+"""The loss mask of pairs, part by part: trained tokens and context."""
 
 from __future__ import annotations
 

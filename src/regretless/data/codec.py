@@ -1,4 +1,4 @@
-"""Properties of a tokenizer that are needed to write prompts and responses with it."""
+"""Encoding and decoding of prompts and responses with a tokenizer and its chat template."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ AROUND = 24
 """Characters of a text that a message shows."""
 
 
-class Part(NamedTuple):
+class ResponsePart(NamedTuple):
     """Consecutive text of a response."""
 
     text: str
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 def response_parts(
     codec: Codec, prompt: Text, response: Text, arguments: str | None = None, *, sampled: bool = False
-) -> tuple[Part, ...]:
+) -> tuple[ResponsePart, ...]:
     """The text that follows a prompt in the chat template, up to the end of the assistant's last message, in parts.
 
     A text, and a single message without tool calls, is one part, as it is: templates trim what a model generated. So is
@@ -50,46 +50,46 @@ def response_parts(
     """
     if isinstance(response, str):
         if isinstance(prompt, str):
-            return (Part(response, True),)
+            return (ResponsePart(response, True),)
         response = [{"role": "assistant", "content": response}]
-    given = parsed(arguments)
-    messages = codec.messages(response[: _last_own(response) + 1], given)
+    values = parsed(arguments)
+    messages = codec.messages(response[: _last_own(response) + 1], values)
     if is_empty(messages) and not is_empty(response):
         raise DataError("nothing but reasoning, which enable_thinking=false leaves out; remove the row")
     as_it_is = not ("tool_calls" in messages[-1] or REASONING[0] in messages[-1])
     if not sampled and not isinstance(prompt, str):
-        _check_special(codec, messages, codec.lead(given))
-    last = _as_it_is(codec, prompt, messages[-1]["content"], given, sampled) if as_it_is else ()
+        _check_special(codec, messages, codec.lead(values))
+    last = _as_it_is(codec, prompt, messages[-1]["content"], values, sampled) if as_it_is else ()
     if len(messages) == 1 and as_it_is:
         return last
     if isinstance(prompt, str):
         raise DataError("messages with tool calls, reasoning or others between need a prompt of messages, not a text")
-    start = codec.render(prompt, generate=True, arguments=given)
-    template = codec.template(given)
+    start = codec.render(prompt, generate=True, arguments=values)
+    template = codec.template(values)
     spans = _marked if GENERATION.search(template) else _between_prompts
-    whole, own = spans(codec, prompt, messages, given, as_it_is)
+    whole, spans_of_model = spans(codec, prompt, messages, values, as_it_is)
     if not whole.startswith(start):
         raise DataError(_disagreement(start, whole, 0))
-    _check_reasoning_is_written(codec, prompt, messages[:-1] if as_it_is else messages, given)
+    _check_reasoning_is_written(codec, prompt, messages[:-1] if as_it_is else messages, values)
     thinks = any(
         REASONING[0] in message or OPEN in message["content"] or CLOSE in message["content"] for message in messages
     )
-    parts: list[Part] = []
-    place = len(start)
-    for first, end in own:
-        first = max(first, place)
+    parts: list[ResponsePart] = []
+    until = len(start)
+    for first, end in spans_of_model:
+        first = max(first, until)
         if not thinks and (block := EMPTY.match(whole, first, end)):
             first = block.end()
         if not whole[first:end].strip():
             continue  # a mark around nothing, or around the line break behind an end token
         end = _message_end(codec, whole, first, end)
-        if first > place:
-            parts.append(Part(whole[place:first], False))
+        if first > until:
+            parts.append(ResponsePart(whole[until:first], False))
         # Recorded ids are compared with the text as the model wrote it.
-        parts.append(Part(whole[first:end].translate(WITHOUT_MARKS) if sampled else whole[first:end], True))
-        place = end
+        parts.append(ResponsePart(whole[first:end].translate(WITHOUT_MARKS) if sampled else whole[first:end], True))
+        until = end
     if as_it_is:
-        parts += [Part(whole[place:], False), *last]
+        parts += [ResponsePart(whole[until:], False), *last]
     return tuple(parts)
 
 
@@ -117,15 +117,15 @@ def _follows_prompt(prompt: Text) -> bool:
 
 def _as_it_is(
     codec: Codec, prompt: Text, content: str, arguments: Mapping[str, Any], sampled: bool
-) -> tuple[Part, ...]:
+) -> tuple[ResponsePart, ...]:
     """An answer that the template does not write, behind what it writes before answers and this one lacks."""
     content = _behind(opening_of(codec, prompt, arguments), content)
     lead = codec.lead(arguments) if _follows_prompt(prompt) and not sampled else ""
     if not lead or (lead.strip() and content.startswith(lead.strip())):
-        return (Part(content, True),)
+        return (ResponsePart(content, True),)
     if not lead.strip(" "):
-        return (Part(lead + content.lstrip(" "), True),)
-    return Part(lead, False), Part(content, True)
+        return (ResponsePart(lead + content.lstrip(" "), True),)
+    return ResponsePart(lead, False), ResponsePart(content, True)
 
 
 def _behind(opening: str, content: str) -> str:
@@ -137,10 +137,10 @@ def _behind(opening: str, content: str) -> str:
 
 
 def _last_own(response: Sequence[Message]) -> int:
-    own = [place for place, message in enumerate(response) if message["role"] == "assistant"]
-    if not own:
+    assistant = [index for index, message in enumerate(response) if message["role"] == "assistant"]
+    if not assistant:
         raise DataError("a response without a message of the assistant: nothing in it was generated")
-    return own[-1]
+    return assistant[-1]
 
 
 Spans = tuple[str, list[tuple[int, int]]]
@@ -148,42 +148,42 @@ Spans = tuple[str, list[tuple[int, int]]]
 
 
 def _marked(
-    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], given: Mapping[str, Any], as_it_is: bool
+    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], values: Mapping[str, Any], as_it_is: bool
 ) -> Spans:
     """Parts that the template marks, behind the prompt. Raises DataError if there are fewer than messages."""
     before = messages[:-1] if as_it_is else messages
-    whole, marks = codec.render_marked([*prompt, *before], generate=as_it_is, arguments=given)
-    start = len(codec.render(prompt, generate=True, arguments=given))
-    found = [(first, end) for first, end in marks if whole[max(first, start) : end].strip()]
+    whole, marks = codec.render_marked([*prompt, *before], generate=as_it_is, arguments=values)
+    start = len(codec.render(prompt, generate=True, arguments=values))
+    spans = [(first, end) for first, end in marks if whole[max(first, start) : end].strip()]
     wanted = sum(message["role"] == "assistant" for message in before)
-    if len(found) < wanted:
+    if len(spans) < wanted:
         raise DataError(
-            f"the chat template marks {len(found)} part(s) as generated, where the response has {wanted} messages of "
+            f"the chat template marks {len(spans)} part(s) as generated, where the response has {wanted} messages of "
             "the assistant; correct its {% generation %} marks"
         )
-    return whole, found
+    return whole, spans
 
 
 def _between_prompts(
-    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], given: Mapping[str, Any], as_it_is: bool
+    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], values: Mapping[str, Any], as_it_is: bool
 ) -> Spans:
     """Parts from where the prompt for each message ends to its end token. Raises DataError without such places."""
 
     def asked(count: int) -> str:
         # Each is the prompt that the model received before it wrote message number `count`.
-        return codec.render([*prompt, *messages[:count]], generate=True, new_turn=count > 0, arguments=given)
+        return codec.render([*prompt, *messages[:count]], generate=True, new_turn=count > 0, arguments=values)
 
-    own = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    last = asked(own[-1])
-    whole = last if as_it_is else codec.render([*prompt, *messages], generate=False, arguments=given)
+    assistant = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    last = asked(assistant[-1])
+    whole = last if as_it_is else codec.render([*prompt, *messages], generate=False, arguments=values)
     starts = []
-    for count in own:
-        start = last if count == own[-1] else asked(count)
+    for count in assistant:
+        start = last if count == assistant[-1] else asked(count)
         if not whole.startswith(start):
             raise DataError(_disagreement(start, whole, count))
         starts.append(len(start))
     spans = list(pairwise(starts)) if as_it_is else [*pairwise(starts), (starts[-1], len(whole))]
-    for count, (first, end) in zip(own, spans, strict=False):
+    for count, (first, end) in zip(assistant, spans, strict=False):
         if not any(text in whole[first:end] for text in codec.end_texts):
             raise DataError(
                 f"the chat template writes no end-of-sequence token ({', '.join(codec.end_texts)}) after message "
@@ -193,21 +193,21 @@ def _between_prompts(
 
 
 def _check_reasoning_is_written(
-    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], given: Mapping[str, Any]
+    codec: Codec, prompt: Sequence[Message], messages: Sequence[Message], values: Mapping[str, Any]
 ) -> None:
     """Raise DataError if the text of a response's messages is the same without the reasoning of one of them."""
 
     def written(response: Sequence[Message]) -> str:
-        return codec.render([*prompt, *response], generate=False, arguments=given)
+        return codec.render([*prompt, *response], generate=False, arguments=values)
 
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         content = message["content"]
         if REASONING[0] not in message and (CLOSE not in content or EMPTY.match(content)):
             continue
         bare = without_thoughts([message], {"enable_thinking": False})
-        if bare != [message] and written(messages) == written([*messages[:place], *bare, *messages[place + 1 :]]):
+        if bare != [message] and written(messages) == written([*messages[:index], *bare, *messages[index + 1 :]]):
             raise DataError(
-                f"message {place + 1}: the chat template leaves out its reasoning, with which the model wrote it; put "
+                f"message {index + 1}: the chat template leaves out its reasoning, with which the model wrote it; put "
                 "the messages before a later question into the prompt, or set enable_thinking=false in "
                 "chat_template_kwargs"
             )
@@ -218,20 +218,20 @@ def _message_end(codec: Codec, whole: str, first: int, end: int) -> int:
 
     What a template writes behind the token, such as a line break, no model gets to write.
     """
-    ends = [place + len(spelled) for spelled in codec.end_texts if (place := whole.find(spelled, first, end)) >= 0]
+    ends = [start + len(spelled) for spelled in codec.end_texts if (start := whole.find(spelled, first, end)) >= 0]
     behind = [end + len(spelled) for spelled in codec.end_texts if whole.startswith(spelled, end)]
     return min(ends) if ends else max(behind, default=end)
 
 
 def _disagreement(start: str, whole: str, count: int) -> str:
     at = next(_differing(start, whole), min(len(start), len(whole)))
-    expected, found = (text[max(0, at - AROUND) : at + AROUND] for text in (start, whole))
+    expected, actual = (text[max(0, at - AROUND) : at + AROUND] for text in (start, whole))
     return (
         f"the chat template writes what precedes message {count + 1} differently when more messages follow: the model "
-        f"received {expected!r}, and the whole response has {found!r}; set model.chat_template to one that keeps its "
+        f"received {expected!r}, and the whole response has {actual!r}; set model.chat_template to one that keeps its "
         "beginning, or train on each message by itself"
     )
 
 
 def _differing(one: str, other: str) -> Iterator[int]:
-    return (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

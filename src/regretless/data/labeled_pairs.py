@@ -1,4 +1,4 @@
-"""Rows in which a label says which of two responses is better, as in public data sets: read as chosen and rejected."""
+"""Rows of two responses and a preference label, as in public data sets, converted to chosen and rejected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regretless.data.schema import Unusable, found
+from regretless.data.schema import Unusable, quoted
 
 SIGNED = {-3: 0, -2: 0, -1: 0, 0: None, 1: 1, 2: 1, 3: 1}
 PLACE = {0: 0, 1: 1}
@@ -15,7 +15,7 @@ NAMED = {"model_a": 0, "model_b": 1, "tie": None, "tie (bothbad)": None, "both_b
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabeledRow:
     """Columns of two responses, and of what decides between them."""
 
     sides: tuple[str, str]
@@ -28,15 +28,15 @@ class Layout:
 
 
 LAYOUTS = (
-    Layout(("response1", "response2"), ("overall_preference",), SIGNED, "context"),  # HelpSteer3
-    Layout(("response_1", "response_2"), ("preference_strength",), SIGNED),  # HelpSteer2
-    Layout(("response_0", "response_1"), ("better_response_id", "safer_response_id"), PLACE),  # PKU-SafeRLHF
-    Layout(("conversation_a", "conversation_b"), ("winner",), NAMED),  # Chatbot Arena, MT-Bench's human judgments
-    Layout(("response_1", "response_2"), ("winner",), NAMED),  # PPE
-    Layout(("response_a", "response_b"), ("winner",), NAMED),
-    Layout(("human_ref_A", "human_ref_B"), ("labels",), {1: 0, 0: 1}, "history"),  # SHP
-    Layout(("output_1", "output_2"), ("preference",), {1: 0, 2: 1, 1.5: None, 0: None}),  # AlpacaFarm
-    Layout(("answer_0", "answer_1"), ("score_0", "score_1"), None, "question.full_text"),  # WebGPT
+    LabeledRow(("response1", "response2"), ("overall_preference",), SIGNED, "context"),  # HelpSteer3
+    LabeledRow(("response_1", "response_2"), ("preference_strength",), SIGNED),  # HelpSteer2
+    LabeledRow(("response_0", "response_1"), ("better_response_id", "safer_response_id"), PLACE),  # PKU-SafeRLHF
+    LabeledRow(("conversation_a", "conversation_b"), ("winner",), NAMED),  # Chatbot Arena, MT-Bench's human judgments
+    LabeledRow(("response_1", "response_2"), ("winner",), NAMED),  # PPE
+    LabeledRow(("response_a", "response_b"), ("winner",), NAMED),
+    LabeledRow(("human_ref_A", "human_ref_B"), ("labels",), {1: 0, 0: 1}, "history"),  # SHP
+    LabeledRow(("output_1", "output_2"), ("preference",), {1: 0, 2: 1, 1.5: None, 0: None}),  # AlpacaFarm
+    LabeledRow(("answer_0", "answer_1"), ("score_0", "score_1"), None, "question.full_text"),  # WebGPT
 )
 LABELS = (
     *dict.fromkeys(label for layout in LAYOUTS for label in layout.labels),
@@ -66,7 +66,7 @@ def from_labeled(row: Mapping[str, Any], chosen_key: str, prompt_key: str | None
     """
     if row.get(chosen_key) is not None and not _is_counted(row, chosen_key):
         return row
-    layout = next(filter(lambda one: {*one.sides, one.labels[0]} <= row.keys(), LAYOUTS), None)
+    layout = next(filter(lambda layout: {*layout.sides, layout.labels[0]} <= row.keys(), LAYOUTS), None)
     label = layout.labels[0] if layout else next((name for name in LABELS if row.get(name) is not None), None)
     if row.get(chosen_key) is not None and label is not None:
         raise Unusable(
@@ -76,19 +76,19 @@ def from_labeled(row: Mapping[str, Any], chosen_key: str, prompt_key: str | None
     if layout is None:
         return row
     sides = [_judged_part(row.get(name), row.get("turn")) for name in layout.sides]
-    place = _better(row, layout)
-    given = {name: value for name, value in row.items() if name not in (*layout.sides, *layout.labels)}
+    better = _better(row, layout)
+    others = {name: value for name, value in row.items() if name not in (*layout.sides, *layout.labels)}
     if layout.prompt is not None and prompt_key is None:
         column, _, entry = layout.prompt.partition(".")
-        prompt = given.pop(column, None)
-        given["prompt"] = prompt.get(entry) if entry and isinstance(prompt, Mapping) else prompt
-    return {**given, "chosen": sides[place], "rejected": sides[1 - place]}
+        prompt = others.pop(column, None)
+        others["prompt"] = prompt.get(entry) if entry and isinstance(prompt, Mapping) else prompt
+    return {**others, "chosen": sides[better], "rejected": sides[1 - better]}
 
 
-def _better(row: Mapping[str, Any], layout: Layout) -> int:
+def _better(row: Mapping[str, Any], layout: LabeledRow) -> int:
     """Place of the better response. Raises Unusable."""
     names = [name for name in layout.labels if name in row]
-    shown = ", ".join(f"{name} {found(row[name])}" for name in names)
+    shown = ", ".join(f"{name} {quoted(row[name])}" for name in names)
     if layout.meaning is None:
         scores = [row[name] for name in names]
         if len(scores) < 2 or not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
@@ -99,14 +99,14 @@ def _better(row: Mapping[str, Any], layout: Layout) -> int:
             value = row[name]
             if isinstance(value, bool) or not isinstance(value, str | int | float) or value not in layout.meaning:
                 expected = ", ".join(map(str, layout.meaning))
-                raise Unusable(f"{name}: expected one of {expected}, got {found(value)}")
+                raise Unusable(f"{name}: expected one of {expected}, got {quoted(value)}")
         places = {layout.meaning[row[name]] for name in names}
     if len(places) > 1:
         raise Unusable(f"{shown}: they name different responses; remove the column that should not decide")
-    (place,) = places
-    if place is None:
+    (better,) = places
+    if better is None:
         raise Unusable(f"{shown}: a tie, which expresses no preference")
-    return place
+    return better
 
 
 def _judged_part(side: Any, turn: Any) -> Any:
@@ -114,15 +114,15 @@ def _judged_part(side: Any, turn: Any) -> Any:
     if not isinstance(side, Sequence) or isinstance(side, str) or not isinstance(turn, int):
         return side
     questions = [
-        place for place, message in enumerate(side) if isinstance(message, Mapping) and message.get("role") == "user"
+        index for index, message in enumerate(side) if isinstance(message, Mapping) and message.get("role") == "user"
     ]
     return side[: questions[turn]] if 0 < turn < len(questions) else side
 
 
 def _is_counted(row: Mapping[str, Any], name: str) -> bool:
     """True if a column's name, and that of another column, end in a number or letter that only counts them."""
-    others = [(one, other) for pair in COUNTED for one, other in (pair, pair[::-1]) if name.endswith(one)]
-    return any(name.removesuffix(one) + other in row for one, other in others)
+    others = [(end, other_end) for pair in COUNTED for end, other_end in (pair, pair[::-1]) if name.endswith(end)]
+    return any(name.removesuffix(end) + other_end in row for end, other_end in others)
 
 
 def hint(row: Mapping[str, Any]) -> str | None:

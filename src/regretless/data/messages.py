@@ -1,4 +1,4 @@
-"""Messages of a conversation as rows have them: read, checked, and stored with their tool calls and reasoning."""
+"""Messages of a conversation with tool calls and reasoning: reading, checks and storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regretless.core.errors import DataError
 from regretless.core.files import parse_json
 from regretless.core.text_cleaning import clean_text, whole_value
 from regretless.data.records import Message, Text
-from regretless.data.schema import Unusable, found
+from regretless.data.schema import Unusable, quoted
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, as in transformers; it is kept under the first, which chat templates read."""
@@ -49,7 +49,7 @@ def read_message(item: Any) -> Message:
     row.
     """
     if not isinstance(item, Mapping):
-        raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
+        raise Unusable(f"expected messages with the texts role and content, got {quoted(item)}")
     item = _from_sharegpt(item)
     for name, remedy in UNREADABLE.items():
         if item.get(name):
@@ -61,7 +61,7 @@ def read_message(item: Any) -> Message:
     if content is None and calls:
         content = ""
     if content is None or not isinstance(item.get("role"), str):
-        raise Unusable(f"expected messages with the texts role and content, got {found(item)}")
+        raise Unusable(f"expected messages with the texts role and content, got {quoted(item)}")
     role = item["role"].strip()
     message: Message = {"role": ROLES.get(role.lower(), role), "content": content}
     if calls:
@@ -71,10 +71,10 @@ def read_message(item: Any) -> Message:
         if value is None or value == "":
             continue
         if not isinstance(value, str):
-            raise Unusable(f"{name}: expected text, got {found(value)}")
+            raise Unusable(f"{name}: expected text, got {quoted(value)}")
         message[name] = value
-    if message["role"] != "assistant" and (given := [name for name in ("tool_calls", REASONING[0]) if name in message]):
-        raise Unusable(f"{given[0]}: expected it in a message of the assistant, got role {message['role']}")
+    if message["role"] != "assistant" and (extra := [name for name in ("tool_calls", REASONING[0]) if name in message]):
+        raise Unusable(f"{extra[0]}: expected it in a message of the assistant, got role {message['role']}")
     return message
 
 
@@ -96,7 +96,7 @@ def _from_sharegpt(item: Mapping[str, Any]) -> Mapping[str, Any]:
     if speaker is None or item.get("role") is not None:
         return item
     if not isinstance(speaker, str) or speaker.strip().lower() not in SPEAKERS:
-        raise Unusable(f"from: expected one of {', '.join(SPEAKERS)}, got {found(speaker)}; write role and content")
+        raise Unusable(f"from: expected one of {', '.join(SPEAKERS)}, got {quoted(speaker)}; write role and content")
     return {**item, "role": speaker, "content": item.get("value")}
 
 
@@ -106,25 +106,25 @@ def _content(content: Any) -> str | None:
         parts = [part if isinstance(part, Mapping) else {} for part in content]
         for part in parts:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise Unusable(f"content: expected a text, or parts of type text, got a part {found(part)}")
+                raise Unusable(f"content: expected a text, or parts of type text, got a part {quoted(part)}")
         return "".join(part["text"] for part in parts) if parts else None
     return content if isinstance(content, str) else None
 
 
-def _calls(given: Any) -> list[dict[str, Any]]:
+def _calls(stored: Any) -> list[dict[str, Any]]:
     """Tool calls: a list, or JSON of one as this package's tables store it. Raises Unusable."""
-    calls = from_json(given, "tool_calls", list) or []
+    calls = from_json(stored, "tool_calls", list) or []
     read = []
     for number, call in enumerate(calls):
         call = without_nulls(call) if isinstance(call, Mapping) else {}
         function = call.get("function", call)
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(name, str) or not name:
-            raise Unusable(f"tool_calls: call {number} is {found(calls[number])}; expected a function with a name")
+            raise Unusable(f"tool_calls: call {number} is {quoted(calls[number])}; expected a function with a name")
         arguments = from_json(function.get("arguments"), f"tool_calls: arguments of {name}", dict) or {}
         call = {"type": "function", **{key: value for key, value in call.items() if key in ("id", "type")}}
         if call["type"] != "function":
-            raise Unusable(f"tool_calls: call {number} has type {found(call['type'])}; expected function")
+            raise Unusable(f"tool_calls: call {number} has type {quoted(call['type'])}; expected function")
         read.append({**call, "function": {"name": name, "arguments": arguments}})
     return read
 
@@ -135,13 +135,13 @@ def from_json(value: Any, name: str, kind: type) -> Any:
     try:
         value = whole_value(parse_json(value)) if isinstance(value, str) and value else value
     except ValueError as error:
-        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(given)} ({error})") from None
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {quoted(given)} ({error})") from None
     if value is None or (isinstance(value, str) and value == ""):
         return None
     if isinstance(value, tuple | np.ndarray):
         value = list(value)
     if not isinstance(value, kind):
-        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {found(given)}")
+        raise Unusable(f"{name}: expected {kind.__name__} or JSON of one, got {quoted(given)}")
     return value
 
 
@@ -207,9 +207,9 @@ def is_empty(response: Text) -> bool:
     """True if a response says nothing: no text, no tool call, no reasoning by the assistant."""
     if isinstance(response, str):
         return not response.strip()
-    own = [message for message in response if message["role"] == "assistant"]
+    assistant = [message for message in response if message["role"] == "assistant"]
     return not any(
-        message["content"].strip() or message.get("tool_calls") or message.get(REASONING[0]) for message in own
+        message["content"].strip() or message.get("tool_calls") or message.get(REASONING[0]) for message in assistant
     )
 
 

@@ -14,15 +14,17 @@ from regretless.data.labeled_pairs import hint
 from regretless.data.messages import check_is_text, from_json, is_empty, read_message
 from regretless.data.records import PER_TOKEN, SIDES, Side, SideName, Text
 from regretless.data.schema import (
-    Columns,
+    IN_RELEASE,
+    OF_SCORE,
+    OF_SIDE,
+    ReleasedColumns,
     Schema,
-    ScoreColumns,
-    SideColumns,
     Unusable,
     check_lengths,
     check_numbers,
-    found,
     given_numbers,
+    name_or,
+    quoted,
 )
 
 T = TypeVar("T")
@@ -45,13 +47,12 @@ SHORT = 4
 EQUAL = "chosen and rejected are equal: the pair expresses no preference"
 
 
-def _columns_of(side: SideName, columns: type[Columns]) -> dict[str, str]:
-    """The column that each field of a side is read from."""
-    return {name: f"score_{side}" if name == "score_of" else f"{side}_{name}" for name in columns.model_fields}
+def _schema(side: SideName, types: Mapping[str, Any]) -> Schema:
+    return Schema(types, {name: f"score_{side}" if name == "score_of" else f"{side}_{name}" for name in types})
 
 
-SIDE_SCHEMAS = {side: Schema(SideColumns, _columns_of(side, SideColumns)) for side in SIDES}
-SCORE_SCHEMAS = {side: Schema(ScoreColumns, _columns_of(side, ScoreColumns)) for side in SIDES}
+SIDE_SCHEMAS = {side: _schema(side, OF_SCORE | OF_SIDE | IN_RELEASE) for side in SIDES}
+SCORE_SCHEMAS = {side: _schema(side, OF_SCORE) for side in SIDES}
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,13 @@ def from_openai(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if row.get(OPENAI["chosen"]) is None:
         return row
-    given = from_json(row.get("input"), "input", dict)
-    if given is None or given.get("messages") is None:
-        raise Unusable(f"input: expected an object with messages beside {OPENAI['chosen']}, got {found(given)}")
+    asked = from_json(row.get("input"), "input", dict)
+    if asked is None or asked.get("messages") is None:
+        raise Unusable(f"input: expected an object with messages beside {OPENAI['chosen']}, got {quoted(asked)}")
     rest = {name: value for name, value in row.items() if name not in ("input", *OPENAI.values())}
     sides = {side: row[column] for side, column in OPENAI.items() if row.get(column) is not None}
-    tools = {} if given.get("tools") is None else {"tools": given["tools"]}
-    return {**rest, **sides, **tools, "prompt": given["messages"]}
+    tools = {} if asked.get("tools") is None else {"tools": asked["tools"]}
+    return {**rest, **sides, **tools, "prompt": asked["messages"]}
 
 
 # ---- texts ----------------------------------------------------------------------------------------------------------
@@ -250,7 +251,7 @@ def _of(name: str, read: Callable[[Any], T], value: Any) -> T:
 
 def _list(value: Any, name: str, expected: str) -> list[Any]:
     if not isinstance(value, list | tuple) or not value:
-        raise Unusable(f"{name}: expected {expected}, got {type(value).__name__} {found(value)}")
+        raise Unusable(f"{name}: expected {expected}, got {type(value).__name__} {quoted(value)}")
     return list(value)
 
 
@@ -302,7 +303,7 @@ def _last_answer(chosen: Text, keys: Keys) -> tuple[Text, Text]:
     if len(chosen) == 1:
         raise Unusable("no prompt column, and only one message, so the prompt is missing")
     # With tool calls and their outputs between, an answer is all that follows its question.
-    asked = max((place for place, message in enumerate(chosen[:-1]) if message["role"] == "user"), default=None)
+    asked = max((index for index, message in enumerate(chosen[:-1]) if message["role"] == "user"), default=None)
     start = len(chosen) - 1 if asked is None else asked + 1
     return chosen[:start], chosen[start:]
 
@@ -334,56 +335,50 @@ def _is_of_word(character: str) -> bool:
 # ---- tokens, log-probabilities, scores ------------------------------------------------------------------------------
 
 
-def read_side(row: Mapping[str, Any], name: SideName, text: Text, own_id: str, known: dict[str, Side]) -> Side:
-    """One side of a row; `own_id`: its id if the row has none.
+def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: str, responses: dict[str, Side]) -> Side:
+    """A side of a row. Raises Unusable.
 
-    `known` holds the responses read so far. Raises Unusable.
+    default_id: its id if the row has none; responses: those read so far, by id, whose tokens equal responses share.
     """
     columns = SIDE_SCHEMAS[name].check(row)
     ids, tokens, logps, column = _tokens(columns, name)
     pieces = ids if ids is not None else tokens
-    problem = check_lengths(column, pieces, logps) or check_numbers(
-        f"{name}_token_numbers", pieces, columns.token_numbers
-    )
+    numbers = columns["token_numbers"]
+    problem = check_lengths(column, pieces, logps) or check_numbers(f"{name}_token_numbers", pieces, numbers)
     if problem:
         raise Unusable(problem)
-    side = Side(
-        text=text,
-        id=name_or(columns.id, own_id),
-        token_ids=ids,
+    values = {field: columns[field] for field in OF_SIDE} | {
+        "id": name_or(columns["id"], default_id),
+        "token_ids": ids,
         # Ids name tokens exactly; strings are for data without ids.
-        tokens=tokens if ids is None else None,
-        logps=logps,
-        token_numbers=given_numbers(columns.token_numbers),
-        model=columns.model,
-        complete=False if columns.mask_len else columns.complete,
-        stopped=columns.stopped,
-        score=_score(columns, row.get("metadata"), name),
-    )
+        "tokens": tokens if ids is None else None,
+        "logps": logps,
+        "token_numbers": given_numbers(numbers),
+        "complete": False if columns["mask_len"] else columns["complete"],
+        "score": _score(columns, row.get("metadata"), name),
+    }
+    side = Side(text=text, **values)
     # A response occurs in several pairs: its tokens, most of the memory, are stored once.
-    same = known.setdefault(str(side.id), side)
+    same = responses.setdefault(str(side.id), side)
     shared = {field: getattr(same, field) for field in PER_TOKEN if getattr(same, field) == getattr(side, field)}
     return replace(side, **shared)
 
 
-def _tokens(columns: SideColumns, side: SideName) -> tuple[list[int] | None, list[str] | None, list[float] | None, str]:
+def _tokens(
+    columns: Mapping[str, Any], side: SideName
+) -> tuple[list[int] | None, list[str] | None, list[float] | None, str]:
     """Ids, token strings and log-probabilities of a side, and the column of the last."""
-    released = columns.logprob_with_token
-    if released is not None and columns.logps is None:
+    released: ReleasedColumns | None = columns["logprob_with_token"]
+    if released is not None and columns["logps"] is None:
         return released.token_ids, released.tokens, released.logprobs, f"{side}_logprob_with_token"
-    return columns.token_ids, columns.tokens, columns.logps, f"{side}_logps"
+    return columns["token_ids"], columns["tokens"], columns["logps"], f"{side}_logps"
 
 
-def name_or(name: str | int | None, other: str) -> str:
-    """A name in a row, as text, else the other one."""
-    return other if name in (None, "") else str(name)
-
-
-def _score(columns: ScoreColumns, metadata: Any, side: SideName) -> float | None:
+def _score(columns: Mapping[str, Any], metadata: Any, side: SideName) -> float | None:
     """Score of a side, from its columns or from those in `metadata`. Raises Unusable."""
     try:
-        inner = SCORE_SCHEMAS[side].check(metadata) if isinstance(metadata, dict) else ScoreColumns()
+        inner = SCORE_SCHEMAS[side].check(metadata) if isinstance(metadata, dict) else {}
     except Unusable as reason:
         raise Unusable(f"metadata.{reason}") from None
-    values = (value for given in (columns, inner) for value in (given.score, given.score_of, given.rating))
+    values = (level.get(name) for level in (columns, inner) for name in ("score", "score_of", "rating"))
     return next((value for value in values if value is not None), None)

@@ -18,14 +18,13 @@ from regretless.data.preference_columns import (
     check_complete,
     check_no_repetition,
     from_openai,
-    name_or,
     read_side,
     read_texts,
 )
 from regretless.data.records import Pair, Side, SideName, Text, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
-from regretless.data.schema import PAIR, Unusable
+from regretless.data.schema import PAIR, Unusable, name_or
 from regretless.data.sources import open_source
 
 MEDIA = ("image", "images", "video", "videos", "audio", "pixel_values")
@@ -81,18 +80,18 @@ def pair_chunks(
 
 
 def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[list[Pair], list[Refusal]]:
-    kept: list[Pair] = []
+    pairs: list[Pair] = []
     refused: list[Refusal] = []
-    known: dict[str, Side] = {}
+    responses: dict[str, Side] = {}
     for number, row in rows:
         if isinstance(row, Refusal):
             refused.append(row)
             continue
         try:
-            kept.append(_pair(row, keys, f"{source}:{number}", number, known))
+            pairs.append(_pair(row, keys, f"{source}:{number}", number, responses))
         except Unusable as reason:
             refused.append(Refusal(source, number, str(reason), row if isinstance(row, dict) else None))
-    return kept, refused
+    return pairs, refused
 
 
 def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
@@ -120,7 +119,7 @@ def _cleaned(row: Any) -> Any:
         return error
 
 
-def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]) -> Pair:
+def _pair(row: Any, keys: Keys, origin: str, number: int, responses: dict[str, Side]) -> Pair:
     if isinstance(row, ValueError):
         raise Unusable(str(row))
     if not isinstance(row, Mapping):
@@ -132,26 +131,25 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, known: dict[str, Side]
     row = from_labeled(from_openai(row), keys.chosen, keys.prompt)
     prompt, chosen, rejected = read_texts(row, keys)
     columns = PAIR.check(row)
-    kind = columns.kind or ("masked" if columns.rejected_mask_len else "original")
+    masked = columns.pop("rejected_mask_len")
+    kind = columns["kind"] or ("masked" if masked else "original")
     arguments = read_template_arguments(row)
-    prompt_id = name_or(columns.prompt_id, text_key(prompt if arguments is None else f"{text_key(prompt)} {arguments}"))
+    key = text_key(prompt if arguments is None else f"{text_key(prompt)} {arguments}")
+    prompt_id = name_or(columns["prompt_id"], key)
     texts: dict[SideName, Text] = {"chosen": chosen} if rejected is None else {"chosen": chosen, "rejected": rejected}
-    sides = {name: read_side(row, name, text, f"{prompt_id}-{text_key(text)}", known) for name, text in texts.items()}
+    sides = {
+        name: read_side(row, name, text, f"{prompt_id}-{text_key(text)}", responses) for name, text in texts.items()
+    }
     if rejected is not None:
         check_complete(sides, kind)
         check_no_repetition(prompt, sides)
         if chosen == rejected and kind != "masked":
             raise Unusable(EQUAL)
-    return Pair(
-        prompt=prompt,
-        chosen=sides["chosen"],
-        rejected=sides.get("rejected"),
-        pair_id=name_or(columns.pair_id, f"row-{number}"),
-        prompt_id=prompt_id,
-        prompt_token_ids=columns.prompt_token_ids,
-        logps_kind=columns.logps_kind,
-        tokenizer=columns.tokenizer,
-        chat_template_kwargs=arguments,
-        kind=kind,
-        origin=origin,
-    )
+    columns |= {
+        "pair_id": name_or(columns["pair_id"], f"row-{number}"),
+        "prompt_id": prompt_id,
+        "chat_template_kwargs": arguments,
+        "kind": kind,
+        "origin": origin,
+    }
+    return Pair(prompt=prompt, chosen=sides["chosen"], rejected=sides.get("rejected"), **columns)

@@ -124,7 +124,7 @@ def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRo
 
 def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken: set[str]) -> PromptRow:
     """Prompt of a row; its id is added to `taken`. Raises DataError with the reason if there is no usable prompt."""
-    text = given = _checked(source.prompt_column, row.get(source.prompt_column))
+    text = original = _checked(source.prompt_column, row.get(source.prompt_column))
     if source.template is not None:
         if not isinstance(text, str):
             raise DataError(
@@ -148,8 +148,8 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
         answer = None if source.answer_column is None else read_gold(row, source.answer_column)
     except Unusable as reason:
         raise DataError(str(reason)) from None
-    own = columns.prompt_id if columns.prompt_id is not None else columns.id
-    first = text_key(given) if own is None else str(own)
+    id_of_row = columns["prompt_id"] if columns["prompt_id"] is not None else columns["id"]
+    first = text_key(original) if id_of_row is None else str(id_of_row)
     numbered = (f"{first}-{copy}" for copy in itertools.count(2))
     prompt_id = next(name for name in itertools.chain([first], numbered) if name not in taken)
     taken.add(prompt_id)
@@ -200,4 +200,4 @@ def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]
     rows: Sequence[Any] = list(read_rows(opened)) if isinstance(opened, Path) else opened
     places = list(range(len(rows)))
     random.Random(source.shuffle).shuffle(places)
-    return (rows[place] if isinstance(opened, Path) else (place + 1, rows[place]) for place in places)
+    return (rows[index] if isinstance(opened, Path) else (index + 1, rows[index]) for index in places)

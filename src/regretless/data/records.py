@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal
 
 from regretless.core.files import fingerprint
@@ -113,16 +114,8 @@ class Side:
 
     def without_last(self, count: int) -> Side:
         """The side without its last `count` tokens; the caller sets its remaining text."""
-        return replace(
-            self,
-            token_ids=self.token_ids and self.token_ids[:-count],
-            tokens=self.tokens and self.tokens[:-count],
-            logps=self.logps and self.logps[:-count],
-            token_numbers=self.token_numbers and {name: row[:-count] for name, row in self.token_numbers.items()},
-            complete=False,
-            stopped=None,
-            score=None,
-        )
+        cut = {name: _without_last(getattr(self, name), count) for name in PER_TOKEN}
+        return replace(self, **cut, complete=False, stopped=None, score=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +144,24 @@ class Pair:
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
 
 
+def _without_last(values: Any, count: int) -> Any:
+    """A list, or each list of a dictionary, without its last `count` values; None stays None."""
+    if isinstance(values, dict):
+        return {name: row[:-count] for name, row in values.items()}
+    return values and values[:-count]
+
+
 AND = " and "
+
+
+@cache
+def field_names(record: type[Response | Pair | Side]) -> tuple[str, ...]:
+    """Names of the fields of a record that files hold, in order."""
+    return tuple(item.name for item in fields(record) if item.name != "origin")
+
+
+CARRIED = tuple(name for name in field_names(Side) if name in field_names(Response))
+"""Fields that a side has from its response."""
 
 
 def several_tokenizers(*fingerprints: str | None) -> str:

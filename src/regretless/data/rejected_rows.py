@@ -1,4 +1,4 @@
-"""Rows that cannot be used: why, where they stand, and how they are reported."""
+"""Rejected rows: source, line and reason, and their report."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def together(refusals: Sequence[Refusal]) -> list[tuple[list[int], str]]:
     lines: dict[tuple[str, str], list[int]] = {}
     for refusal in refusals:
         lines.setdefault((refusal.source, refusal.reason), []).append(refusal.line)
-    found = []
+    texts = []
     for (source, reason), rows in lines.items():
         named = ", ".join(map(str, rows[:LINES])) + (f" and {len(rows) - LINES} more" if len(rows) > LINES else "")
-        found.append((rows, one_line(f"{source}:{named}: {reason}")))
-    return found
+        texts.append((rows, one_line(f"{source}:{named}: {reason}")))
+    return texts
 
 
 def check_some_left(
@@ -104,5 +104,5 @@ def of_one_kind(rows: Sequence[T], kind: Callable[[T], tuple[bool, ...]]) -> tup
 
 def other_kind(prompt: Text) -> str:
     """Reason to reject a prompt that is a text where the others are conversations, or vice versa."""
-    here, most = ("a text", "conversations") if isinstance(prompt, str) else ("a conversation", "texts")
-    return f"prompt: {here}, where most rows have {most}; a file holds one kind"
+    kind, most = ("a text", "conversations") if isinstance(prompt, str) else ("a conversation", "texts")
+    return f"prompt: {kind}, where most rows have {most}; a file holds one kind"

@@ -12,12 +12,12 @@ from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import (
     RESPONSE,
-    ResponseColumns,
     Unusable,
     check_lengths,
     check_numbers,
-    found,
     given_numbers,
+    name_or,
+    quoted,
 )
 
 
@@ -48,16 +48,16 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
             "another prompt; remove the columns, or write pairs (chosen, rejected), which may have them; "
             "model.chat_template_kwargs holds for all prompts"
         )
-    prompt_id = text_key(row["prompt"]) if columns.prompt_id in (None, "") else str(columns.prompt_id)
+    prompt_id = name_or(columns["prompt_id"], text_key(row["prompt"]))
     prompt = row["prompt"]
-    values = {name: value for name, value in columns if value is not None}
+    values = {name: value for name, value in columns.items() if value is not None}
     values |= {
         "prompt_id": prompt_id,
-        "response_id": f"{prompt_id}-{number}" if columns.response_id in (None, "") else str(columns.response_id),
+        "response_id": name_or(columns["response_id"], f"{prompt_id}-{number}"),
         "prompt": check_is_text(prompt) if isinstance(prompt, str) else [read_message(item) for item in prompt],
-        "token_numbers": given_numbers(columns.token_numbers),
-        "answer": None if columns.answer is None else str(columns.answer),
-        "verdict": None if columns.verdict is None else Verdict(columns.verdict),
+        "token_numbers": given_numbers(columns["token_numbers"]),
+        "answer": None if columns["answer"] is None else str(columns["answer"]),
+        "verdict": None if columns["verdict"] is None else Verdict(columns["verdict"]),
         "origin": f"{path}:{number}",
     }
     return Response(**values)
@@ -73,13 +73,13 @@ def check_present(row: Mapping[str, Any], names: Sequence[str]) -> None:
         raise Unusable(f"{', '.join(empty)}: expected a value, got null; fill it in, or remove the row")
 
 
-def check_response(row: Mapping[str, Any]) -> ResponseColumns:
+def check_response(row: Mapping[str, Any]) -> dict[str, Any]:
     """Columns of a response row. Raises Unusable with the missing or unexpected column."""
     check_present(row, ("prompt", "response"))
     columns = RESPONSE.check(row)
-    pieces = columns.tokens if columns.token_ids is None else columns.token_ids
-    problem = check_lengths("logps", pieces, columns.logps) or check_numbers(
-        "token_numbers", pieces, columns.token_numbers
+    pieces = columns["tokens"] if columns["token_ids"] is None else columns["token_ids"]
+    problem = check_lengths("logps", pieces, columns["logps"]) or check_numbers(
+        "token_numbers", pieces, columns["token_numbers"]
     )
     if problem is not None:
         raise Unusable(problem)
@@ -94,7 +94,7 @@ def split_ambiguous(rows: Sequence[Response]) -> tuple[list[Response], list[Refu
         if first.setdefault(row.prompt_id, row).prompt != row.prompt:
             other.setdefault(row.prompt_id, row)
     reasons = {
-        name: f"prompt_id: {found(name)} stands for two prompts ({first[name].origin} and {row.origin}); "
+        name: f"prompt_id: {quoted(name)} stands for two prompts ({first[name].origin} and {row.origin}); "
         "every prompt needs its own id"
         for name, row in other.items()
     }

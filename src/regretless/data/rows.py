@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,10 @@ from regretless.core.errors import DataError
 from regretless.core.files import atomic_path, json_line, parse_json, what_is_not_a_file
 from regretless.core.text_cleaning import MAX_DEPTH, clean_text, is_too_deep, whole_row
 from regretless.data.messages import parts_of, stored_text
-from regretless.data.records import SIDES, Pair, Response, Side
+from regretless.data.records import SIDES, Pair, Response, Side, field_names
 from regretless.data.rejected_rows import Refusal
+from regretless.data.schema import COLUMN_TYPES, FLOATS, TEXT
 
-IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
-COLUMN_TYPES: dict[str, pa.DataType] = {
-    "prompt_token_ids": IDS,
-    "token_ids": IDS,
-    "tokens": pa.list_(pa.string()),
-    "logps": FLOATS,
-    "sampled_logps": FLOATS,
-    "score": pa.float64(),
-    "complete": pa.bool_(),
-    "stopped": pa.bool_(),
-    "seed": pa.int64(),
-}
-"""Columns that are not text; those of a side have its name as prefix, as in `chosen_logps`."""
 TEXT_COLUMNS = ("prompt", *SIDES)
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
 """Files that `read_rows` reads."""
@@ -51,10 +37,10 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def pair_row(pair: Pair) -> dict[str, Any]:
     """A pair as a row of a file: a side's text under the side's name, its other fields as `chosen_…`, `rejected_…`."""
     row: dict[str, Any] = {"prompt": pair.prompt, **dict.fromkeys(SIDES)}
-    row |= {name: getattr(pair, name) for name in _names(Pair) if name not in row}
+    row |= {name: getattr(pair, name) for name in field_names(Pair) if name not in row}
     for side in SIDES:
         values = pair.sides.get(side)
-        for name in _names(Side):
+        for name in field_names(Side):
             row[side if name == "text" else f"{side}_{name}"] = None if values is None else getattr(values, name)
     return row
 
@@ -122,13 +108,8 @@ def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
 def _stored(record: Response | Pair) -> dict[str, Any]:
     if isinstance(record, Pair):
         return pair_row(record)
-    return {name: getattr(record, name) for name in _names(Response)}
-
-
-# Not dataclasses.asdict: it copies every token of every response.
-@cache
-def _names(kind: type[Response | Pair | Side]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "origin")
+    # Not dataclasses.asdict: it copies every token of every response.
+    return {name: getattr(record, name) for name in field_names(Response)}
 
 
 def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
@@ -147,7 +128,7 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
     if name == "token_numbers":
         keys = sorted({key for row in rows for key in row.get(column) or ()})
         return pa.struct([(key, FLOATS) for key in keys]) if keys else pa.null()
-    return COLUMN_TYPES.get(name, pa.string())
+    return COLUMN_TYPES.get(name, TEXT).stored
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
@@ -263,11 +244,11 @@ def row_count(path: Path) -> int | None:
 
 def _batch_rows(path: Path, first: int, batch: pa.RecordBatch) -> Sequence[dict[str, Any] | Refusal]:
     if batch.nbytes > LONGEST_ROW:
-        return [_single_row(path, first + place, batch.slice(place, 1)) for place in range(len(batch))]
+        return [_single_row(path, first + index, batch.slice(index, 1)) for index in range(len(batch))]
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except (ValueError, OverflowError):  # texts that are not UTF-8, dates that Python does not have
-        return [_single_row(path, first + place, batch.slice(place, 1)) for place in range(len(batch))]
+        return [_single_row(path, first + index, batch.slice(index, 1)) for index in range(len(batch))]
     return rows
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence, Sized
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from regretless.core.text_cleaning import json_value
+from regretless.data.records import Pair, Response, Side, field_names
 
 POSITIVE_TOLERANCE = 1e-3
 """Engines that compute in half precision report log-probabilities slightly above 0 for certain tokens."""
@@ -20,7 +22,7 @@ MOST_SCORE = 1e100
 """Sums and squares of scores up to this fit into float64."""
 MOST_NUMBER = 1e38
 """Further numbers per token are stored and computed with as float32."""
-FOUND = 60
+LONGEST_QUOTED = 60
 """Most characters of a value in a message."""
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -51,6 +53,8 @@ Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or m
 Kind = Annotated[Literal["raw", "sampled"], Field(description="raw or sampled")]
 Finish = Annotated[Literal["stop", "length", "stop_string"], Field(description="stop, length or stop_string")]
 VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
+PairKind = Annotated[Literal["original", "masked"], Field(description="original or masked")]
+Seed = Annotated[Integer, Field(description="a whole number of 64 bits")]
 Gold = Annotated[
     str | Integer | Annotated[float, Field(allow_inf_nan=False)], Field(description="text or a finite number")
 ]
@@ -80,48 +84,6 @@ Texts = Annotated[
 ]
 
 
-class ResponseColumns(Columns):
-    """Columns of a response (`records.Response`)."""
-
-    prompt: Texts
-    response: String
-    prompt_id: Name | None = None
-    response_id: Name | None = None
-    prompt_token_ids: IdList | None = None
-    token_ids: IdList | None = None
-    tokens: TokenList | None = None
-    logps: LogpList | None = None
-    logps_kind: Kind | None = None
-    sampled_logps: LogpList | None = None
-    token_numbers: TokenNumbers | None = None
-    model: String | None = None
-    revision: String | None = None
-    dtype: String | None = None
-    engine: String | None = None
-    tokenizer: String | None = None
-    sampling: String | None = None
-    seed: Annotated[Integer, Field(description="a whole number of 64 bits")] | None = None
-    finish_reason: Finish | None = None
-    answer: Gold | None = None
-    verdict: VerdictName | None = None
-    verdict_reason: String | None = None
-    extracted: String | None = None
-    score: Score | None = None
-
-
-class PromptColumns(Columns):
-    """Columns of a prompt other than its text."""
-
-    prompt_id: Name | None = None
-    id: Name | None = None
-
-
-class AnswerColumns(Columns):
-    """The gold answer of a prompt, under any of its names."""
-
-    answer: Gold | None = None
-
-
 class ReleasedColumns(Columns):
     """Log-probabilities in the format of the RePO authors' release."""
 
@@ -133,79 +95,83 @@ class ReleasedColumns(Columns):
 Released = Annotated[ReleasedColumns, Field(description="an object with tokens and logprobs")]
 
 
-class PairColumns(Columns):
-    """Columns of a pair (`records.Pair`) other than its sides."""
+class ColumnType(NamedTuple):
+    """What the values of a column may be, and how a table stores them."""
 
-    pair_id: Name | None = None
-    prompt_id: Name | None = None
-    prompt_token_ids: SomeIds | None = None
-    logps_kind: Kind | None = None
-    tokenizer: String | None = None
-    kind: Annotated[Literal["original", "masked"], Field(description="original or masked")] | None = None
-    rejected_mask_len: Count | None = None
+    accepted: Any
+    """Type for pydantic; its description is what messages expect."""
+    stored: pa.DataType = pa.string()
 
 
-class ScoreColumns(Columns):
-    """Columns of preference data that may hold the score of a side."""
+TEXT = ColumnType(String)
+IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+COLUMN_TYPES: Mapping[str, ColumnType] = {
+    "prompt": ColumnType(Texts),
+    "prompt_id": ColumnType(Name),
+    "response_id": ColumnType(Name),
+    "pair_id": ColumnType(Name),
+    "id": ColumnType(Name),
+    "prompt_token_ids": ColumnType(IdList, IDS),
+    "token_ids": ColumnType(IdList, IDS),
+    "tokens": ColumnType(TokenList, pa.list_(pa.string())),
+    "logps": ColumnType(LogpList, FLOATS),
+    "sampled_logps": ColumnType(LogpList, FLOATS),
+    "logps_kind": ColumnType(Kind),
+    "token_numbers": ColumnType(TokenNumbers),
+    "seed": ColumnType(Seed, pa.int64()),
+    "finish_reason": ColumnType(Finish),
+    "answer": ColumnType(Gold),
+    "verdict": ColumnType(VerdictName),
+    "score": ColumnType(Score, pa.float64()),
+    "complete": ColumnType(Flag, pa.bool_()),
+    "stopped": ColumnType(Flag, pa.bool_()),
+    "kind": ColumnType(PairKind),
+}
+"""Columns of responses and pairs that are not plain text, by the name of their field in `records`."""
 
-    score: Score | None = None
-    rating: Score | None = None
-    score_of: Score | None = None
+
+def columns_of(record: type, *, without: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    """Columns of a record with the types that they accept; `more`: further columns, or other types."""
+    names = [name for name in field_names(record) if name not in without]
+    return {name: COLUMN_TYPES.get(name, TEXT).accepted for name in names} | more
 
 
-class SideColumns(ScoreColumns):
-    """Columns of one side (`records.Side`) other than its text, and their names in the RePO authors' release."""
-
-    id: Name | None = None
-    token_ids: SomeIds | None = None
-    tokens: TokenList | None = None
-    logps: LogpList | None = None
-    token_numbers: TokenNumbers | None = None
-    logprob_with_token: Released | None = None
-    model: String | None = None
-    complete: Flag | None = None
-    stopped: Flag | None = None
-    mask_len: Count | None = None
-
-
-C = TypeVar("C", bound=Columns)
-
-
-class Schema(Generic[C]):
+class Schema:
     """Checks rows against their columns' types."""
 
-    def __init__(self, columns: type[C], names: Mapping[str, str] | None = None) -> None:
-        """`names`: the column of a row that each field is read from, if it differs."""
-        self.columns = columns
-        self.names = {field: field for field in columns.model_fields} if names is None else names
-        self._expected = dict(_expectations(columns))
+    def __init__(self, types: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
+        """`types`: what each field accepts; `names`: the column of a row that it is read from, if it differs."""
+        self.names = {field: field for field in types} if names is None else names
+        optional: dict[str, Any] = {field: (accepted | None, None) for field, accepted in types.items()}
+        self._model = create_model("Row", __base__=Columns, **optional)
+        self._expected = dict(_expectations(types))
 
-    def check(self, row: Mapping[str, Any]) -> C:
-        """The columns of a row. Raises Unusable with the first column that is not as expected, and its value.
+    def check(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a row, each None if missing. Raises Unusable with the first column that is not as expected.
 
         Tuples, numpy arrays and numpy numbers of rows in memory are accepted as lists and numbers.
         """
-        known = {field: row[name] for field, name in self.names.items() if name in row}
+        values = {field: row[name] for field, name in self.names.items() if name in row}
         try:
-            return self.columns.model_validate(known)
+            return dict(self._model.model_validate(values))
         except ValidationError:
-            known = _plain(known)
+            values = _plain(values)
         try:
-            return self.columns.model_validate(known)
+            return dict(self._model.model_validate(values))
         except ValidationError as error:
-            raise Unusable(self._reason(known, error.errors(include_url=False)[0]["loc"])) from None
+            raise Unusable(self._reason(values, error.errors(include_url=False)[0]["loc"])) from None
 
-    def _reason(self, fields: Mapping[str, Any], place: tuple[int | str, ...]) -> str:
+    def _reason(self, fields: Mapping[str, Any], path: tuple[int | str, ...]) -> str:
         """The column at a path in a row's fields, its expectation and its value."""
         names: list[str] = []
         value: Any = fields
-        for part in place:
+        for part in path:
             if isinstance(value, Mapping) and part in value:
                 names.append(str(part))
                 value = value[part]
             elif isinstance(value, list) and isinstance(part, int):
                 return _of_item(self._column(names), part, value[part], self._expectation(names))
-        return f"{self._column(names)}: expected {self._expectation(names)}, got {found(value)}"
+        return f"{self._column(names)}: expected {self._expectation(names)}, got {quoted(value)}"
 
     def _column(self, names: Sequence[str]) -> str:
         return ".".join([self.names[names[0]], *names[1:]])
@@ -217,20 +183,20 @@ class Schema(Generic[C]):
 
 def _of_item(name: str, position: int, value: Any, expected: str) -> str:
     above = ", above 0" if isinstance(value, float) and value > 0 and expected == LOGPS else ""
-    return f"{name}: value {position} is {found(value)}{above}; expected {expected}"
+    return f"{name}: value {position} is {quoted(value)}{above}; expected {expected}"
 
 
-def _expectations(columns: type[Columns], prefix: str = "") -> typing.Iterator[tuple[str, str]]:
+def _expectations(types: Mapping[str, Any], prefix: str = "") -> typing.Iterator[tuple[str, str]]:
     """Columns and their expectations, in words."""
-    hints = typing.get_type_hints(columns, include_extras=True)
-    for name in columns.model_fields:
-        for option in (hints[name], *typing.get_args(hints[name])):
+    for name, accepted in types.items():
+        for option in (accepted, *typing.get_args(accepted)):
             for item in getattr(option, "__metadata__", ()):
                 if isinstance(item, FieldInfo) and item.description:
                     yield prefix + name, item.description
             inner = getattr(option, "__origin__", None)
             if isinstance(inner, type) and issubclass(inner, Columns):
-                yield from _expectations(inner, f"{prefix}{name}.")
+                hints = typing.get_type_hints(inner, include_extras=True)
+                yield from _expectations({field: hints[field] for field in inner.model_fields}, f"{prefix}{name}.")
 
 
 def _plain(value: Any) -> Any:
@@ -245,14 +211,23 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def found(value: Any) -> str:
+def quoted(value: Any) -> str:
     """A value as messages display it: its beginning."""
     text = repr(json_value(value, depth=2)) if not isinstance(value, float) else repr(value)
-    return text if len(text) <= FOUND else text[: FOUND - 1] + "…"
+    return text if len(text) <= LONGEST_QUOTED else text[: LONGEST_QUOTED - 1] + "…"
 
 
-PROMPT, ANSWER, RESPONSE = Schema(PromptColumns), Schema(AnswerColumns), Schema(ResponseColumns)
-PAIR = Schema(PairColumns)
+PROMPT = Schema({"prompt_id": Name, "id": Name})
+ANSWER = Schema({"answer": Gold})
+RESPONSE = Schema(columns_of(Response))
+OF_PAIR = columns_of(Pair, without=("prompt", "chosen", "rejected", "chat_template_kwargs"), prompt_token_ids=SomeIds)
+PAIR = Schema(OF_PAIR | {"rejected_mask_len": Count})
+OF_SCORE = {"score": Score, "rating": Score, "score_of": Score}
+"""Columns of preference data that may hold the score of a side."""
+OF_SIDE = columns_of(Side, without=("text",), token_ids=SomeIds)
+"""Columns of a side other than its text."""
+IN_RELEASE = {"logprob_with_token": Released, "mask_len": Count}
+"""Further columns of a side in the RePO authors' release."""
 _LOGPS: TypeAdapter[list[float]] = TypeAdapter(Annotated[list[Logp], Field(strict=True)])
 
 
@@ -292,9 +267,15 @@ def given_numbers(numbers: Mapping[str, list[float] | None] | None) -> dict[str,
     return {name: values for name, values in (numbers or {}).items() if values is not None} or None
 
 
+def name_or(name: str | int | None, other: str) -> str:
+    """A name in a row, as text, else the other one."""
+    return other if name in (None, "") else str(name)
+
+
 def read_gold(row: Mapping[str, Any], column: str) -> str | float | None:
     """The gold answer in a column, None if there is none. Raises Unusable."""
     try:
-        return ANSWER.check({"answer": row.get(column)}).answer
+        answer: str | float | None = ANSWER.check({"answer": row.get(column)})["answer"]
     except Unusable as reason:
         raise Unusable(f"{column}{str(reason).removeprefix('answer')}") from None
+    return answer

@@ -1,4 +1,4 @@
-"""Where rows come from: a file, a folder of a data set, or a data set on the hub."""
+"""Opens a source of rows: a file, the folder of a data set, or a data set on the hub."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> An
     # Imported here: the import takes a second, and files do not need it.
     import datasets
 
-    place = f"{source} ({'' if subset is None else f'subset {subset}, '}split {split})"
+    where = f"{source} ({'' if subset is None else f'subset {subset}, '}split {split})"
     offline: str | None = None
     try:
         if (path / SAVED_DATASET).is_file() or (path / SAVED_SPLITS).is_file():
             saved = datasets.load_from_disk(source)
             if isinstance(saved, datasets.DatasetDict) and split not in saved:
-                found = ", ".join(map(str, saved))
-                raise DataError(f"{place}: no such split; found {found}; `split` names another")
+                splits = ", ".join(map(str, saved))
+                raise DataError(f"{where}: no such split; found {splits}; `split` names another")
             return saved[split] if isinstance(saved, datasets.DatasetDict) else saved
         _check_one_format(path)
         with one_attempt(path) as offline:
@@ -89,10 +89,10 @@ def _load_dataset(path: Path, source: str, split: str, subset: str | None) -> An
             if isinstance(error.__cause__, Exception):  # a file of the folder is broken
                 cause, remedy = error.__cause__, ONE_BY_ONE
             raise DataError(
-                f"{place}: the folder could not be loaded: {type(cause).__name__}: {why(cause, None)}{remedy}"
+                f"{where}: the folder could not be loaded: {type(cause).__name__}: {why(cause, None)}{remedy}"
             ) from error
         raise DataError(
-            f"{place}: expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; it could not be "
+            f"{where}: expected a file ({', '.join(FILE_SUFFIXES)}), a data set folder or a hub id; it could not be "
             f"loaded: {type(error).__name__}: {why(error, offline)}\n"
             "  without a network, download it elsewhere and give the path"
         ) from error
@@ -111,8 +111,8 @@ def _check_one_format(path: Path) -> None:
         if kind is not None and not file.name.startswith((".", "_", "dataset_info")):
             files.setdefault(kind, file.name)
     if len(files) > 1:
-        found = ", ".join(f"{kind} ({name})" for kind, name in files.items())
+        formats = ", ".join(f"{kind} ({name})" for kind, name in files.items())
         raise DataError(
-            f"{path}: expected files of one format, found {found}; only those of one would be read: put the "
+            f"{path}: expected files of one format, found {formats}; only those of one would be read: put the "
             "others into a folder of their own"
         )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
-from regretless.data.conversations import Part, opening_of, response_parts
+from regretless.data.conversations import ResponsePart, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN
 from regretless.data.records import Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.rejected_rows import Refusal
@@ -152,7 +152,7 @@ class _Stored:
     """The end of the prompt's text (`Codec.anchor`)."""
     tools: bool
     """Whether the chat template has received tools."""
-    parts: tuple[Part, ...]
+    parts: tuple[ResponsePart, ...]
     ids: Ids | None
     """Of the tokens that the model wrote, those of several messages one after another."""
     tokens: tuple[str, ...] | None
@@ -202,6 +202,7 @@ class _PairEncoder:
 
     def prepare(self, pairs: Sequence[Pair]) -> None:
         """Tokenize all prompts, and all responses whose text is needed."""
+        # The texts: of prompts, and of responses that have no usable ids.
         rendered: dict[Hashable, tuple[Text, str]] = {}
         wanted: dict[tuple[str, str], None] = {}
         for pair in pairs:
@@ -220,10 +221,12 @@ class _PairEncoder:
                     stored = side.stored
                     if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
                         wanted |= dict.fromkeys(_placed(self.codec, stored.before, stored.parts))
+
+        # Their ids.
         ids = self.codec.encode([text for _, text in rendered.values()])
-        for (key, (prompt, _)), found in zip(rendered.items(), ids, strict=True):
+        for (key, (prompt, _)), ids_of_prompt in zip(rendered.items(), ids, strict=True):
             try:
-                self.prompts[key] = self.codec.finish_prompt(prompt, found)
+                self.prompts[key] = self.codec.finish_prompt(prompt, ids_of_prompt)
             except DataError as reason:
                 self.prompts[key] = str(reason)
         self.texts.update(zip(wanted, self.codec.encode_behind(list(wanted)), strict=True))
@@ -271,26 +274,23 @@ class _PairEncoder:
         sides = pair.sides
         if pair.kind == "masked" and pair.rejected is not None:
             sides["rejected"] = replace(pair.rejected, complete=False)  # also where its row does not say so
-        return [
-            _Side(
-                name,
-                _Stored(
-                    behind_text=isinstance(pair.prompt, str),
-                    before=self.anchors.get(_key(pair), ""),
-                    tools="tools" in parsed(pair.chat_template_kwargs),
-                    parts=self._parts(pair, name, side),
-                    ids=None if side.token_ids is None else tuple(side.token_ids),
-                    tokens=None if side.tokens is None else tuple(side.tokens),
-                    complete=False if side.stopped else side.complete,
-                    stopped=side.stopped,
-                    tokenizer=pair.tokenizer,
-                ),
-                side,
+        responses = []
+        for name, side in sides.items():
+            stored = _Stored(
+                behind_text=isinstance(pair.prompt, str),
+                before=self.anchors.get(_key(pair), ""),
+                tools="tools" in parsed(pair.chat_template_kwargs),
+                parts=self._parts(pair, name, side),
+                ids=None if side.token_ids is None else tuple(side.token_ids),
+                tokens=None if side.tokens is None else tuple(side.tokens),
+                complete=False if side.stopped else side.complete,
+                stopped=side.stopped,
+                tokenizer=pair.tokenizer,
             )
-            for name, side in sides.items()
-        ]
+            responses.append(_Side(name, stored, side))
+        return responses
 
-    def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[Part, ...]:
+    def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[ResponsePart, ...]:
         try:
             sampled = side.token_ids is not None or side.tokens is not None
             parts = response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs, sampled=sampled)
@@ -300,7 +300,7 @@ class _PairEncoder:
         except DataError as reason:
             raise DataError(f"{name}: {reason}") from None
 
-    def _check_reasoning(self, pair: Pair, last: Part) -> None:
+    def _check_reasoning(self, pair: Pair, last: ResponsePart) -> None:
         """Raise DataError for an answer that does not go on with the block of reasoning that its prompt ends with."""
         opening = opening_of(self.codec, pair.prompt, parsed(pair.chat_template_kwargs))
         where = "in model.chat_template_kwargs, or in the rows' column chat_template_kwargs"
@@ -330,10 +330,10 @@ class _PairEncoder:
                 self.resolved[side.stored] = self._resolve(side.stored)
             except DataError as reason:
                 self.resolved[side.stored] = str(reason)
-        found = self.resolved[side.stored]
-        if isinstance(found, str):
-            raise DataError(f"{side.name}: {found}")
-        tokens = self._side(found, side)
+        resolved = self.resolved[side.stored]
+        if isinstance(resolved, str):
+            raise DataError(f"{side.name}: {resolved}")
+        tokens = self._side(resolved, side)
         if self.max_length is not None and len(prompt) + len(tokens.ids) > self.max_length:
             if self.truncation == "refuse":
                 raise DataError(
@@ -343,16 +343,16 @@ class _PairEncoder:
             tokens = tokens.cut(self.max_length - len(prompt))
             if not tokens.ids:
                 raise DataError(f"{side.name}: max_length {self.max_length} cuts it before its first token; raise it")
-        return tokens, found.dropped
+        return tokens, resolved.dropped
 
-    def _side(self, found: _Resolved, side: _Side) -> TokenizedSide:
+    def _side(self, resolved: _Resolved, side: _Side) -> TokenizedSide:
         """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""
-        if found.dropped:
-            return TokenizedSide(found.ids)
+        if resolved.dropped:
+            return TokenizedSide(resolved.ids)
         logps, numbers = side.known.logps, side.known.token_numbers or {}
-        own = own_ids(found.ids)
-        problem = check_lengths(f"{side.name}_logps", own, logps) or check_numbers(
-            f"{side.name}_token_numbers", own, numbers
+        written = own_ids(resolved.ids)
+        problem = check_lengths(f"{side.name}_logps", written, logps) or check_numbers(
+            f"{side.name}_token_numbers", written, numbers
         )
         if problem is not None:
             raise DataError(problem)
@@ -360,7 +360,7 @@ class _PairEncoder:
         values = {name: row for name, row in numbers.items() if name != "behavior"}
         if logps is not None:
             values["behavior"] = logps
-        return TokenizedSide(found.ids, {name: self._shared(row) for name, row in values.items()})
+        return TokenizedSide(resolved.ids, {name: self._shared(row) for name, row in values.items()})
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
         """Numbers as a tuple, shared by equal numbers: a response occurs in several pairs."""
@@ -413,36 +413,38 @@ class _PairEncoder:
             )
         for number, (piece, text) in enumerate(zip(pieces, texts, strict=True), 1):
             if not self.codec.spells(piece, text, stopped=stored.stopped):
-                place = "" if len(texts) == 1 else f" of the assistant's message {number}"
-                raise DataError(f"token ids do not spell the text{place} with the policy's tokenizer")
-        own = iter(pieces)
-        found = [next(own) if part.own else ids for part, ids in zip(stored.parts, self._encoded(stored), strict=True)]
-        return _joined(stored.parts, found)
+                message = "" if len(texts) == 1 else f" of the assistant's message {number}"
+                raise DataError(f"token ids do not spell the text{message} with the policy's tokenizer")
+        written = iter(pieces)
+        ids_of_parts = [
+            next(written) if part.own else ids for part, ids in zip(stored.parts, self._encoded(stored), strict=True)
+        ]
+        return _joined(stored.parts, ids_of_parts)
 
     def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
         encoded = self._encoded(stored)
         encoded[-1] = self.codec.finish_response(
             encoded[-1], stored.complete, behind_text=stored.behind_text, tools=stored.tools
         )
-        found = _joined(stored.parts, encoded)
-        if not own_ids(found):
+        response = _joined(stored.parts, encoded)
+        if not own_ids(response):
             raise DataError("no tokens")
-        return _Resolved(found, dropped)
+        return _Resolved(response, dropped)
 
     def _encoded(self, stored: _Stored) -> list[Sequence[int]]:
         """Ids of each part of a response."""
         placed = _placed(self.codec, stored.before, stored.parts)
-        missing = [one for one in placed if one not in self.texts]
+        missing = [part for part in placed if part not in self.texts]
         self.texts.update(zip(missing, self.codec.encode_behind(missing), strict=True))
-        return [self.texts[one] for one in placed]
+        return [self.texts[part] for part in placed]
 
 
-def _joined(parts: Sequence[Part], ids: Sequence[Sequence[int]]) -> Ids:
+def _joined(parts: Sequence[ResponsePart], ids: Sequence[Sequence[int]]) -> Ids:
     """Ids of a response from those of its parts; the last part is never context."""
     return tuple(chain.from_iterable(of if part.own else as_context(of) for part, of in zip(parts, ids, strict=True)))
 
 
-def _placed(codec: Codec, before: str, parts: Sequence[Part]) -> list[tuple[str, str]]:
+def _placed(codec: Codec, before: str, parts: Sequence[ResponsePart]) -> list[tuple[str, str]]:
     """The parts of a response behind a text, for `Codec.encode_behind`."""
     befores = accumulate((part.text for part in parts[:-1]), initial=before)
     return [(codec.anchor(text), part.text) for text, part in zip(befores, parts, strict=True)]

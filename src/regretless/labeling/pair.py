@@ -15,7 +15,17 @@ from pydantic import AfterValidator, Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section, Seed
-from regretless.data.records import PER_TOKEN, LogpsKind, Pair, Response, Side, Text, Verdict, several_tokenizers
+from regretless.data.records import (
+    CARRIED,
+    PER_TOKEN,
+    LogpsKind,
+    Pair,
+    Response,
+    Side,
+    Text,
+    Verdict,
+    several_tokenizers,
+)
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
@@ -252,17 +262,13 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
 
 
 def _side(response: Response, with_tokens: bool) -> Side:
-    side = Side(
+    return Side(
         text=_completion(response),
         id=response.response_id,
-        model=response.model,
         complete=None if response.finish_reason is None else True,
         stopped=True if response.finish_reason == "stop_string" else None,
-        score=response.score,
+        **{name: getattr(response, name) for name in CARRIED if with_tokens or name not in PER_TOKEN},
     )
-    if not with_tokens:
-        return side
-    return replace(side, **{name: getattr(response, name) for name in PER_TOKEN})
 
 
 def _completion(response: Response) -> Text:

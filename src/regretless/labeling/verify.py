@@ -25,7 +25,7 @@ from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
-from regretless.data.schema import Unusable, found, given_numbers
+from regretless.data.schema import Unusable, given_numbers, quoted
 from regretless.labeling.base import DIED, FAILED, Check, Verifier, check_problem
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.worker_pool import Pool
@@ -149,7 +149,7 @@ def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refus
                 Refusal(
                     str(responses),
                     number,
-                    f"{name}: expected {most}, as in most rows, got {found(rows[number][name])}; or write "
+                    f"{name}: expected {most}, as in most rows, got {quoted(rows[number][name])}; or write "
                     "a .jsonl file",
                     rows[number],
                 )

@@ -79,8 +79,8 @@ def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
     rows = flat(x).to(adapter.weight.dtype)
-    found: Tensor = _Adapted.apply(rows, *adapter)  # type: ignore[no-untyped-call]
-    return found.view(*x.shape[:-1], -1)
+    output: Tensor = _Adapted.apply(rows, *adapter)  # type: ignore[no-untyped-call]
+    return output.view(*x.shape[:-1], -1)
 
 
 def _plain_adapter(layer: Any) -> str | None:

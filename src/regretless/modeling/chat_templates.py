@@ -61,9 +61,9 @@ def set_chat_template(tokenizer: PreTrainedTokenizerBase, choice: str) -> None:
     tokenizer.name_of_template = choice
     if preset is None:
         if not Path(choice).is_file():
-            known = ", ".join(CHAT_TEMPLATES)
+            names = ", ".join(CHAT_TEMPLATES)
             raise ConfigError(
-                f"model.chat_template: expected one of {known}, or the path of a Jinja file; got {choice!r}"
+                f"model.chat_template: expected one of {names}, or the path of a Jinja file; got {choice!r}"
             )
         tokenizer.chat_template = read_template(Path(choice))
         return
@@ -134,8 +134,8 @@ def templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
 
     transformers takes `tool_use`, if it is there, for messages with tools, and `default` for all others.
     """
-    found = tokenizer.chat_template
-    return dict(found) if isinstance(found, Mapping) else {"default": found} if found else {}
+    template = tokenizer.chat_template
+    return dict(template) if isinstance(template, Mapping) else {"default": template} if template else {}
 
 
 def set_template_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, bool | int | str]) -> None:
@@ -144,15 +144,15 @@ def set_template_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mappin
     They become a part of the template, and so of the tokenizer that is saved with a model: whoever serves the model
     prompts it as it was trained. Raises ConfigError for an argument that the template does not use.
     """
-    given = templates(tokenizer)
-    unused = [name for name in arguments if not any(mentions(template, name) for template in given.values())]
+    by_name = templates(tokenizer)
+    unused = [name for name in arguments if not any(mentions(template, name) for template in by_name.values())]
     if unused:
         raise ConfigError(
             f"model.chat_template_kwargs: the chat template does not use {', '.join(unused)}; leave it out, or set "
             "model.chat_template to a template that does"
         )
     changed = {}
-    for key, template in given.items():
+    for key, template in by_name.items():
         used = {name: json.dumps(value) for name, value in arguments.items() if mentions(template, name)}
         lines = [f"{{%- set {name} = {name} | default({value}) %}}" for name, value in used.items()]
         changed[key] = "".join(lines) + template
@@ -166,11 +166,11 @@ def mentions(template: str, name: str) -> bool:
 
 def template_arguments(template: str) -> dict[str, Any]:
     """Values that `set_template_arguments` gave a template, by argument; the first is the one that counts."""
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     while match := ARGUMENT.match(template):
-        found.setdefault(match[1], json.loads(match[2]))
+        arguments.setdefault(match[1], json.loads(match[2]))
         template = template[match.end() :]
-    return found
+    return arguments
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
@@ -183,8 +183,8 @@ def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Ids of the tokens that end a turn in the tokenizer's chat templates: what is written, and what presets know."""
     written = "".join(templates(tokenizer).values())
     ends = [preset.tokens[-1] for preset in CHAT_TEMPLATES.values() if preset.tokens[-1] in written]
-    known = {number for end in ends if (number := token_id(tokenizer, end)) is not None}
-    return known.union(*(answer_end(tokenizer, tools=tools)[-1:] for tools in (False, True)))
+    ids = {number for end in ends if (number := token_id(tokenizer, end)) is not None}
+    return ids.union(*(answer_end(tokenizer, tools=tools)[-1:] for tools in (False, True)))
 
 
 QUESTION = {"role": "user", "content": "?"}
@@ -212,8 +212,8 @@ def written_around_answer(tokenizer: PreTrainedTokenizerBase, arguments: Mapping
         prompt = rendered(tokenizer, [QUESTION], add_generation_prompt=True, **arguments)
     except DataError:
         return "", ""
-    before, found, behind = whole.rpartition(ANSWER)
-    if not found:
+    before, answer, behind = whole.rpartition(ANSWER)
+    if not answer:
         return "", ""
     return before[len(prompt) :] if before.startswith(prompt) else "", behind
 
@@ -224,11 +224,11 @@ def answer_end(tokenizer: PreTrainedTokenizerBase, *, tools: bool = False) -> tu
     The last of them ends the turn. Other text before them comes along, white space does not. `tools`: in the template
     for conversations with tools, if there is one.
     """
-    given = without_tools(tokenizer, {"tools": []} if tools else {})
-    written = tokenizer(written_around_answer(tokenizer, given)[1], add_special_tokens=False)["input_ids"]
+    arguments = without_tools(tokenizer, {"tools": []} if tools else {})
+    written = tokenizer(written_around_answer(tokenizer, arguments)[1], add_special_tokens=False)["input_ids"]
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= {*tokenizer.all_special_ids}
-    first = next((place for place, number in enumerate(written) if number in special), None)
+    first = next((index for index, number in enumerate(written) if number in special), None)
     if first is None:
         return ()
     last = first

@@ -81,11 +81,11 @@ def _with_sink(
     score is the head's sink, whatever the query, and its value nothing. So SDPA computes it, and the sink has its
     gradient.
     """
-    own = (s_aux / scaling).to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
+    sink_query = (s_aux / scaling).to(query.dtype).view(1, -1, 1, 1).expand(*query.shape[:3], 1)
     key, value = F.pad(key, (0, 1)), F.pad(value, (0, 1))
     sink_key = torch.zeros_like(key[:, :, :1])
     sink_key[..., -1] = 1
-    return torch.cat((query, own), dim=3), key, value, (sink_key, torch.zeros_like(value[:, :, :1]))
+    return torch.cat((query, sink_query), dim=3), key, value, (sink_key, torch.zeros_like(value[:, :, :1]))
 
 
 def _attend(

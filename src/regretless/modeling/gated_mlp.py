@@ -1,4 +1,4 @@
-"""Gated MLPs with SiLU that keep half as much for the backward pass, and compute the rest again."""
+"""Gated MLPs with SiLU that save half the activations and recompute the others in the backward pass."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _forward(module: Any, x: Tensor) -> Tensor:
         result: Tensor = type(module).forward(module, x)
         return result
     gates, ups = (flat(layer(x)).to(adapter.weight.dtype) for layer in (module.gate_proj, module.up_proj))
-    found: Tensor = _GatedProduct.apply(gates, ups, *adapter)  # type: ignore[no-untyped-call]
-    return found.view(*x.shape[:-1], -1)
+    output: Tensor = _GatedProduct.apply(gates, ups, *adapter)  # type: ignore[no-untyped-call]
+    return output.view(*x.shape[:-1], -1)
 
 
 class _GatedProduct(torch.autograd.Function):

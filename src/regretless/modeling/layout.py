@@ -1,4 +1,4 @@
-"""Many responses in one row: every prompt once, every beginning that responses share once, prefixes for free."""
+"""Shared-prefix rows: many responses in a row, with each prompt and each common prefix once."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Segment:
 def tokens_before(segments: Iterable[Segment]) -> list[int]:
     """For each segment the tokens before it in its sequences: those of all segments that it continues."""
     ends: list[int] = []
-    found: list[int] = []
+    starts: list[int] = []
     for segment in segments:
-        found.append(0 if segment.parent is None else ends[segment.parent])
-        ends.append(found[-1] + segment.length)
-    return found
+        starts.append(0 if segment.parent is None else ends[segment.parent])
+        ends.append(starts[-1] + segment.length)
+    return starts
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,16 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:
     predict: list[int] = []
     targets: list[int] = []
     segments: list[Segment] = []
-    places: dict[Item, Tensor] = {}
+    indices: dict[Item, Tensor] = {}
     for prompt, responses in by_prompt(items).items():
         if not prompt or any(all(map(is_context, response)) for response in responses):
             raise ValueError("expected at least one prompt token and one response token that is not context")
+        # The prompt.
         ids.extend(prompt)
         positions.extend(range(len(prompt)))
         segments.append(Segment(len(prompt)))
-        # Of the prompt, and of each branch: its last token in the row, its segment, and the index up to its end.
+        # The branches behind it. Of the prompt and of each branch: its last token in the row, its segment, and the
+        # index up to its end.
         start = (len(ids) - 1, len(segments) - 1, torch.empty(0, dtype=torch.long))
         ends: list[tuple[int, int, Tensor]] = []
         host = hosts(responses)
@@ -131,20 +133,23 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:
             last, parent, index = start if branch.parent is None else ends[branch.parent]
             tokens = branch.tokens
             read = tokens[:-1] if branch.is_end else tokens
+            # The tokens that it predicts.
             before = (last, *range(len(ids), len(ids) + len(tokens) - 1))
-            own = own_ids(tokens)
-            index = torch.cat((index, torch.arange(len(targets), len(targets) + len(own))))
-            predict.extend(place for place, token in zip(before, tokens, strict=True) if not is_context(token))
-            targets.extend(own)
+            written = own_ids(tokens)
+            index = torch.cat((index, torch.arange(len(targets), len(targets) + len(written))))
+            predict.extend(at for at, token in zip(before, tokens, strict=True) if not is_context(token))
+            targets.extend(written)
+            # The tokens that the model reads.
             positions.extend(range(len(prompt) + branch.start, len(prompt) + branch.start + len(read)))
             ids.extend(read_ids(read))
             if read:
                 segments.append(Segment(len(read), parent))
             ends.append((len(ids) - 1, len(segments) - 1, index))
             if branch.is_end:
-                places[prompt, branch.response] = index
+                indices[prompt, branch.response] = index
+        # Responses that begin another one.
         for response in responses:
-            places[prompt, response] = places[prompt, host[response]][: len(own_ids(response))]
+            indices[prompt, response] = indices[prompt, host[response]][: len(own_ids(response))]
     layout = Layout(
         input_ids=torch.tensor([ids]),
         position_ids=torch.tensor([positions]),
@@ -152,7 +157,7 @@ def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:
         predict=torch.tensor(predict),
         targets=torch.tensor(targets),
     )
-    return layout, [places[item] for item in items]
+    return layout, [indices[item] for item in items]
 
 
 def by_prompt(items: Iterable[Item]) -> dict[Ids, list[Ids]]:

@@ -80,8 +80,8 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.name_or_path is None) == (self.architecture is None):
-            given = "neither" if self.architecture is None else "both"
-            raise ValueError(f"expected either name_or_path or architecture, got {given}")
+            count = "neither" if self.architecture is None else "both"
+            raise ValueError(f"expected either name_or_path or architecture, got {count}")
         if self.architecture is not None and self.quantization is not None:
             raise ValueError("quantization: weights are quantized while they are read; not possible with architecture")
         if self.architecture is not None and "model_type" not in self.architecture:
@@ -160,14 +160,14 @@ def stored_dtype(config: ModelConfig) -> str:
     if config.architecture is not None:
         return "float32"
     origin = weights_of(config)
-    known = _load(
+    stored = _load(
         "model",
         origin.base,
         lambda: AutoConfig.from_pretrained(
             origin.base, revision=origin.revision, trust_remote_code=config.trust_remote_code
         ),
     )
-    return str(known.get_text_config().dtype or known.dtype).removeprefix("torch.")
+    return str(stored.get_text_config().dtype or stored.dtype).removeprefix("torch.")
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -218,15 +218,15 @@ def probe_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 def eos_token_ids(*sources: PreTrainedModel | PreTrainedTokenizerBase) -> set[int]:
     """Ids of all tokens that end a response, according to models and tokenizers; empty if they name none."""
-    found: set[int] = set()
+    end_ids: set[int] = set()
     for source in sources:
         for holder in (source, getattr(source, "config", None), getattr(source, "generation_config", None)):
             ids = getattr(holder, "eos_token_id", None)
-            found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+            end_ids.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
         # Base models often have a chat template whose end of turn is not configured as an end of sequence.
         if isinstance(source, PreTrainedTokenizerBase):
-            found.update(turn_end_ids(source))
-    return found
+            end_ids.update(turn_end_ids(source))
+    return end_ids
 
 
 def best_device() -> torch.device:
@@ -237,9 +237,9 @@ def best_device() -> torch.device:
 
 def default_architecture(model_type: str) -> PretrainedConfig:
     """Configuration of a model type, with transformers' own defaults. Raises ConfigError for unknown types."""
-    known = list(CONFIG_MAPPING.keys())
-    if model_type not in known:
-        close = difflib.get_close_matches(model_type, known, 3)
+    types = list(CONFIG_MAPPING.keys())
+    if model_type not in types:
+        close = difflib.get_close_matches(model_type, types, 3)
         hint = f"did you mean {' or '.join(close)}?" if close else "expected a name such as qwen3, llama or gemma2"
         raise ConfigError(f"model.architecture.model_type: transformers knows no {model_type!r}; {hint}")
     return AutoConfig.for_model(model_type)
@@ -267,10 +267,10 @@ def _architecture(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     """Model type and the other keys of an architecture. Raises ConfigError for ones that transformers does not know."""
     values = dict(architecture)
     model_type = str(values.pop("model_type"))
-    known = default_architecture(model_type)
+    default = default_architecture(model_type)
     # transformers stores every key, so a misspelled size would silently leave the default.
-    unknown = [key for key in values if not hasattr(known, key) and key not in {"rope_theta", "rope_scaling"}]
-    names = list(known.to_dict())
+    unknown = [key for key in values if not hasattr(default, key) and key not in {"rope_theta", "rope_scaling"}]
+    names = list(default.to_dict())
     close = {key: difflib.get_close_matches(key, names, 1) for key in unknown}
     reject(
         f"model.architecture ({model_type})",

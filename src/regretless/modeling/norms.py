@@ -1,4 +1,4 @@
-"""RMS normalization with frozen weights in few passes over its input, forward and backward."""
+"""Fused RMS normalization with frozen weights, forward and backward."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def fused_norms(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 def _forward(module: Any, x: Tensor) -> Tensor:
     weight = module.weight
     if type(weight) is nn.Parameter and not weight.requires_grad and weight.dtype == x.dtype and x.device.type == "cpu":
-        found: Tensor = _RmsNorm.apply(flat(x), weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
-        return found.view(x.shape)
+        output: Tensor = _RmsNorm.apply(flat(x), weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+        return output.view(x.shape)
     result: Tensor = type(module).forward(module, x)
     return result
 

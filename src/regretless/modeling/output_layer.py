@@ -1,4 +1,4 @@
-"""What a model does between its decoder's hidden states and its logits: measured, and where it is more, called."""
+"""From hidden states to logits: the factor and soft cap behind the LM head, measured; any other code is called."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def head_of(model: PreTrainedModel) -> Head:
     decoder = decoder_of(model)
     if model not in _known:
         _known[model] = _measured(model, decoder, module)
-    found = _known[model]
-    if found is not None:
-        return Head(module, softcap=found[1], scale=found[0])
+    measured = _known[model]
+    if measured is not None:
+        return Head(module, softcap=measured[1], scale=measured[0])
     if isinstance(module, FSDPModule):
         raise ConfigError(
             f"{type(model).__name__} does more than a factor or a soft cap between its last layer and its logits, "
@@ -105,10 +105,10 @@ def _measured(model: PreTrainedModel, decoder: nn.Module, module: nn.Module) -> 
         # Each value at each place, so that neither a cut vocabulary nor a bias of single tokens goes unseen.
         at = torch.arange(vocabulary)[None, :] + torch.arange(count)[:, None]
         made = torch.tensor(PROBED)[at % count][None].to(model.device)
-        given: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def output_layer(states: Tensor, *_: Any, **__: Any) -> Tensor:
-            given.append(states)
+            inputs.append(states)
             return made.clone()
 
         try:
@@ -118,7 +118,7 @@ def _measured(model: PreTrainedModel, decoder: nn.Module, module: nn.Module) -> 
         # training compares log-probabilities with the model's own.
         except Exception:
             return 1.0, getattr(config, "final_logit_softcapping", None)
-    if len(given) != 1 or given[0].shape != hidden.shape or not torch.equal(given[0], hidden.to(given[0].dtype)):
+    if len(inputs) != 1 or inputs[0].shape != hidden.shape or not torch.equal(inputs[0], hidden.to(inputs[0].dtype)):
         return None
     if logits.shape != made.shape:
         return None

@@ -1,4 +1,4 @@
-"""Checks on a model itself, before its first row, whether padded rows of one sequence each are correct for it."""
+"""Test, on the model itself and before its first row, that padded plain rows give the model's own values."""
 
 from __future__ import annotations
 
@@ -92,23 +92,23 @@ class PlainCheck(ModelCheck):
             scores = response_scores(self.model, layout).logps
             if not embeddings:
                 raise Refused("its input embeddings were not found, so that nothing can be said of what it mixes")
-            for row, (item, place) in enumerate(zip(items, places, strict=True)):
-                score = scores[place].sum()
+            for row, (item, index) in enumerate(zip(items, places, strict=True)):
+                score = scores[index].sum()
                 grads = torch.autograd.grad(score, embeddings, retain_graph=True, allow_unused=True)
-                found = [grad for grad in grads if grad is not None]
-                if not found or not all(bool(grad.isfinite().all()) for grad in found):
+                gradients = [grad for grad in grads if grad is not None]
+                if not gradients or not all(bool(grad.isfinite().all()) for grad in gradients):
                     raise Refused("the gradient of a response's score is not finite")
-                depends = torch.stack([(grad != 0).flatten(2).any(-1) for grad in found]).any(0)
-                own = depends[row].clone()
+                depends = torch.stack([(grad != 0).flatten(2).any(-1) for grad in gradients]).any(0)
+                in_row = depends[row].clone()
                 depends[row] = False
                 if bool(depends.any()):
                     raise Refused("a response's score depends on tokens of other rows")
                 # The last token's own score has no part in the row.
-                if bool(own[row_length(item) :].any()):
+                if bool(in_row[row_length(item) :].any()):
                     raise Refused("a response's score depends on padding behind it: the model is not causal")
-                if self._sees_later(scores, int(place[0]), embeddings, row, len(item[0])):
+                if self._sees_later(scores, int(index[0]), embeddings, row, len(item[0])):
                     raise Refused("a token's score depends on the tokens after it: the model is not causal")
-                if not bool(own[: len(item[0])].any()):
+                if not bool(in_row[: len(item[0])].any()):
                     raise Refused("a response's score does not depend on its prompt")
 
     def _sees_later(self, scores: Tensor, first: int, embeddings: list[Tensor], row: int, prompt: int) -> bool:
@@ -117,20 +117,20 @@ class PlainCheck(ModelCheck):
         return any(bool((grad[row, prompt:] != 0).any()) for grad in grads if grad is not None)
 
     def _equal_to_alone(self, items: list[Item]) -> None:
-        own = self.inner.config.get_text_config()._attn_implementation
+        attention = self.inner.config.get_text_config()._attn_implementation
         layout, places = lay_out_rows(items, "plain")
         with torch.no_grad():
-            alone = [self._plain(item, own) for item in items]
+            alone = [self._plain(item, attention) for item in items]
             with self._reasons("a batch of padded rows"), plain(self.model):
                 batch = response_scores(self.model, layout.to(self.device)).logps
-            found = [batch[place] for place in places]
-            differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(found, alone, strict=True)]
+            together = [batch[index] for index in places]
+            differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(together, alone, strict=True)]
             allowed = TOLERANCE
             if self._is_exact():
                 worst = max(float(difference.max()) for difference in differences)
             else:
                 with self._rounded_everywhere():
-                    again = [self._plain(item, own) for item in items]
+                    again = [self._plain(item, attention) for item in items]
                 noise = [
                     float((one.double() - two.double()).abs().median()) for one, two in zip(alone, again, strict=True)
                 ]

@@ -1,4 +1,4 @@
-"""Responses to a prompt as a tree: beginnings that they share once, and nothing for one that begins another."""
+"""Prefix tree of the responses to a prompt; a response that is a prefix of another adds no branch."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ def prefix_tree(responses: Sequence[Tokens]) -> list[Branch]:
     alike: dict[Tokens, list[Tokens]] = {}
     for response in responses:
         alike.setdefault(beginning(response), []).append(response)
-    found: list[Branch] = []
+    branches: list[Branch] = []
     for together in alike.values():
         ordered = sorted(together)
-        place = {response: number for number, response in enumerate(ordered)}
-        waiting: list[tuple[int | None, int, list[int]]] = [(None, 0, [place[response] for response in together])]
+        rank = {response: number for number, response in enumerate(ordered)}
+        waiting: list[tuple[int | None, int, list[int]]] = [(None, 0, [rank[response] for response in together])]
         while waiting:
             parent, start, group = waiting.pop()
             # What the first and the last in sorted order share, all between them have.
             alone = len(group) == 1
             stop = len(ordered[group[0]]) if alone else _shared(ordered[min(group)], ordered[max(group)], start)
-            found.append(Branch(parent, ordered[group[0]], start, stop))
+            branches.append(Branch(parent, ordered[group[0]], start, stop))
             if alone:
                 continue
             following: dict[int, list[int]] = {}
             for number in group:
                 following.setdefault(ordered[number][stop], []).append(number)
-            branch = len(found) - 1
+            branch = len(branches) - 1
             waiting += [(branch, stop, continued) for continued in reversed(following.values())]
-    return found
+    return branches
 
 
 def beginning(response: Tokens) -> Tokens:
@@ -80,13 +80,13 @@ def beginning(response: Tokens) -> Tokens:
     return response[:SHARED_AT_LEAST]
 
 
-def _shared(one: Tokens, other: Tokens, known: int) -> int:
+def _shared(first: Tokens, second: Tokens, at_least: int) -> int:
     """Tokens that two responses begin with alike; the first `known` are."""
-    low, high = known, min(len(one), len(other))
+    low, high = at_least, min(len(first), len(second))
     # By halves, because slices are compared without a step of Python for each token.
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -1,4 +1,4 @@
-"""What a model is observed with when it is checked: hooks, an attention in which nothing mixes, its configuration."""
+"""Hooks and a diagonal attention for `model_check` and `plain_check`, and what they read of a configuration."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ def own_positions(layout: Layout, last: int) -> list[int]:
     """Positions in the row of the sequence up to the token at position `last`: its segment's, and those before it."""
     stops = list(accumulate(segment.length for segment in layout.segments))
     number = bisect_right(stops, last)
-    found = list(range(stops[number] - layout.segments[number].length, last + 1))
+    positions = list(range(stops[number] - layout.segments[number].length, last + 1))
     while (parent := layout.segments[number].parent) is not None:
         number = parent
-        found = [*range(stops[number] - layout.segments[number].length, stops[number]), *found]
-    return found
+        positions = [*range(stops[number] - layout.segments[number].length, stops[number]), *positions]
+    return positions
 
 
 def windows_named(config: Any) -> set[int]:

@@ -1,4 +1,4 @@
-"""4-bit bases of adapters (QLoRA): settings, loading, and what keeps their arithmetic the same in every pass."""
+"""4-bit base models (QLoRA): settings, loading, and the same kernels in every forward pass."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def quantization_of(adapter: str | None, revision: str | None) -> Quantization |
     if adapter is None:
         return None
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = cached_file(adapter, FILE, revision=revision, **missing)
-    return None if found is None else Quantization.parse(read_json(Path(found)), f"{adapter}/{FILE}")
+    file = cached_file(adapter, FILE, revision=revision, **missing)
+    return None if file is None else Quantization.parse(read_json(Path(file)), f"{adapter}/{FILE}")

@@ -1,4 +1,4 @@
-"""Recurrent layers in shared-prefix rows: each segment starts from the states behind the one that it continues."""
+"""Recurrent layers in shared-prefix rows: each segment starts from the final states of its parent."""
 
 from __future__ import annotations
 
@@ -134,24 +134,24 @@ def _forward(layer: nn.Module, rows: dict[str, Any], *args: Any, **kwargs: Any) 
     `forks`, a list, is given the layer and its `state_error` for these inputs.
     Raises ValueError if the row's segments did not reach the layer, or something that is not known here did.
     """
-    own = type(layer).forward
-    given = inspect.signature(own).bind(layer, *args, **{key: kwargs[key] for key in kwargs.keys() - ROW})
-    name = next((name for name in STATES if name in given.signature.parameters), None)
+    code = type(layer).forward
+    bound = inspect.signature(code).bind(layer, *args, **{key: kwargs[key] for key in kwargs.keys() - ROW})
+    name = next((name for name in STATES if name in bound.signature.parameters), None)
     if name is None:
         raise ValueError(f"{type(layer).__name__} takes states in none of the arguments {', '.join(STATES)}")
-    if "hidden_states" not in given.arguments:
+    if "hidden_states" not in bound.arguments:
         raise ValueError(f"{type(layer).__name__} takes no hidden_states")
-    if given.arguments.get("attention_mask") is not None:
+    if bound.arguments.get("attention_mask") is not None:
         raise ValueError(f"{type(layer).__name__} was given a mask")
 
     def run(hidden: Tensor, states: BranchStates) -> Tensor:
-        given.arguments |= {"hidden_states": hidden, name: states}
-        output = own(*given.args, **given.kwargs)
+        bound.arguments |= {"hidden_states": hidden, name: states}
+        output = code(*bound.args, **bound.kwargs)
         if not isinstance(output, Tensor):
             raise ValueError(f"{type(layer).__name__} gives {type(output).__name__}, where a tensor is known")
         return output
 
-    hidden: Tensor = given.arguments["hidden_states"]
+    hidden: Tensor = bound.arguments["hidden_states"]
     if "forks" in rows:
         rows["forks"].append((layer, state_error(run, hidden)))
     if "calls" in rows:
@@ -195,8 +195,8 @@ def run_segments(run: Run, hidden: Tensor, segments: Sequence[Segment]) -> Tenso
         longest = max(2, *(called[number].length for number in batch))
         padded = [functional.pad(parts[number], (0, 0, 0, longest - called[number].length)) for number in batch]
         before = [states[called[number].parent] for number in batch if called[number].parent is not None]
-        found = run(torch.cat(padded), BranchStates(before))
-        outputs |= {number: found[place : place + 1, : called[number].length] for place, number in enumerate(batch)}
+        output = run(torch.cat(padded), BranchStates(before))
+        outputs |= {number: output[index : index + 1, : called[number].length] for index, number in enumerate(batch)}
     for number, single in with_single.items():
         outputs[single], outputs[number] = outputs[number][:, :1], outputs[number][:, 1:]
     row = torch.cat([outputs[number] for number in range(len(segments))], dim=1)
@@ -234,8 +234,8 @@ def state_error(run: Run, hidden: Tensor) -> float:
 
     def gradient(output: Tensor) -> Tensor:
         weights = torch.linspace(0.5, 1.5, output.numel(), device=output.device).view_as(output)
-        (found,) = torch.autograd.grad((weights * output).sum(), leaf, retain_graph=True)
-        return found[:, :half].double()
+        (grad,) = torch.autograd.grad((weights * output).sum(), leaf, retain_graph=True)
+        return grad[:, :half].double()
 
     errors = [0.0]
     with torch.enable_grad():
@@ -245,7 +245,7 @@ def state_error(run: Run, hidden: Tensor) -> float:
             # A token is too far from another if KERNEL - 1 tokens are skipped before it: here, or at the prompt's end.
             reach = half - (KERNEL - 1 - skipped)
             for first, last in ((0, half), (skipped, reach)):
-                own, ours = (gradient(output[:, first:])[:, :last] for output in (alone, forked))
-                if not torch.equal(own, ours):
-                    errors.append(float((own - ours).norm() / own.norm()))
+                expected, actual = (gradient(output[:, first:])[:, :last] for output in (alone, forked))
+                if not torch.equal(expected, actual):
+                    errors.append(float((expected - actual).norm() / expected.norm()))
     return max(errors)

@@ -1,4 +1,4 @@
-"""Modules that compute in a way of our own for a while: which ones may, and how their forward is replaced."""
+"""Temporary replacement of the `forward` of modules, and the check whether a module may be replaced."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def replaced_forwards(model: nn.Module, wanted: Callable[[Any], bool], forward: 
 
 def is_replaced_by(module: nn.Module, forward: Callable[..., Any]) -> bool:
     """Whether a call of the module computes its class's forward, or `forward` in its place: nothing else."""
-    own = vars(module).get("forward")
-    return own is None or (isinstance(own, partial) and own.func is forward)
+    replaced = vars(module).get("forward")
+    return replaced is None or (isinstance(replaced, partial) and replaced.func is forward)
 
 
 def has_hooks(module: Any) -> bool:

@@ -99,18 +99,18 @@ class DistinctTokens:
         width = layout.input_ids.shape[1]
         for row, length in enumerate(layout.lengths):
             self._read(0, ids, row * width, length, new)
-        place = 0
+        start = 0
         ends: list[int] = []
         for segment in layout.segments:
             before = 0 if segment.parent is None else ends[segment.parent]
-            ends.append(self._read(before, ids, place, segment.length, new))
-            place += segment.length
+            ends.append(self._read(before, ids, start, segment.length, new))
+            start += segment.length
         return torch.tensor(new, dtype=torch.bool, device=layout.input_ids.device)
 
     def _read(self, text: int, ids: list[int], start: int, length: int, new: list[bool]) -> int:
         """Go on from a text with the ids of these places; returns the number of the text that they make."""
-        for place in range(start, start + length):
-            key = text, ids[place]
-            new[place] = key not in self._texts
+        for index in range(start, start + length):
+            key = text, ids[index]
+            new[index] = key not in self._texts
             text = self._texts.setdefault(key, len(self._texts) + 1)
         return text

@@ -1,4 +1,4 @@
-"""Which rows a model is computed in: shared ones where that is correct for it, else plain ones, with a note."""
+"""Choice between shared-prefix and plain rows for a model; plain ones come with a note."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def choose_rows(model: nn.Module, longest: int | None = None, rows: RowChoice = 
         check_grouped(model, longest)
         return "grouped"
     inner = causal_model(model)
-    length, place = longest_sequence(inner, longest), place_of(model, inner)
+    length, setting = longest_sequence(inner, longest), place_of(model, inner)
     refused = _refused.setdefault(inner, {})
-    if place not in refused or length < refused[place][0]:
+    if setting not in refused or length < refused[setting][0]:
         try:
             check_grouped(model, longest)
         except ConfigError as error:
-            refused[place] = length, str(error)
+            refused[setting] = length, str(error)
         else:
             return "grouped"
     try:
         check_plain(model, longest)
     except ConfigError as error:
-        raise ConfigError(f"{refused[place][1]}. Nor one by one: {error}") from error
+        raise ConfigError(f"{refused[setting][1]}. Nor one by one: {error}") from error
     return "plain"
 
 

@@ -1,4 +1,4 @@
-"""Plain rows, one sequence in each, for models in which sequences cannot share one; and the choice by kind of row."""
+"""Plain rows: a padded row for each sequence, for models that cannot compute shared-prefix rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _lay_out_plain(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:
         row = prompt + read_ids(response[:-1])
         starts[prompt, response] = len(targets)
         first = number * longest + len(prompt) - 1
-        predict.extend(first + place for place, token in enumerate(response) if not is_context(token))
+        predict.extend(first + offset for offset, token in enumerate(response) if not is_context(token))
         targets.extend(own_ids(response))
         # Padding may be any token, for no token before it sees it; some models treat an id of their own differently.
         ids.append(row + row[-1:] * (longest - len(row)))
@@ -70,9 +70,9 @@ def row_length(item: Item) -> int:
 
 def sequences(items: Sequence[Item]) -> dict[Item, Item]:
     """For each distinct item the one whose row it is in: the longest response to its prompt that begins with it."""
-    found: dict[Item, Item] = {}
+    rows: dict[Item, Item] = {}
     for prompt, responses in by_prompt(items).items():
         host = hosts(responses)
         for response in responses:
-            found[prompt, response] = prompt, host[response]
-    return found
+            rows[prompt, response] = prompt, host[response]
+    return rows

@@ -33,17 +33,19 @@ def score_responses(
     `description` labels a progress bar. Raises ValueError for an empty prompt or response, and ConfigError for a model
     that would be given other values than its own (at its first call).
     """
+    # Which items share a row.
     keyed = [(tuple(prompt), tuple(response)) for prompt, response in items]
     if not keyed:
         return []
     kind = choose_rows(model, max(len(prompt) + len(response) for prompt, response in keyed), rows)
     order = _scoring_order(keyed, kind)
-    packed = [
-        [order[place] for place in row] for row in fill_rows([[keyed[index]] for index in order], max_tokens, kind)
-    ]
+    in_order = [[keyed[index]] for index in order]
+    packed = [[order[number] for number in row] for row in fill_rows(in_order, max_tokens, kind)]
     if kind == "plain" and rows == "auto":
         computed = sum(computed_tokens([keyed[index] for index in row], kind) for row in packed)
         note_plain_rows(model, computed, keyed)
+
+    # The model, row by row.
     results: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(keyed)
     device = causal_model(model).device
     training = model.training
@@ -52,11 +54,11 @@ def score_responses(
     try:
         with torch.no_grad(), in_rows(model, kind), shown as advance:
             for chosen in packed:
-                layout, places = lay_out_rows([keyed[index] for index in chosen], kind)
+                layout, indices = lay_out_rows([keyed[index] for index in chosen], kind)
                 check_ids(model, layout)
                 logps = response_scores(model, layout.to(device)).logps.float().cpu().numpy()
-                for index, place in zip(chosen, places, strict=True):
-                    results[index] = logps[place.numpy()]
+                for item, of_item in zip(chosen, indices, strict=True):
+                    results[item] = logps[of_item.numpy()]
                 advance(len(chosen))
     finally:
         model.train(training)

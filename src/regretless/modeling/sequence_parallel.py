@@ -49,8 +49,8 @@ class SequenceGroup:
 
     def whole(self, hidden: Tensor) -> Tensor:
         """Hidden states (1, N, D) of a row, given those of this process's tokens (1, N / size, D)."""
-        found: Tensor = _Gathered.apply(hidden.transpose(0, 1), self, False).transpose(0, 1)  # type: ignore[no-untyped-call]
-        return found
+        gathered: Tensor = _Gathered.apply(hidden.transpose(0, 1), self, False).transpose(0, 1)  # type: ignore[no-untyped-call]
+        return gathered
 
     def own(self, predicted: Tensor) -> Tensor:
         """This process's part (m, …) of what belongs to the M predicted tokens.
@@ -71,8 +71,8 @@ class SequenceGroup:
         def joined(scores: Tensor | None) -> Tensor | None:
             if scores is None:
                 return None
-            found: Tensor = _Gathered.apply(scores.movedim(-1, 0), self, True).movedim(0, -1)  # type: ignore[no-untyped-call]
-            return found[..., :count]
+            gathered: Tensor = _Gathered.apply(scores.movedim(-1, 0), self, True).movedim(0, -1)  # type: ignore[no-untyped-call]
+            return gathered[..., :count]
 
         return TokenScores(joined(own.logps), joined(own.kl), joined(own.statistics))  # type: ignore[arg-type]
 
@@ -136,8 +136,8 @@ def _heads_for_tokens(output: Tensor, sequence: SequenceGroup) -> Tensor:
 
 
 def _exchanged(parts: Tensor, sequence: SequenceGroup) -> Tensor:
-    found: Tensor = _Exchanged.apply(parts, sequence)  # type: ignore[no-untyped-call]
-    return found
+    exchanged: Tensor = _Exchanged.apply(parts, sequence)  # type: ignore[no-untyped-call]
+    return exchanged
 
 
 class _Exchanged(torch.autograd.Function):
@@ -155,9 +155,9 @@ class _Exchanged(torch.autograd.Function):
 
 
 def _exchange(parts: Tensor, sequence: SequenceGroup) -> Tensor:
-    found = torch.empty_like(parts, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(found, parts.contiguous(), group=sequence.processes)
-    return found
+    received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(received, parts.contiguous(), group=sequence.processes)
+    return received
 
 
 class _Gathered(torch.autograd.Function):
@@ -169,9 +169,9 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, sequence: SequenceGroup, is_used_alike: bool) -> Tensor:
         ctx.sequence, ctx.is_used_alike = sequence, is_used_alike
-        found = part.new_empty((sequence.size * len(part), *part.shape[1:]))
-        dist.all_gather(list(found.chunk(sequence.size)), part.contiguous(), group=sequence.processes)
-        return found
+        gathered = part.new_empty((sequence.size * len(part), *part.shape[1:]))
+        dist.all_gather(list(gathered.chunk(sequence.size)), part.contiguous(), group=sequence.processes)
+        return gathered
 
     @staticmethod
     @once_differentiable

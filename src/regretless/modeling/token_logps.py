@@ -145,20 +145,20 @@ def token_scores(
 def _scores(
     hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: bool
 ) -> TokenScores:
-    found = torch.empty((3, len(targets)), dtype=torch.float32, device=hidden.device) if statistics else None
+    stats = torch.empty((3, len(targets)), dtype=torch.float32, device=hidden.device) if statistics else None
     if head.is_frozen_linear and torch.is_grad_enabled() and hidden.requires_grad:
-        logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference, found)  # type: ignore[no-untyped-call]
+        logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference, stats)  # type: ignore[no-untyped-call]
     elif head.is_frozen_linear or (head.is_linear and not torch.is_grad_enabled()):
-        logps, kl, _, _ = _linear_forward(hidden.detach(), head, targets, reference, found, with_gradient=False)
+        logps, kl, _, _ = _linear_forward(hidden.detach(), head, targets, reference, stats, with_gradient=False)
     elif head.is_linear:
         weight, bias = head.module.weight, head.module.bias
-        logps, kl = _TrainedHeadScores.apply(hidden, weight, bias, head, targets, reference, found)  # type: ignore[no-untyped-call]
+        logps, kl = _TrainedHeadScores.apply(hidden, weight, bias, head, targets, reference, stats)  # type: ignore[no-untyped-call]
     else:
-        logps, kl = _recomputed(hidden, head, targets, reference, found)
+        logps, kl = _recomputed(hidden, head, targets, reference, stats)
     for scores in (logps, kl):
         if scores is not None and scores.requires_grad:
             scores.register_hook(_without_tiny)
-    return TokenScores(logps, kl, found)
+    return TokenScores(logps, kl, stats)
 
 
 def _without_tiny(gradient: Tensor | None) -> Tensor | None:
@@ -233,10 +233,10 @@ class _TrainedHeadScores(torch.autograd.Function):
         device, dtype, enabled = ctx.autocast
         hidden, weight, bias, targets = ctx.saved_tensors
         with torch.autocast(device, dtype, enabled):
-            found = _linear_backward(
+            to_inputs = _linear_backward(
                 hidden, weight, bias, targets, ctx.head, ctx.reference, grads, ctx.needs_input_grad
             )
-        return *found, None, None, None, None
+        return *to_inputs, None, None, None, None
 
 
 def _linear_backward(
@@ -342,14 +342,14 @@ def _linear_forward(
 
 
 def _write_statistics(
-    found: Tensor, logits: Tensor, all_logps: Tensor, targets: Tensor, *, entropy: bool = True
+    statistics: Tensor, logits: Tensor, all_logps: Tensor, targets: Tensor, *, entropy: bool = True
 ) -> None:
     """Write a chunk's part of `TokenScores.statistics`. Its logits (M, V) are overwritten: no memory is taken."""
-    found[0] = logits.mean(-1)
+    statistics[0] = logits.mean(-1)
     # Not argmax, which takes CPUs several times longer.
-    found[2] = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) == logits.amax(-1)
+    statistics[2] = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) == logits.amax(-1)
     if entropy:
-        found[1] = -torch.exp(all_logps, out=logits).mul_(all_logps).sum(-1)
+        statistics[1] = -torch.exp(all_logps, out=logits).mul_(all_logps).sum(-1)
 
 
 def _times(values: Tensor, slope: Tensor | None) -> Tensor:

@@ -81,8 +81,8 @@ def read_trained(start: ModelConfig, folder: Path) -> Trained:
 
 def trained_model(start: ModelConfig, trained: str, run: Path) -> ModelConfig:
     """The model that training from `start` left in the folder `trained`; both may name `run` as `{run}`."""
-    here, folder = resolve(start, run), Path(trained.replace(RUN, str(run)))
-    on_adapter = here.name_or_path is not None and (Path(here.name_or_path) / ADAPTER).is_file()
+    resolved, folder = resolve(start, run), Path(trained.replace(RUN, str(run)))
+    on_adapter = resolved.name_or_path is not None and (Path(resolved.name_or_path) / ADAPTER).is_file()
     if (folder / ADAPTER).is_file() and not on_adapter:
         return start.model_copy(update={"adapter": trained})
     # A whole model, or an adapter that went on from one and names its base itself.

@@ -26,7 +26,7 @@ from regretless.data.prompts import PromptRow
 from regretless.data.records import Response
 from regretless.data.responses import check_response
 from regretless.data.rows import write_parquet, write_records
-from regretless.data.schema import Unusable, check_lengths, found
+from regretless.data.schema import Unusable, check_lengths, quoted
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import kept
 from regretless.sampling.base import (
@@ -328,7 +328,7 @@ def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -
         seed = work.seed_of_batch(part.model, first)
         completions = _generate(asked.engine, [asked.prompts[task.prompt] for task in batch], seed, work.params)
         if not isinstance(completions, list) or len(completions) != len(batch):
-            got = len(completions) if isinstance(completions, list) else found(completions)
+            got = len(completions) if isinstance(completions, list) else quoted(completions)
             place = _name(work.prompts[batch[0].prompt])
             raise _misused(work, f"expected a list of {len(batch)} completions (the first of {place}), got {got}")
         records += [
@@ -368,23 +368,16 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
     """The record of a completion. Raises ConfigError for one that readers of records would refuse."""
     row = work.prompts[task.prompt]
     if not isinstance(completion, Completion):
-        raise _misused(work, f"{_name(row)}: expected a Completion, got {found(completion)}")
+        raise _misused(work, f"{_name(row)}: expected a Completion, got {quoted(completion)}")
     response = Response(
         prompt_id=row.prompt_id,
         response_id=_response_id(row, number, task.sample),
         prompt=row.prompt,
-        prompt_token_ids=completion.prompt_token_ids,
         response=completion.text,
-        token_ids=completion.token_ids,
-        tokens=completion.tokens,
-        logps=completion.logps,
-        logps_kind=completion.logps_kind,
-        sampled_logps=completion.sampled_logps,
-        token_numbers=completion.token_numbers,
         sampling=json.dumps(work.params.model_dump(exclude={"engine", "seed"}, exclude_none=True)),
         seed=work.params.seed,
-        finish_reason=completion.finish_reason,
         answer=row.answer,
+        **{item.name: getattr(completion, item.name) for item in dataclasses.fields(Completion) if item.name != "text"},
         **dataclasses.asdict(engine.provenance),
     )
     if completion.finish_reason != "stop_string" and first_of(completion.text, work.params.stop) is not None:

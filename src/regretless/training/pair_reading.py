@@ -207,6 +207,7 @@ class _Reading:
 
     def pairs(self, rows: Path | Iterable[Any], source: str, refusals: TextIO) -> Iterator[TokenizedPair]:
         """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
+        # The pairs, chunk by chunk.
         kept, first_refused, refused_count, done, other_prompts = 0, list[Refusal](), 0, 0, 0
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
@@ -226,6 +227,8 @@ class _Reading:
                 done += len(chunk)
                 advance(len(tokenized) + len(refused))
                 yield from tokenized
+
+        # What is wrong with all of them together.
         check_some_left(range(kept), first_refused, self.name, refused_count)
         if other_prompts:
             print_note(f"{self.name}: {other_prompts} of {kept} pairs {OTHER_PROMPTS}")
