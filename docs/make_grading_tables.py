@@ -1,4 +1,4 @@
-"""Writes the tables of docs/verification.md again that come from the verifier's own: marks, notations, doubts and units.
+"""Writes the tables of docs/verification.md again: marks, notations, doubts and units, from the verifier's own.
 
 python docs/make_grading_tables.py
 """

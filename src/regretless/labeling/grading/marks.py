@@ -24,6 +24,11 @@ STATEMENT = re.compile(
 CHOSEN = re.compile(
     r"(?i:\b(?:option|choice|answer|choose|select|pick))\s{1,2}[*_]{0,2}\(?([A-J])\)?[*_]{0,2}(?=[\s.,;:)]|$)(?!\s?=)"
 )
+ONLY = re.compile(
+    r"\b[Oo]nly\s(?:statement|option|choice|equation|number|line|figure|set|graph)?\s?\(?([A-J]|I{1,3}|IV|V|VI{1,3})\)?"
+    r"\s(?:is|works|holds|satisfies)\b(?!\s(?:not|false|wrong))"
+)
+"""The only one of several that is right."""
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
@@ -78,5 +83,5 @@ PLAN = re.compile(
 )
 UNFINISHED = re.compile(r"(?:\b(?:the|an?|so|and|of|is|are|to|we|that|then|by|with|for)|[=+*/(,])\s*$", re.IGNORECASE)
 CORRECTION = re.compile(
-    r"(?i:\s?(?:[—–,;:.]|\s-)\s?(?:no|wait|sorry|oops|actually|i\smean|correction|or\srather|make\sthat)\b[^.\n]{0,80})"
+    r"(?i:\s?(?:[—–,;:?]|\.{1,3}|\s-)\s?(?:no|wait|sorry|oops|actually|i\smean|correction|or\srather|make\sthat)\b[^.\n]{0,80})"
 )
