@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from regretless.labeling.grading.extraction import boxed, has_decimal_commas, listed_options
 from regretless.labeling.grading.forms import TEXT_COMMAND, read_choice, read_state
-from regretless.labeling.grading.marks import BOX, HASH, HEDGED, NO_VALUE, STATEMENT
+from regretless.labeling.grading.marks import BOX, HASH, HEDGED, LABEL, NO_VALUE, STATEMENT
 from regretless.labeling.grading.notations import clean
 from regretless.labeling.grading.numerals import equal_numbers, read_number
+from regretless.labeling.grading.units import read_clock
 
 APPROXIMATE = re.compile(
     r"(?:≈|\\approx(?![a-zA-Z])|(?i:\b(?:approximately|about|roughly|around|nearly))|约|大约|大概)[\s:$*]{0,4}$"
@@ -42,7 +43,7 @@ TAKEN_BACK = re.compile(
 LIST_DASH = re.compile(r"\n\s*-\s\d")
 OPEN_BOX = re.compile(r"\\boxed\{[^{}]*\Z")
 BOXES_ALONE = re.compile(r"\\boxed\{([^{}]{1,80})\}[\s$\]\[\\()]*\\boxed\{([^{}]{1,80})\}[\s$.\]\\)]*\Z")
-FIRST_NUMBER = re.compile(r"[\s:*$]{0,4}([-+]?\d[\d,]*(?:\.\d+)?)[.\s]*(?=\n|$|#)")
+FIRST_NUMBER = re.compile(r"[\s:*$]{0,4}([-+]?\d[\d,]*(?:\.\d+)?)[.\s]*(?=\n|$|#|[A-Z])")
 THREE_DIGITS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}[.,]\d{3}(?![\d.,])")
 BETWEEN = re.compile(r"(?<!strictly )\bbetween\b")
 MAX_TAIL = 200
@@ -84,6 +85,11 @@ def _contradicts_statement(response: str, gold: str, extracted: str) -> bool:
     if boxes and hashes and (line := FIRST_NUMBER.match(response, hashes[-1])):
         number, other = read_number(clean(boxes)), read_number(clean(line[1]))
         return number is not None and other is not None and not equal_numbers(number, other)
+    number = read_number(clean(extracted))
+    for match in STATEMENT.finditer(response) if LABEL.search(response) and not boxes else ():
+        other = FIRST_NUMBER.match(response, match.end())
+        if other and number and (stated := read_number(clean(other[1]))) and not equal_numbers(number, stated):
+            return True
     marks = [match.start() for mark in (HASH, BOX) for match in mark.finditer(response)]
     statements = list(STATEMENT.finditer(response, 0, max(marks))) if marks else []
     stated = FIRST_NUMBER.match(response, statements[-1].end()) if statements else None
@@ -104,7 +110,7 @@ def _is_ratio(response: str, gold: str, extracted: str) -> bool:
 def _has_other_case(response: str, gold: str, extracted: str) -> bool:
     """Letters that differ in case alone: for the algebra system M and m are one."""
     symbols = [COMMAND.sub(" ", TEXT_COMMAND.sub(" ", text)) for text in (gold, extracted)]
-    if WORD.search(symbols[0]) or read_choice(gold):
+    if WORD.search(symbols[0]) or read_choice(gold) or read_clock(gold):
         return False
     letters = [set(LETTER.findall(text)) for text in symbols]
     return letters[0] != letters[1] and {one.lower() for one in letters[0]} == {one.lower() for one in letters[1]}

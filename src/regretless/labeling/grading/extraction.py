@@ -18,6 +18,7 @@ from regretless.labeling.grading.marks import (
     BOLD,
     BOX,
     CHOSEN,
+    CORRECTED,
     CORRECTION,
     END_OF_TURN,
     HASH,
@@ -33,7 +34,16 @@ from regretless.labeling.grading.marks import (
     UNFINISHED,
 )
 from regretless.labeling.grading.notations import SCALE_LETTERS, clean, join_digits, plain_text
-from regretless.labeling.grading.numerals import GROUPED, SCALES, UNIT_LETTERS, VARIABLE, read_number
+from regretless.labeling.grading.numerals import (
+    GROUPED,
+    LARGE,
+    PART,
+    SCALES,
+    UNDER_1000,
+    UNIT_LETTERS,
+    VARIABLE,
+    read_number,
+)
 from regretless.labeling.grading.units import UNIT, unit_of
 
 MAX_BOXES = 20
@@ -89,8 +99,8 @@ ATTACHED += r"|\s?\\?%|\^\{?[-+]?\d{1,6}\}?|[²³!π]|°\s?[CF]?(?![a-zA-Z])|√
 ATTACHED += r"|\s?[apAP]\.?\s?[mM]\b|\so'clock|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
 OPERAND = (
     rf"[-+±]?\s?(?:US|HK|Rs\.?\s?)?\\?[$€£¥₹]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
-    rf"|(?:sqrt|√|ln|log|sin|cos|tan)\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
-    rf"|\([^()\n]{{1,80}}\){ATTACHED}|π|[a-zA-Z](?:_\w|_\{{\w{{1,3}}\}}|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
+    rf"|(?:sqrt|√|ln|log|exp|(?:arc)?(?:sin|cos|tan))\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
+    rf"|\([^()\n]{{1,80}}\){ATTACHED}|π(?:[a-z](?![a-zA-Z])(?:\^\{{?\d\}}?|[²³])?)?|[a-zA-Z](?:_\w|_\{{\w{{1,3}}\}}|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
 )
 OPERATOR = r"\s{0,2}(?:[<>]=|[-+*/=:×÷·±^<>≤≥≠]|≈|(?<=[\d\s])x(?=\s?\d))\s{0,2}"
 PLAIN = re.compile(
@@ -144,13 +154,24 @@ OPTIONS = re.compile(
 """An option with its letter."""
 ALL = re.compile(r"(?i:(?:all|every|any)\s(?:real\s)?(?:numbers?|reals?|values?|[a-z]\b))[^\n]*?(?=[.\s*]*(?:\n|$))")
 """A set in words."""
-DIRECTION = re.compile(r"(?i:\b(?:north|south)?-?(?:east|west)|\b(?:north|south))(?=[.!*]*$)")
+LAST_WORD = re.compile(r"(?i:\b(?:(?:north|south)?-?(?:east|west)|north|south|noon|midnight))(?=[.!*]*$)")
+"""Words at the end of a sentence that are values."""
+WORKS = re.compile(r"\s(?:works?|satisf(?:y|ies)|(?:is|are)\s(?:a\s)?(?:allowed|possible|solutions?))\b.*$")
+KIND = re.compile(r"^(?i:colou?r|number|letter|day|city|country|month|point|team|player)\s(?=[A-Z\d])")
+"""What a name is, before the name."""
 HAN = re.compile(r"[\u4e00-\u9fff]")
 RESULT = re.compile(
     r"\b(?:is|are|was|were|be|get|obtain|find|gives?|yields?|has|have|faces?|facing|on|equals?|costs?|takes?|needs?|pays?|earns?"
     r"|makes?|weighs?|spends?)\s(?:the\s|an?\s)?|[是为有共]"
 )
 COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
+COUNTED = re.compile(
+    rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s)"
+    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s{PART})?)\b)"
+    r"(?!\s(?:of\sthem\b|other|more\b|less\b))",
+    re.IGNORECASE,
+)
+"""A number in words that begins a sentence or follows its verb."""
 FACTORIAL = re.compile(r"[.,;)=]|\s?[-+*/=]|\s[a-z]")
 """What follows an exclamation mark that ends no sentence."""
 NAMED = re.compile(r"\s[a-z]{3,15},?\sand\s")
@@ -169,6 +190,9 @@ def answer_in_response(text: str) -> str | None:
     if box := boxed(text):
         return box
     text = join_digits(text)
+    labels = [match.end() for mark in (HASH, LABEL) for match in mark.finditer(text)]
+    if labels and (change := CORRECTED.search(text, labels[-1])) and (corrected := _stated(text[change.end() :])):
+        return corrected
     return _marked(text) or _stated(text) or _last_expression(text)
 
 
@@ -211,12 +235,22 @@ def has_decimal_commas(text: str) -> bool:
 
 
 def parts_in_boxes(text: str) -> list[str]:
-    r"""Equations whose values are in boxes each, of different names: `x = \boxed{4}`, `y = \boxed{-1}`; else empty."""
+    r"""Values in several boxes, with their names if all have different ones: `x = \boxed{4}`, `y = \boxed{-1}`."""
     boxes = list(BOX.finditer(text))
     names = [NAME_BEFORE.search(text, max(0, box.start() - MAX_NAME), box.start()) for box in boxes[:MAX_BOXES]]
+    if 1 < len(boxes) <= MAX_BOXES and not any(names):
+        return [_box_content(text, box.end())[0] for box in boxes]
     if len(boxes) < 2 or len({name[1] for name in names if name}) < len(boxes):
         return []
     return [f"{name[1]} = {_box_content(text, box.end())[0]}" for name, box in zip(names, boxes, strict=True) if name]
+
+
+def last_complement(text: str) -> str | None:
+    """The words behind the last verb of a response that marks no answer."""
+    text = plain_text(own_answer(text))
+    if BOX.search(text) or _marked(text) or _stated(text):
+        return None
+    return _complement(SENTENCE_START.split(text.rstrip().rpartition("\n")[2])[-1])
 
 
 def listed_options(text: str) -> dict[str, str]:
@@ -320,7 +354,7 @@ def _stated(text: str) -> str | None:
             continue
         if answer := _answer_at(text, match.end()):
             return answer
-    chosen = list(CHOSEN.finditer(text)) or list(ONLY.finditer(text))
+    chosen = [] if UNFINISHED.search(text) else list(CHOSEN.finditer(text)) or list(ONLY.finditer(text))
     return chosen[-1][1] if chosen else None
 
 
@@ -370,7 +404,7 @@ def _in_sentence(sentence: str) -> str | None:
 
 
 def _has_value(piece: str) -> bool:
-    return any(character.isdigit() for character in piece) or "\\" in piece or "π" in piece
+    return any(character.isdigit() or character in "\\π=" for character in piece)
 
 
 Piece = tuple[int, int, bool]
@@ -467,7 +501,8 @@ def _run_to_end(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     run = [pieces[-1]]
     for piece in reversed(pieces[:-1]):
         either = (text[piece[0] : piece[1]], text[run[0][0] : run[0][1]])
-        if not _linked(text[piece[1] : run[0][0]]) or any(map(_is_calculation, either)):
+        is_mixed = piece[2] != run[0][2] and ("=" in either[0]) != ("=" in either[1])  # 3, and $a_n = 3n$
+        if not _linked(text[piece[1] : run[0][0]]) or is_mixed or any(map(_is_calculation, either)):
             break
         run.insert(0, piece)
     return run
@@ -490,7 +525,7 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
             part += " " + scale[0].strip()
         if len(run) == 1 and "," not in part:
             # `14/2=7` states 7; in a list of equations (`x=1, y=2`) every side counts.
-            part = stated_values(part)[-1] or part
+            part = r" \approx ".join(stated_values(part)) or part
         if (unit := UNIT.match(text, end)) and _has_unit(part, unit):
             part += f" {unit[0].strip()}"
         if part:
@@ -520,8 +555,13 @@ def _last_expression(text: str) -> str | None:
     for state in (NO_VALUE, *STATES.values()):
         if no_value := state.search(last_sentence):
             return no_value[0]
-    if word := DATE.search(last_sentence) or DIRECTION.search(last_sentence):
-        return word[0]
+    words = [match[0] for pattern in (DATE, LAST_WORD) for match in pattern.finditer(last_sentence)]
+    if words:
+        return words[-1]
+    if everything := ALL.match(last_sentence):
+        return WORKS.sub("", everything[0])
+    if not _has_value(last_sentence) and (number := COUNTED.search(last_sentence)):
+        return number["number"]
     is_open = text.endswith("?") or UNFINISHED.search(text) or (PLAN.search(last_sentence) and "=" not in text)
     pieces = [] if is_open else [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
@@ -537,6 +577,7 @@ def _complement(sentence: str) -> str | None:
     """The few words behind the last verb of a sentence that names its result: "So we get Friday."."""
     verbs = list(RESULT.finditer(sentence))
     words = sentence[verbs[-1].end() :].strip(' .!*"。') if verbs else ""
+    words = KIND.sub("", words)
     return words if words and COMPLEMENT.fullmatch(words) and not NO_ANSWER.match(words) else None
 
 

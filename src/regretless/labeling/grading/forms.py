@@ -38,8 +38,8 @@ PAIRED = {
     "ratio": re.compile(r"(.{1,40}?)\s?:\s?(.{1,40})"),
 }
 """Answers of two numbers that are neither a list nor a calculation."""
-TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false)\b)|(不)?(是|否|对|错)")
-NEGATIVE_WORDS = {"no", "false", "否", "错"}
+TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false|oui|non|vrai|faux|ja|nein|wahr|falsch)\b)|(不)?(是|否|对|错)")
+NEGATIVE_WORDS = {"no", "false", "non", "faux", "nein", "falsch", "否", "错"}
 MAX_TRUTH = 100
 """Longest text (characters) that says yes or no."""
 STATES = {
@@ -66,6 +66,23 @@ UNIT_VECTOR = re.compile(
 )
 TERM = re.compile(
     r"\s*([-+]?)\s*(\d{1,9}(?:\.\d{1,9})?|\d{0,9}\\frac\s?\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\}|\(?[^-+()]{0,30}?\)?)\s*([ijk])"
+)
+LETTER_LIST = re.compile(r"\(?[A-J]\)?(?:\s?(?:[,;、&]|,?\s?(?:and|和))\s?\(?[A-J]\)?)+")
+CONGRUENCE = re.compile(r"([a-z])\s*\\equiv\s*(-?\d{1,9})\s*\(?\s*\\?[pb]?mod\s?\{?\s?(\d{1,9})\s?\}?\)?")
+CHAIN = re.compile(r"(\\[lg]eq?(?:slant)?(?![a-zA-Z])|[<>≤≥]=?)")
+RELATIONS = {
+    r"\le": "<=",
+    r"\leq": "<=",
+    r"\leqslant": "<=",
+    r"\ge": ">=",
+    r"\geq": ">=",
+    r"\geqslant": ">=",
+    "≤": "<=",
+    "≥": ">=",
+}
+CASES = re.compile(r"\\begin\{cases\}(.{1,400}?)\\end\{cases\}", re.DOTALL)
+ROW = re.compile(
+    r"([^&]{1,100}?),?\s*(?:&|\\text\s?\{)\s*,?\s*(?:\\text\s?\{)?\s?(?:if|when|for)?\s?\}?\s*([^&]{1,100})", re.DOTALL
 )
 PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 OPEN, CLOSE = "([{", ")]}"
@@ -155,6 +172,38 @@ def read_vector(text: str) -> str | None:
     return f"({parts['i']}, {parts['j']}, {parts['k']})" if position else None
 
 
+def read_letters(text: str) -> list[str] | None:
+    """The letters of several options: `A, C and D`, `ACD`; None for others."""
+    text = TEXT_COMMAND.sub(r"\1", text).strip()
+    letters = re.findall("[A-J]", text)
+    is_run = text == "".join(letters) and letters == sorted(set(letters))
+    is_list = LETTER_LIST.fullmatch(text) is not None
+    return letters if len(letters) > 1 and (is_run or is_list) else None
+
+
+def read_congruence(text: str) -> tuple[str, int, int] | None:
+    r"""Letter, remainder and modulus of `x \equiv -3 \pmod 8`; None for others."""
+    match = CONGRUENCE.fullmatch(text.strip())
+    return (match[1], int(match[2]) % int(match[3]), int(match[3])) if match and int(match[3]) else None
+
+
+def read_chain(text: str) -> list[str] | None:
+    r"""Sides and signs of a chain of inequalities in ascending order: `c > b > a` is a, <, b, <, c; None for others."""
+    parts = [part.strip() for part in CHAIN.split(text)]
+    signs = [RELATIONS.get(part, part) for part in parts[1::2]]
+    if not signs or not all(parts[::2]) or any(sign[0] != signs[0][0] for sign in signs):
+        return None
+    parts[1::2] = signs
+    return parts if signs[0][0] == "<" else [part.replace(">", "<") for part in reversed(parts)]
+
+
+def read_cases(text: str) -> list[tuple[str, str]] | None:
+    r"""Values and conditions of `\begin{cases} … \end{cases}`; None for others."""
+    match = CASES.search(text)
+    rows = [ROW.fullmatch(row.strip()) for row in re.split(r"\\\\", match[1]) if row.strip()] if match else []
+    return [(row[1].strip(" ,"), row[2].strip(" .,")) for row in rows if row] if rows and all(rows) else None
+
+
 def _closes_at_end(text: str) -> bool:
     depth = 0
     for position, character in enumerate(text):
@@ -237,7 +286,8 @@ def stated_values(text: str) -> list[str]:
     if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
         return parts[:1]
     last_of_each = [sides(part)[-1] for part in _sides(text, APPROXIMATELY)]
-    if NAME.fullmatch(parts[0]) or BOUND.match(parts[0]) or not VARIABLE.search(TEXT_COMMAND.sub("", parts[0])):
+    letters = set(VARIABLE.findall(TEXT_COMMAND.sub("", parts[0]))) - {"i", "e"}
+    if NAME.fullmatch(parts[0]) or BOUND.match(parts[0]) or not letters:
         return last_of_each
     return [text]
 

@@ -21,6 +21,7 @@ from regretless.labeling.grading.extraction import (
     answer_in_gold,
     answer_in_response,
     answers_in_response,
+    last_complement,
     listed_options,
     own_answer,
     parts_in_boxes,
@@ -34,8 +35,12 @@ from regretless.labeling.grading.forms import (
     by_name,
     connective,
     is_truth,
+    read_cases,
+    read_chain,
     read_choice,
+    read_congruence,
     read_group,
+    read_letters,
     read_paired,
     read_state,
     read_vector,
@@ -60,6 +65,10 @@ from regretless.labeling.grading.units import (
 ARTICLE = re.compile(r"^(?i:an?|the)\s+(?=[a-zA-Z]{2})")
 FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
 LAST_SENTENCE = re.compile(r"[^.\n]{1,200}\.?$")
+GOLD_WORDS = re.compile(r"(?:\\text\s?\{)?[A-Za-z][A-Za-z' -]{2,80}\.?\}?")
+"""A gold answer of words alone."""
+CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|that|then)\s$")
+RELATION = re.compile(r"[<>=≤≥]|\\[lg]eq?")
 OPTION = re.compile("[A-J]")
 WRONG = decision(False, "lists")
 NOON = 12 * 60
@@ -68,6 +77,7 @@ ALGEBRA_SECONDS = 5
 as a power of huge integers; there the worker's time limit kills the process."""
 DEGREES = re.compile(r"°|\\circ|degree")
 VECTOR_LETTERS = re.compile(r"(?<![a-zA-Z\\])[jk](?![a-zA-Z])")
+HEXADECIMAL = re.compile(r"^0x([\dA-F]+)$")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
 DECIMAL_COMMA = re.compile(r"(-?\d+),(\d+)")
 SPACE_IN_DIGITS = re.compile(r"\d,\s+[1-9]\d\d(?!\d)")
@@ -86,24 +96,39 @@ def grade(response: str, answer: str) -> Check:
 
 def quick_grade(response: str, answer: str) -> Check | None:
     """The verdict if no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
-    gold, extracted = answer_in_gold(answer), answer_in_response(response)
+    gold = answer_in_gold(answer)
+    extracted = _answer_for(response, gold or "")
     if gold is None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", extracted)
     if is_truth(gold) and BOX.search(response) is None:
         return _grade_truth(bool(said(gold)), extracted or response, response)
     if extracted is None:
         return Check(Verdict.WRONG, "no answer found")
-    if BOX.search(response) and (parts := _parts(response, gold)):
-        extracted = parts
     outcome = _decide_options(response, gold, extracted) or _decide_quickly(gold, extracted)
     return _doubted(response, gold, Check(*outcome, extracted)) if outcome else None
 
 
-def _parts(response: str, gold: str) -> str | None:
-    """The equations in several boxes, if the gold answer has as many parts."""
-    parts = parts_in_boxes(own_answer(response))
-    group = read_group(clean(gold)) if parts else None
-    return ", ".join(parts) if group and len(group.items) == len(parts) else None
+def _answer_for(response: str, gold: str) -> str | None:
+    """The answer of a response, read for what the gold answer is: several parts, a word, a sentence, a decimal."""
+    extracted = answer_in_response(response)
+    if BOX.search(response):
+        parts = parts_in_boxes(own_answer(response))
+        group = read_group(clean(gold)) if parts else None
+        is_whole = group and len(group.items) == len(parts) and (group.brackets != "()" or "=" in parts[0])
+        return ", ".join(parts) if is_whole else extracted
+    if GOLD_WORDS.fullmatch(gold):
+        sentence = LAST_SENTENCE.search(response.rstrip())
+        if " " in gold and sentence and _is_said(gold, sentence[0]):
+            return gold
+        return last_complement(response) or extracted
+    return extracted
+
+
+def _is_said(gold: str, sentence: str) -> bool:
+    """True if a sentence is the gold one, or ends with it behind "so" or "therefore"."""
+    texts = [" ".join(re.findall(r"[\w']+", text.lower())) for text in (gold, sentence)]
+    before = texts[1].removesuffix(texts[0])
+    return before != texts[1] and (not before or CONCLUSION.search(before) is not None)
 
 
 def _decide_options(response: str, gold: str, extracted: str) -> Decision | None:
@@ -153,7 +178,7 @@ def _unhedged(extracted: str) -> str:
 def grade_by_algebra(response: str, answer: str) -> Check:
     """The verdict of the computer algebra system on a response and a gold text, both with an answer. Never raises."""
     gold = answer_in_gold(answer) or ""
-    return _doubted(response, gold, _by_algebra(gold, answer_in_response(response) or ""))
+    return _doubted(response, gold, _by_algebra(gold, _answer_for(response, gold) or ""))
 
 
 def grade_any(response: str, answer: str) -> Check:
@@ -302,9 +327,11 @@ def _decide(
             return decision(digits[0].groups() == digits[1].groups(), "numbers")
         if outcome := _decide_bases(gold, extracted):
             return outcome
+        if outcome := _decide_relations(gold, extracted):
+            return outcome
     if depth < 3:
         part = lambda one, other: _decide(one, other, algebra, is_parts_only, depth + 1)  # noqa: E731
-        for by_form in (_decide_choices, _decide_pairs, _decide_vectors, _decide_groups, _decide_sides):
+        for by_form in (_decide_choices, _decide_pairs, _decide_cases, _decide_vectors, _decide_groups, _decide_sides):
             if outcome := by_form(gold, extracted, part):
                 return outcome
     return algebra(gold, extracted) if algebra else None
@@ -326,6 +353,29 @@ def _decide_choices(gold: str, extracted: str, decide: Part) -> Decision | None:
     if choices[1] and choices[1].value:
         return decide(gold, choices[1].value)
     return None
+
+
+def _decide_relations(gold: str, extracted: str) -> Decision | None:
+    """Compare signs, several options, remainders, and chains of inequalities."""
+    if RELATION.fullmatch(gold):
+        signs = set(RELATION.findall(extracted))
+        return decision(signs == {gold}, "signs") if len(signs) == 1 else None
+    for read, name in ((read_letters, "choices"), (read_congruence, "remainders")):
+        if (one := read(gold)) and (other := read(extracted)) and (name == "remainders" or len(gold) != len(extracted)):
+            return decision(one == other or (name == "choices" and sorted(one) == sorted(other)), name)
+    chains = read_chain(gold), read_chain(extracted)
+    return Decision(Verdict.CORRECT, "equal chains") if chains[0] and chains[0] == chains[1] else None
+
+
+def _decide_cases(gold: str, extracted: str, decide: Part) -> Decision | None:
+    r"""`\begin{cases}` case by case, in any order."""
+    cases = read_cases(gold), read_cases(extracted)
+    if cases[0] is None or cases[1] is None:
+        return None
+    if len(cases[0]) != len(cases[1]):
+        return decision(False, "cases")
+    table = [[_all([decide(*pair) for pair in zip(one, other, strict=True)]) for other in cases[1]] for one in cases[0]]
+    return _all([_any(row) for row in table])
 
 
 def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
@@ -479,10 +529,13 @@ def warm_up() -> None:
 
 def _decide_bases(gold: str, extracted: str) -> Decision | None:
     """Compare numbers with a base (`1011_2`), which math-verify would drop; an omitted base is the gold number's."""
+    gold, extracted = (HEXADECIMAL.sub(r"\1_16", text) for text in (gold, extracted))
     in_base = IN_BASE.fullmatch(gold.replace(" ", ""))
     other = IN_BASE.fullmatch(extracted.replace(" ", "")) if in_base else None
     if in_base and other:
-        return decision(in_base.groups() == other.groups(), "numbers")
+        return decision(
+            [one.lstrip("0") for one in in_base.groups()] == [one.lstrip("0") for one in other.groups()], "numbers"
+        )
     return None
 
 

@@ -224,7 +224,7 @@ IN_TEXTS: tuple[Notation, ...] = (
     ),
     Notation("下午3点15分", "3:15 p.m.", "times of day in Chinese", re.compile(
         r"(上午|早上|下午|晚上)?(\d{1,2})点(?:(\d{1,2})分|(半)|整)?"), _chinese_time),
-    Notation("a hundred", "one hundred", "one", re.compile(r"\b[Aa] (?=(?:hundred|thousand|million)\b)"), "one ", "a "),
+    Notation("a hundred", "one hundred", "one", re.compile(r"\b[Aa] (?=(?:hundred|thousand|million|half|third|quarter)\b(?!\s(?:to|past)))"), "one ", "a "),
     Notation(
         "5 and 1/2",
         "5 1/2",
@@ -329,7 +329,7 @@ NUMBER_GROUPS: tuple[Notation, ...] = (
 """Numbers in one piece: read so outside of boxes, and in answers."""
 
 IN_ANSWERS: tuple[Notation, ...] = (
-    Notation("3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"),
+    Notation("3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(?!0x)(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"),
     Notation(
         "10–15",
         "10 to 15",
