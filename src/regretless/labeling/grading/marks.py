@@ -17,7 +17,8 @@ LABEL = re.compile(
 )
 # "The result of 3 + 4 is 7" states a step.
 STATEMENT = re.compile(
-    rf"(?i:\b(?:answer|{FOREIGN}|solution(?:\sset)?|result(?!\sof\s[^.\n]{0, 40}\d)|option|choice|selection)s?[\"'*_]{0, 3}"
+    rf"(?i:\b(?:answer|{FOREIGN}|"
+    r"solution(?:\sset)?|result(?!\sof\s[^.\n]{0,40}\d)|option|choice|selection)s?[\"'*_]{0,3}"
     r"(?:\s(?:to|of|for)\s(?![^.:=\n$]{0,40}\b(?:part|step|first|previous)\b)[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
     r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals|est|ist|es|beträgt|lautet|vaut)\b"
     r"|\s{0,4}[:=]|\sof(?=\s[$\d])))"
