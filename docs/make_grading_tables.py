@@ -1,4 +1,4 @@
-"""Writes the tables of docs/verification.md that come from the verifier's own: marks, notations, doubts, units.
+"""Writes the tables of docs/verification.md again: marks, notations, doubts and units, from the verifier's own.
 
 python docs/make_grading_tables.py
 """

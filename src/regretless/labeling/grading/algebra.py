@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from regretless.data.records import Verdict
 from regretless.labeling.grading.extraction import is_prose
-from regretless.labeling.grading.forms import connective
 from regretless.labeling.grading.notations import DEGREE_SIGN, PLAIN_ANGLE, SINE
-from regretless.labeling.grading.numerals import APPROXIMATION, read_number, without_unit
+from regretless.labeling.grading.numerals import APPROXIMATION, VARIABLE, read_number, without_unit
+from regretless.labeling.grading.sets import SIGN, equal_sets, read_set
 
 EXACT_DIGITS = 300
 """Two values without decimals, such as sums of roots, are equal if this many digits of their difference are zero."""
@@ -61,25 +61,33 @@ def _compare_expressions(gold: str, extracted: str) -> Decision:
     gold, extracted = without_unit(gold), without_unit(extracted)
     if _are_words(gold, extracted):
         return Decision(Verdict.UNKNOWN, "words of the same letters")
+    if outcome := _compare_sets(gold, extracted):
+        return outcome
     values = [None if is_prose(gold) else parse_answer(gold), parse_answer(extracted)]
     if values[0] is None:
         return Decision(Verdict.UNKNOWN, "gold answer cannot be parsed")
     if values[1] is None:
-        if DIGITS.search(extracted):
-            return Decision(Verdict.UNKNOWN, "number too long to read")
-        return Decision(Verdict.WRONG, "answer cannot be parsed")
-    values = _complex(*values)
-    if "or" in (connective(gold), connective(extracted)):
-        values = [_solutions(value) for value in values]
+        too_long = Decision(Verdict.UNKNOWN, "number too long to read")
+        return too_long if DIGITS.search(extracted) else Decision(Verdict.WRONG, "answer cannot be parsed")
+    values = _real_logarithms(*_complex(*values))
     if any(_is_identity(value) for value in values):
         return Decision(Verdict.UNKNOWN, "an identity states no value")
     return _compare_values(gold, extracted, *values)
 
 
+def _compare_sets(gold: str, extracted: str) -> Decision | None:
+    """Compare two sets of real numbers; None for others, and for inequalities in different letters."""
+    letters = set(VARIABLE.findall(gold)), set(VARIABLE.findall(extracted))
+    if not (SIGN.search(gold) or SIGN.search(extracted)) or (all(letters) and letters[0] != letters[1]):
+        return None
+    sets = read_set(gold, parse_answer), read_set(extracted, parse_answer)
+    return None if None in sets else decision(equal_sets(*sets), "sets")
+
+
 def _compare_values(gold: str, extracted: str, gold_value: Any, extracted_value: Any) -> Decision:
     """Compare two parsed answers; their texts say whether they are decimals or percent."""
     from math_verify import verify
-    from sympy import Matrix, MatrixBase, Tuple  # type: ignore[import-untyped]
+    from sympy import Interval, Matrix, MatrixBase, Tuple  # type: ignore[import-untyped]
 
     is_approximate = bool(DECIMAL_POINT.search(gold) or DECIMAL_POINT.search(extracted))
     if _is_number(gold_value) and _is_number(extracted_value):
@@ -98,6 +106,10 @@ def _compare_values(gold: str, extracted: str, gold_value: Any, extracted_value:
 
     if isinstance(gold_value, MatrixBase) and isinstance(extracted_value, Tuple):
         extracted_value = Matrix(extracted_value)  # a vector in a line
+    if isinstance(extracted_value, MatrixBase) and isinstance(gold_value, Tuple):
+        gold_value = Matrix(gold_value)
+    if isinstance(extracted_value, MatrixBase) and isinstance(gold_value, Interval) and gold.startswith("("):
+        gold_value = Matrix([gold_value.start, gold_value.end])  # math-verify reads a pair as an interval
     if isinstance(gold_value, MatrixBase) and isinstance(extracted_value, MatrixBase):
         entries = zip(gold_value.flat(), extracted_value.flat(), strict=False)
         equal = gold_value.shape == extracted_value.shape and all(same(one, other) for one, other in entries)
@@ -161,6 +173,24 @@ def _complex(*values: Any) -> list[Any]:
     return [value.xreplace(dict.fromkeys(letters, I)) for value in values]
 
 
+def _real_logarithms(*values: Any) -> list[Any]:
+    """Expressions with the logarithm of |f| as half of that of f squared, if one has such a logarithm; letters real."""
+    from sympy import Abs, Basic, Pow, Symbol, log
+
+    if not any(isinstance(value, Basic) and any(one.args[0].has(Abs) for one in value.atoms(log)) for value in values):
+        return list(values)
+
+    def squared(value: Any, *base: Any) -> Any:
+        if isinstance(value, Abs):
+            return log(value.args[0] ** 2) / 2
+        if isinstance(value, Pow) and value.exp.is_Integer and value.exp % 2 == 0:
+            return value.exp / 2 * log(value.base**2)
+        return log(value)
+
+    letters = {one: Symbol(one.name, real=True) for value in values for one in value.free_symbols}
+    return [value.xreplace(letters).replace(log, squared) for value in values]
+
+
 def _is_identity(value: Any) -> bool:
     """True for a statement that holds or fails for all values of its letters: 2 + 3 = 5, a + b = b + a."""
     from sympy import Equality, simplify
@@ -180,16 +210,6 @@ def _is_half_equation(one: Any, other: Any) -> bool:
 
     equations = [value for value in (one, other) if isinstance(value, Equality)]
     return len(equations) == 1 and not isinstance(equations[0].lhs, Symbol | Function)
-
-
-def _solutions(value: Any) -> Any:
-    """The set that inequalities of one letter joined by "or" describe; anything else as it is."""
-    from sympy import FiniteSet, Union
-    from sympy.core.relational import Relational
-
-    if not isinstance(value, FiniteSet) or not all(isinstance(one, Relational) for one in value):
-        return value
-    return Union(*(one.as_set() for one in value)) if len(value.free_symbols) == 1 else value
 
 
 def _exact(value: Any) -> Any:

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from regretless.data.messages import CLOSE, OPEN
-from regretless.labeling.grading.forms import INEQUALITY, OR, stated_values
+from regretless.labeling.grading.dates import DATE
+from regretless.labeling.grading.forms import INEQUALITY, OR, STATES, stated_values
 from regretless.labeling.grading.marks import (
     BOLD,
     BOX,
     CHOSEN,
+    CORRECTED,
     CORRECTION,
     END_OF_TURN,
     HASH,
@@ -25,13 +27,23 @@ from regretless.labeling.grading.marks import (
     LABEL,
     NEXT_PROBLEM,
     NO_VALUE,
+    ONLY,
     PLAN,
     STATEMENT,
     TAG,
     UNFINISHED,
 )
 from regretless.labeling.grading.notations import SCALE_LETTERS, clean, join_digits, plain_text
-from regretless.labeling.grading.numerals import GROUPED, SCALES, UNIT_LETTERS, VARIABLE, read_number
+from regretless.labeling.grading.numerals import (
+    GROUPED,
+    LARGE,
+    PART,
+    SCALES,
+    UNDER_1000,
+    UNIT_LETTERS,
+    VARIABLE,
+    read_number,
+)
 from regretless.labeling.grading.units import UNIT, unit_of
 
 MAX_BOXES = 20
@@ -41,7 +53,7 @@ MAX_TAIL = 1000
 TOKEN_REST = re.compile(r"[\w.,]{0,20000}")
 """Extra characters of a tail, so that it does not end inside a number."""
 BARE_BOX = re.compile(r"[^\s$.,;\\]{0,80}")
-LINK = re.compile(r"(?:,|;|、|&|and|or|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=)?")
+LINK = re.compile(r"(?:,|;|、|&|and|or|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=|[A-Z])?")
 LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.|\*\*")
 
 LEAD = re.compile(
@@ -52,7 +64,7 @@ LEAD = re.compile(
 OPENING = re.compile(r"[\s*_:=>#`\"'】~]{0,40}")
 NO_ANSWER = re.compile(
     r"(?i:correct|right|wrong|incorrect|clear|obvious|as follows|below|above|not|found|given|in\b|yes it|this|that|what"
-    r"|how|obtained|simple|shown|unique|valid|consistent|reasonable|verified|confirmed|accurate|the same)"
+    r"|how|obtained|simple|shown|unique|valid|consistent|reasonable|verified|confirmed|accurate|the same|it\b|them\b)"
 )
 """Continuation of a sentence that mentions an answer without stating one."""
 BREAK = re.compile(r"(?i:,|;|:|\s(?:because|since|as|so|which|where|when|for)\b)")
@@ -64,7 +76,7 @@ MATH = re.compile(
 )
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,20}\s{1,4}[a-zA-Z]{2}")
 WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mbox)\s?\{[^{}]{0,200}\}")
-SENTENCE_END = re.compile(r"[.!](?:\s|$)|[。!]|\n")
+SENTENCE_END = re.compile(r"(?<!\.\.)[.!](?:\s|$)|[。!]|\n")
 SENTENCE_START = re.compile(r"(?<=[.!?。！])\s")
 ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
 MAX_GAP = 40
@@ -73,7 +85,9 @@ MAX_NEGATION = 40
 """Characters before a number in which a word may negate it."""
 MAX_CHOICE = 60
 """Longest line (characters) that can be a bare choice."""
-CHOICE = re.compile(r"\(([A-J])\)|([A-J])(?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s)(?!\s?[:.]?=)")
+CHOICE = re.compile(
+    r"\(([A-J]|[a-j](?=\)(?![^\n]{0,200}\([b-j]\))(?:[\s.:*]|$)))\)|([a-j](?=\)[\s.*])|[A-J](?=[).:,;]|\s{0,2}$|\s(?:because|since|as|is|-|–)\s))(?!\s?[:.]?=)"
+)
 LETTERS = re.compile(
     r"\(?[A-J]\)?(?:(?:\s?[,;&、和]\s?|,?\s(?:and|or)\s)\(?[A-J]\)?){1,9}(?!\s?[,;&、和]?\s?(?:and|or)?\s?[\d(\\$])(?!\w)"
 )
@@ -82,13 +96,13 @@ LETTERS = re.compile(
 NUMBER = rf"(?:{GROUPED}|\d+)(?:\.\d+)?|\.\d+"
 ATTACHED = r"(?:\((?![^()\n]{0,80}[A-Za-z]{2})[^()\n]{1,80}\)|_\{?\d{1,3}\}?"
 ATTACHED += r"|\s?\\?%|\^\{?[-+]?\d{1,6}\}?|[²³!π]|°\s?[CF]?(?![a-zA-Z])|√\d{1,6}|[eE][-+]?\d{1,4}(?!\w)"
-ATTACHED += r"|\s?[apAP]\.?\s?[mM]\b|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
+ATTACHED += r"|\s?[apAP]\.?\s?[mM]\b|\so'clock|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
 OPERAND = (
-    rf"[-+]?\s?(?:US|HK|Rs\.?\s?)?\\?[$€£¥₹]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
-    rf"|(?:sqrt|√|ln|log|sin|cos|tan)\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
-    rf"|\([^()\n]{{1,80}}\){ATTACHED}|π|[a-zA-Z](?:_\w|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
+    rf"[-+±]?\s?(?:US|HK|Rs\.?\s?)?\\?[$€£¥₹]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
+    rf"|(?:sqrt|√|ln|log|exp|(?:arc)?(?:sin|cos|tan))\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
+    rf"|\([^()\n]{{1,80}}\){ATTACHED}|π(?:[a-z](?![a-zA-Z])(?:\^\{{?\d\}}?|[²³])?)?|[a-zA-Z](?:_\w|_\{{\w{{1,3}}\}}|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
 )
-OPERATOR = r"\s{0,2}(?:[-+*/=:×÷·±^]|≈|(?<=[\d\s])x(?=\s?\d))\s{0,2}"
+OPERATOR = r"\s{0,2}(?:[<>]=|[-+*/=:×÷·±^<>≤≥≠]|≈|(?<=[\d\s])x(?=\s?\d))\s{0,2}"
 PLAIN = re.compile(
     rf"(?<![A-Za-z0-9_.^\\'’])(?<![_^]\{{)(?:{OPERAND})(?:{OPERATOR}(?:{OPERAND})){{0,30}}(?:\s?[-/]\s?)?"
 )
@@ -101,6 +115,7 @@ LATEX = re.compile(
 TEXT_ONLY = re.compile(
     r"\\(?:text|mathrm|therefore|because|q?quad|boxed|[cl]?dots|(?:black)?square|item|implies|hfill)"
 )
+EQUALS = re.compile(r"\s?=")
 GROUP = re.compile(r"\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]")
 """A pair, an interval or a set in plain text."""
 SCALE_WORD = re.compile(
@@ -113,11 +128,50 @@ LETTER_UNIT = re.compile(rf"([-+]?(?:{NUMBER}))({UNIT_LETTERS})")
 
 JOINED = re.compile(
     r"\s(?:to|through)\s|\s?[–—]\s?|,?\s(?:with\s)?(?:an?\s)?remainder(?:\sof)?\s|\sR\.?\s?|\s(?:plus|times|divided\sby)\s"
-    r"|\s(?:in|out\sof)\s"
+    r"|\s(?:in|out\sof)\s|\s?[∪∩∖]\s?"
 )
 """Between two numbers that are one answer: a range, a quotient with its remainder, a calculation in words."""
 OPTION_TEXT = re.compile(r"[:\s]{1,2}([a-zA-Z]{2,20}(?:\s[a-zA-Z]{2,20}){0,4})(?=[.,;\n]|$)")
 """The words of an option behind its letter, as in `(B) no`."""
+DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[])(?<!\{\{)(\d{1,9}),(\d{1,2}|\d{4,9})(?![\w,]|\.\d)")
+LANGUAGES = {
+    "German": "der das und ist eine wir sind beträgt antwort ergebnis lösung also daher somit",
+    "French": "le les est et une réponse donc nous des résultat vaut",
+    "Spanish": "el los es y una respuesta resultado entonces por lo tanto",
+    "Italian": "il è di una risposta risultato quindi dunque",
+    "Portuguese": "é uma resposta resultado então portanto são",
+    "Dutch": "het een antwoord dus zijn uitkomst",
+    "Polish": "jest odpowiedź wynik więc oraz",
+    "Russian": "ответ равен равно итак следовательно это",
+}
+"""Words that tell the languages in which a decimal has a comma."""
+NAME_BEFORE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\s{0,2}=[\s$]{0,3}$")
+MAX_NAME = 12
+"""Characters before a box in which the name of its value stands."""
+OPTIONS = re.compile(
+    r"(?<![\w\\{(])\(?([A-Ja-j])[).:]\)?\s{0,3}([^\n]{1,80}?)(?=[,;.]?\s{1,3}(?:and\s|or\s)?\(?[A-Ja-j][).:]\)?\s|[,;.]?\s*(?:\n|$)|[.;]\s)"
+)
+"""An option with its letter."""
+ALL = re.compile(r"(?i:(?:all|every|any)\s(?:real\s)?(?:numbers?|reals?|values?|[a-z]\b))[^\n]*?(?=[.\s*]*(?:\n|$))")
+"""A set in words."""
+LAST_WORD = re.compile(r"(?i:\b(?:(?:north|south)?-?(?:east|west)|north|south|noon|midnight))(?=[.!*]*$)")
+"""Words at the end of a sentence that are values."""
+WORKS = re.compile(r"\s(?:works?|satisf(?:y|ies)|(?:is|are)\s(?:a\s)?(?:allowed|possible|solutions?))\b.*$")
+KIND = re.compile(r"^(?i:colou?r|number|letter|day|city|country|month|point|team|player)\s(?=[A-Z\d])")
+"""What a name is, before the name."""
+HAN = re.compile(r"[\u4e00-\u9fff]")
+RESULT = re.compile(
+    r"\b(?:is|are|was|were|be|get|obtain|find|gives?|yields?|has|have|faces?|facing|on|equals?|costs?|takes?|needs?|pays?|earns?"
+    r"|makes?|weighs?|spends?)\s(?:the\s|an?\s)?|[是为有共]"
+)
+COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
+COUNTED = re.compile(
+    rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s)"
+    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s{PART})?)\b)"
+    r"(?!\s(?:of\sthem\b|other|more\b|less\b))",
+    re.IGNORECASE,
+)
+"""A number in words that begins a sentence or follows its verb."""
 FACTORIAL = re.compile(r"[.,;)=]|\s?[-+*/=]|\s[a-z]")
 """What follows an exclamation mark that ends no sentence."""
 NAMED = re.compile(r"\s[a-z]{3,15},?\sand\s")
@@ -127,15 +181,18 @@ ROUNDED = re.compile(r"\s(?:decimal|significant|places|d\.p|s\.f|digits|nearest)
 FROM = re.compile(r"(?:from|between)\s$", re.IGNORECASE)
 FACTOR_BEHIND = re.compile(r"\s(?=[a-zA-Z](?:[_^²³]|\s?[-+*/=]\s?[\da-zA-Z(]))")
 """A space before a letter that is a variable: `4 x^{2}`."""
-NEGATED = re.compile(r"(?i:n['’]t|\bnot|\bnever)(?:\sbe)?[\s$*]{1,4}$")
+NEGATED = re.compile(r"(?i:n['’]t|\b(?:can)?not|\bnever)(?:\sbe)?[\s$*]{1,4}$")
 
 
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as written there, or None if it has none."""
-    text = plain_text(own_answer(text))
+    text = decimal_points(plain_text(own_answer(text)))
     if box := boxed(text):
         return box
     text = join_digits(text)
+    labels = [match.end() for mark in (HASH, LABEL) for match in mark.finditer(text)]
+    if labels and (change := CORRECTED.search(text, labels[-1])) and (corrected := _stated(text[change.end() :])):
+        return corrected
     return _marked(text) or _stated(text) or _last_expression(text)
 
 
@@ -144,9 +201,10 @@ def answers_in_response(text: str) -> list[str]:
     "the answer is", and the last marked line. A bare formula or number does not count. At most 20 of each, from the
     end.
     """
-    text = join_digits(plain_text(_behind_reasoning(text)))
+    text = join_digits(decimal_points(plain_text(_behind_reasoning(text))))
     answers = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
-    answers += [_answer_at(text, match.end()) or "" for match in list(STATEMENT.finditer(text))[-MAX_BOXES:]]
+    statements = [match for match in STATEMENT.finditer(text) if not HEDGED.match(text, match.end())]
+    answers += [_answer_at(text, match.end()) or "" for match in statements[-MAX_BOXES:]]
     answers += [boxed(text) or "", _marked(text) or ""]
     return list(dict.fromkeys(filter(None, answers)))
 
@@ -161,6 +219,47 @@ def answer_in_gold(text: str) -> str | None:
         return boxed(text)
     text = join_digits(text)
     return _marked(text) or (_stated(text) if is_prose(text) else None) or text.strip() or None
+
+
+def decimal_points(text: str) -> str:
+    """Text with points in numbers such as `3,5`, if it is in a language that writes decimals with a comma."""
+    if not DECIMAL_COMMA.search(text) or not has_decimal_commas(text):
+        return text
+    return DECIMAL_COMMA.sub(r"\1.\2", text)
+
+
+def has_decimal_commas(text: str) -> bool:
+    """True for a text in a language that writes decimals with a comma: it has two of the language's words."""
+    words = set(re.findall(r"[^\W\d_]+", text.lower()))
+    return any(len(words & set(language.split())) > 1 for language in LANGUAGES.values())
+
+
+def parts_in_boxes(text: str) -> list[str]:
+    r"""Values in several boxes, with their names if all have different ones: `x = \boxed{4}`, `y = \boxed{-1}`."""
+    boxes = list(BOX.finditer(text))
+    names = [NAME_BEFORE.search(text, max(0, box.start() - MAX_NAME), box.start()) for box in boxes[:MAX_BOXES]]
+    if 1 < len(boxes) <= MAX_BOXES and not any(names):
+        return [_box_content(text, box.end())[0] for box in boxes]
+    if len(boxes) < 2 or len({name[1] for name in names if name}) < len(boxes):
+        return []
+    return [f"{name[1]} = {_box_content(text, box.end())[0]}" for name, box in zip(names, boxes, strict=True) if name]
+
+
+def last_complement(text: str) -> str | None:
+    """The words behind the last verb of a response that marks no answer."""
+    text = plain_text(own_answer(text))
+    if BOX.search(text) or _marked(text) or _stated(text):
+        return None
+    return _complement(SENTENCE_START.split(text.rstrip().rpartition("\n")[2])[-1])
+
+
+def listed_options(text: str) -> dict[str, str]:
+    """Values of the options that a text lists from A on, by their letters: `A) 8, B) 12`."""
+    options: dict[str, str] = {}
+    for match in OPTIONS.finditer(text):
+        if match[1].upper() == chr(ord("A") + len(options)):
+            options[match[1].upper()] = match[2].strip(" $*.,;")
+    return options if len(options) > 1 else {}
 
 
 def _behind_reasoning(text: str) -> str:
@@ -255,7 +354,7 @@ def _stated(text: str) -> str | None:
             continue
         if answer := _answer_at(text, match.end()):
             return answer
-    chosen = list(CHOSEN.finditer(text))
+    chosen = [] if UNFINISHED.search(text) else list(CHOSEN.finditer(text)) or list(ONLY.finditer(text))
     return chosen[-1][1] if chosen else None
 
 
@@ -272,8 +371,8 @@ def _answer_at(text: str, start: int) -> str | None:
         if lead := LEAD.match(rest):
             rest = rest[lead.end() :]
             rest = rest[OPENING.match(rest).end() :]  # type: ignore[union-attr]
-    if letters := LETTERS.match(rest):
-        return letters[0]
+    if whole := DATE.match(rest) or ALL.match(rest) or LETTERS.match(rest):
+        return whole[0]
     if choice := CHOICE.match(rest):
         letter, behind = choice[1] or choice[2], rest[choice.end() :].split("\n", 1)[0].lstrip(" ).:*_")
         pieces = _pieces(behind)
@@ -296,7 +395,7 @@ def _in_sentence(sentence: str) -> str | None:
     behind = list(COPULA.finditer(sentence))
     for part in ([sentence[behind[-1].end() :]] if behind else []) + [sentence]:
         pieces = [piece for piece in _pieces(part) if _has_value(part[piece[0] : piece[1]])]
-        if pieces and (is_prose(part) or part is not sentence or pieces[0][2]):
+        if pieces and (is_prose(part) or part is not sentence or pieces[0][2] or HAN.search(part)):
             formulas = [piece for piece in pieces if piece[2]]
             return _join(part, [formulas[0]] if formulas else _run_to_end(part, pieces))
     if any(character in sentence for character in "\\$^_=<>") or not is_prose(sentence):
@@ -305,7 +404,7 @@ def _in_sentence(sentence: str) -> str | None:
 
 
 def _has_value(piece: str) -> bool:
-    return any(character.isdigit() for character in piece) or "\\" in piece or "π" in piece
+    return any(character.isdigit() or character in "\\π=" for character in piece)
 
 
 Piece = tuple[int, int, bool]
@@ -355,7 +454,11 @@ def _belongs(text: str, piece: Piece, following: Piece) -> bool:
 
 def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
     latex = [_stripped(match) for match in LATEX.finditer(text, begin, end) if _is_latex(match[0])]
-    groups = [(match.start(), match.end(), False) for match in GROUP.finditer(text, begin, end) if _is_group(match[0])]
+    groups = [
+        (match.start(), match.end(), False)
+        for match in GROUP.finditer(text, begin, end)
+        if _is_group(match[0]) and not EQUALS.match(text, match.end())
+    ]
     groups = [*latex, *(group for group in groups if not any(one[0] <= group[0] < one[1] for one in latex))]
     pieces: list[Piece] = list(groups)
     for match in PLAIN.finditer(text, begin, end):
@@ -398,7 +501,8 @@ def _run_to_end(text: str, pieces: Sequence[Piece]) -> list[Piece]:
     run = [pieces[-1]]
     for piece in reversed(pieces[:-1]):
         either = (text[piece[0] : piece[1]], text[run[0][0] : run[0][1]])
-        if not _linked(text[piece[1] : run[0][0]]) or any(map(_is_calculation, either)):
+        is_mixed = piece[2] != run[0][2] and ("=" in either[0]) != ("=" in either[1])  # 3, and $a_n = 3n$
+        if not _linked(text[piece[1] : run[0][0]]) or is_mixed or any(map(_is_calculation, either)):
             break
         run.insert(0, piece)
     return run
@@ -421,7 +525,7 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
             part += " " + scale[0].strip()
         if len(run) == 1 and "," not in part:
             # `14/2=7` states 7; in a list of equations (`x=1, y=2`) every side counts.
-            part = stated_values(part)[-1] or part
+            part = r" \approx ".join(stated_values(part)) or part
         if (unit := UNIT.match(text, end)) and _has_unit(part, unit):
             part += f" {unit[0].strip()}"
         if part:
@@ -434,6 +538,8 @@ def _has_unit(part: str, unit: re.Match[str]) -> bool:
     """True if the word behind a number is its unit, and not the "in" of "12 in total"."""
     if unit["unit"] == "in" and re.match(r"\s[a-zA-Z]", unit.string[unit.end() :]):
         return False
+    if unit["unit"].startswith("rad") and "π" in part:
+        return True
     return read_number(clean(part)) is not None or UNIT.search(part) is not None
 
 
@@ -446,17 +552,33 @@ def _last_expression(text: str) -> str | None:
         return bold
     if len(last_line) < MAX_CHOICE and CHOICE.match(last_line.strip(" *")):
         return _answer_at(last_line, 0)
-    if no_value := NO_VALUE.search(last_sentence):
-        return no_value[0]
+    for state in (NO_VALUE, *STATES.values()):
+        if no_value := state.search(last_sentence):
+            return no_value[0]
+    words = [match[0] for pattern in (DATE, LAST_WORD) for match in pattern.finditer(last_sentence)]
+    if words:
+        return words[-1]
+    if everything := ALL.match(last_sentence):
+        return WORKS.sub("", everything[0])
+    if not _has_value(last_sentence) and (number := COUNTED.search(last_sentence)):
+        return number["number"]
     is_open = text.endswith("?") or UNFINISHED.search(text) or (PLAN.search(last_sentence) and "=" not in text)
     pieces = [] if is_open else [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
     if not pieces:
-        return None
+        return None if is_open else _complement(last_sentence)
     run = _run_to_end(text, pieces)
     hedge = HEDGE_BEFORE.search(text[max(0, run[0][0] - MAX_NEGATION) : run[0][0]])
     answer = _join(text, run)
     return f"{hedge[0].strip(' *$(')} {answer}" if hedge and answer else answer
+
+
+def _complement(sentence: str) -> str | None:
+    """The few words behind the last verb of a sentence that names its result: "So we get Friday."."""
+    verbs = list(RESULT.finditer(sentence))
+    words = sentence[verbs[-1].end() :].strip(' .!*"。') if verbs else ""
+    words = KIND.sub("", words)
+    return words if words and COMPLEMENT.fullmatch(words) and not NO_ANSWER.match(words) else None
 
 
 def _bold(last_line: str, last_sentence: str) -> str | None:

@@ -12,14 +12,17 @@ MAX_ITEMS = 20
 """Longer lists remain one expression: comparing two lists takes time proportional to the product of their lengths."""
 TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s?\{([^{}]*)\}")
 CHOICE = re.compile(
-    r"(?:(?i:option|choice|answer)\s|选项)?\s?(?:\(\s?([A-Ja-j])\s?\)|([A-J])(?:[).:](?!\w*=)|$))\s*(.*)", re.DOTALL
+    r"(?:(?i:option|choice|answer)\s|选项)?\s?(?:\(\s?([A-Ja-j])\s?\)|([A-J])(?:[).:](?!\w*=)|$)|([a-j])\))\s*(.*)",
+    re.DOTALL,
 )
 SEPARATOR = re.compile(r",|;|、|\band\b|\bor\b|和|或|\\(?:lor|land|vee|wedge)(?![a-zA-Z])")
 AND_OR = re.compile(r"\band\b|\bor\b|和|或|\\(?:lor|land|vee|wedge|cup|cap)(?![a-zA-Z])")
 OR = re.compile(r"or|或|\\(?:lor|vee|cup)")
 INEQUALITY = re.compile(r"[<>≤≥≠]|\\(?:leq?|geq?|neq?|l?t|gt|equiv|in)(?![a-zA-Z])")
 THOUSANDS = re.compile(r",(?=\d{3}(?!\d))")
-NAME = re.compile(r"(?:\\?[a-zA-Z](?:_\{?\w{1,9}\}?|'|\s?\(\s?[-\w,\s]{1,12}\))?|[A-Za-z]{3,20}|\\[a-z]{2,7})\s*")
+NAME = re.compile(
+    r"(?:\([a-z](?:_\d)?(?:,\s?[a-z](?:_\d)?){1,3}\)|\\?[a-zA-Z](?:\^\{-1\})?(?:_\{?\w{1,9}\}?|'|\s?\(\s?[-\w,\s]{1,12}\))?|[A-Za-z]{3,20}|\\[a-z]{2,7})\s*"
+)
 """Left side of an equation that states a value: x, f(x), a_1, Area, \theta."""
 APPROXIMATELY = re.compile(r"≈|\\approx(?![a-zA-Z])")
 EQUALITY = re.compile(rf"=|{APPROXIMATELY.pattern}")
@@ -35,10 +38,52 @@ PAIRED = {
     "ratio": re.compile(r"(.{1,40}?)\s?:\s?(.{1,40})"),
 }
 """Answers of two numbers that are neither a list nor a calculation."""
-TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false)\b)|(不)?(是|否|对|错)")
-NEGATIVE_WORDS = {"no", "false", "否", "错"}
+TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false|oui|non|vrai|faux|ja|nein|wahr|falsch)\b)|(不)?(是|否|对|错)")
+NEGATIVE_WORDS = {"no", "false", "non", "faux", "nein", "falsch", "否", "错"}
 MAX_TRUTH = 100
 """Longest text (characters) that says yes or no."""
+STATES = {
+    "no solution": re.compile(
+        r"\\emptyset|\\\{\s?\\\}|(?i:empty\sset|\bno\s(?:real\s|such\s|possible\s|integer\s)?(?:solutions?|values?|numbers?)\b)|无解"
+    ),
+    "undetermined": re.compile(
+        r"(?i:(?:can\s?not|can't|could\snot|impossible\sto)\s(?:be\s)?(?:determined?|tell|say|known?)|undetermined"
+        r"|not\senough\sinformation|insufficient\s(?:information|data))|无法确定"
+    ),
+    "infinitely many": re.compile(
+        r"(?i:infinitely\smany|infinite\s(?:number\sof\s)?solutions|an\sinfinite\snumber)|无数|无穷多"
+    ),
+    "divergent": re.compile(r"(?i:\bdiverge(?:s|nt)\b)|发散"),
+    "convergent": re.compile(r"(?i:\bconverge(?:s|nt)\b)|收敛"),
+    "undefined": re.compile(r"(?i:\bundefined|(?:does\snot|doesn't)\sexist|\bDNE\b|\bnot\sdefined)|不存在"),
+}
+"""What an answer may say in place of a value."""
+MAX_STATE = 60
+"""Longest gold answer (characters) that says one of them."""
+UNIT_VECTOR = re.compile(
+    r"\\(?:mathbf|hat|vec|boldsymbol|bm|widehat|overrightarrow)\s?\{?\s?(?:\\(?:mathbf|hat|boldsymbol|bm)\s?\{?\s?)?"
+    r"\\?([ijk])(?:math)?(?![a-zA-Z])\s?\}{0,2}"
+)
+TERM = re.compile(
+    r"\s*([-+]?)\s*(\d{1,9}(?:\.\d{1,9})?|\d{0,9}\\frac\s?\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\}|\(?[^-+()]{0,30}?\)?)\s*([ijk])"
+)
+LETTER_LIST = re.compile(r"\(?[A-J]\)?(?:\s?(?:[,;、&]|,?\s?(?:and|和))\s?\(?[A-J]\)?)+")
+CONGRUENCE = re.compile(r"([a-z])\s*\\equiv\s*(-?\d{1,9})\s*\(?\s*\\?[pb]?mod\s?\{?\s?(\d{1,9})\s?\}?\)?")
+CHAIN = re.compile(r"(\\[lg]eq?(?:slant)?(?![a-zA-Z])|[<>≤≥]=?)")
+RELATIONS = {
+    r"\le": "<=",
+    r"\leq": "<=",
+    r"\leqslant": "<=",
+    r"\ge": ">=",
+    r"\geq": ">=",
+    r"\geqslant": ">=",
+    "≤": "<=",
+    "≥": ">=",
+}
+CASES = re.compile(r"\\begin\{cases\}(.{1,400}?)\\end\{cases\}", re.DOTALL)
+ROW = re.compile(
+    r"([^&]{1,100}?),?\s*(?:&|\\text\s?\{)\s*,?\s*(?:\\text\s?\{)?\s?(?:if|when|for)?\s?\}?\s*([^&]{1,100})", re.DOTALL
+)
 PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])|±")
 OPEN, CLOSE = "([{", ")]}"
 
@@ -62,9 +107,9 @@ class Brackets(NamedTuple):
 def read_choice(text: str) -> LetteredChoice | None:
     r"""The choice that a cleaned text states: `B`, `(B)`, `B. 21`, `\textbf{(B)} 21`, "option B"; else None."""
     match = CHOICE.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip())
-    if match is None or SEPARATOR.match(match[3]):  # (B) or (C)
+    if match is None or SEPARATOR.match(match[4]):  # (B) or (C)
         return None
-    return LetteredChoice((match[1] or match[2]).upper(), match[3].strip())
+    return LetteredChoice((match[1] or match[2] or match[3]).upper(), match[4].strip())
 
 
 def read_group(text: str) -> Brackets | None:
@@ -106,6 +151,57 @@ def said(text: str) -> bool | None:
 def is_truth(text: str) -> bool:
     """True for a gold answer that is yes, no, true or false, and nothing else."""
     return TRUTH.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
+
+
+def read_state(text: str) -> str | None:
+    """What an answer says in place of a value, such as "no solution"; None if it states a value, or several of them."""
+    states = {name for name, pattern in STATES.items() if pattern.search(text)}
+    return states.pop() if len(states) == 1 else None
+
+
+def read_vector(text: str) -> str | None:
+    r"""The row `(2, -1, 4)` that `2\mathbf{i} - \mathbf{j} + 4\mathbf{k}` or `2i - j + 4k` states; None for others."""
+    marked = UNIT_VECTOR.sub(r" \1", text)
+    parts, position = dict.fromkeys("ijk", "0"), 0
+    while position < len(marked):
+        term = TERM.match(marked, position)
+        if term is None or parts[term[3]] != "0" or (position and not term[1]):
+            return None
+        parts[term[3]] = term[1].strip("+") + (term[2].strip() or "1")
+        position = term.end()
+    return f"({parts['i']}, {parts['j']}, {parts['k']})" if position else None
+
+
+def read_letters(text: str) -> list[str] | None:
+    """The letters of several options: `A, C and D`, `ACD`; None for others."""
+    text = TEXT_COMMAND.sub(r"\1", text).strip()
+    letters = re.findall("[A-J]", text)
+    is_run = text == "".join(letters) and letters == sorted(set(letters))
+    is_list = LETTER_LIST.fullmatch(text) is not None
+    return letters if len(letters) > 1 and (is_run or is_list) else None
+
+
+def read_congruence(text: str) -> tuple[str, int, int] | None:
+    r"""Letter, remainder and modulus of `x \equiv -3 \pmod 8`; None for others."""
+    match = CONGRUENCE.fullmatch(text.strip())
+    return (match[1], int(match[2]) % int(match[3]), int(match[3])) if match and int(match[3]) else None
+
+
+def read_chain(text: str) -> list[str] | None:
+    r"""Sides and signs of a chain of inequalities in ascending order: `c > b > a` is a, <, b, <, c; None for others."""
+    parts = [part.strip() for part in CHAIN.split(text)]
+    signs = [RELATIONS.get(part, part) for part in parts[1::2]]
+    if not signs or not all(parts[::2]) or any(sign[0] != signs[0][0] for sign in signs):
+        return None
+    parts[1::2] = signs
+    return parts if signs[0][0] == "<" else [part.replace(">", "<") for part in reversed(parts)]
+
+
+def read_cases(text: str) -> list[tuple[str, str]] | None:
+    r"""Values and conditions of `\begin{cases} … \end{cases}`; None for others."""
+    match = CASES.search(text)
+    rows = [ROW.fullmatch(row.strip()) for row in re.split(r"\\\\", match[1]) if row.strip()] if match else []
+    return [(row[1].strip(" ,"), row[2].strip(" .,")) for row in rows if row] if rows and all(rows) else None
 
 
 def _closes_at_end(text: str) -> bool:
@@ -190,7 +286,8 @@ def stated_values(text: str) -> list[str]:
     if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
         return parts[:1]
     last_of_each = [sides(part)[-1] for part in _sides(text, APPROXIMATELY)]
-    if NAME.fullmatch(parts[0]) or BOUND.match(parts[0]) or not VARIABLE.search(TEXT_COMMAND.sub("", parts[0])):
+    letters = set(VARIABLE.findall(TEXT_COMMAND.sub("", parts[0]))) - {"i", "e"}
+    if NAME.fullmatch(parts[0]) or BOUND.match(parts[0]) or not letters:
         return last_of_each
     return [text]
 

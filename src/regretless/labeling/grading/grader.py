@@ -15,18 +15,35 @@ from regretless.core.processor_time import processor_limit
 from regretless.data.records import Verdict
 from regretless.labeling.base import Check
 from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
+from regretless.labeling.grading.dates import Date, equal_dates, read_date
 from regretless.labeling.grading.doubts import doubt
-from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response, answers_in_response, own_answer
+from regretless.labeling.grading.extraction import (
+    answer_in_gold,
+    answer_in_response,
+    answers_in_response,
+    last_complement,
+    listed_options,
+    own_answer,
+    parts_in_boxes,
+)
 from regretless.labeling.grading.forms import (
     AND_OR,
+    MAX_STATE,
     TEXT_COMMAND,
+    UNIT_VECTOR,
     Brackets,
     by_name,
     connective,
     is_truth,
+    read_cases,
+    read_chain,
     read_choice,
+    read_congruence,
     read_group,
+    read_letters,
     read_paired,
+    read_state,
+    read_vector,
     said,
     sides,
     stated_values,
@@ -41,19 +58,28 @@ from regretless.labeling.grading.units import (
     may_be_quantity,
     read_clock,
     read_quantity,
+    read_radians,
     states,
 )
 
 ARTICLE = re.compile(r"^(?i:an?|the)\s+(?=[a-zA-Z]{2})")
 FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
 LAST_SENTENCE = re.compile(r"[^.\n]{1,200}\.?$")
+GOLD_WORDS = re.compile(r"(?:\\text\s?\{)?[A-Za-z][A-Za-z' -]{2,80}\.?\}?")
+"""A gold answer of words alone."""
+CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|that|then)\s$")
+RELATION = re.compile(r"[<>=≤≥]|\\[lg]eq?")
 OPTION = re.compile("[A-J]")
 WRONG = decision(False, "lists")
 NOON = 12 * 60
 ALGEBRA_SECONDS = 5
 """Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
 as a power of huge integers; there the worker's time limit kills the process."""
+DEGREES = re.compile(r"°|\\circ|degree")
+VECTOR_LETTERS = re.compile(r"(?<![a-zA-Z\\])[jk](?![a-zA-Z])")
+HEXADECIMAL = re.compile(r"^0x([\dA-F]+)$")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
+DECIMAL_COMMA = re.compile(r"(-?\d+),(\d+)")
 SPACE_IN_DIGITS = re.compile(r"\d,\s+[1-9]\d\d(?!\d)")
 """Two items of a list, but one number without the space; no item begins with 0, as in `10, 000`."""
 
@@ -70,15 +96,54 @@ def grade(response: str, answer: str) -> Check:
 
 def quick_grade(response: str, answer: str) -> Check | None:
     """The verdict if no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
-    gold, extracted = answer_in_gold(answer), answer_in_response(response)
+    gold = answer_in_gold(answer)
+    extracted = _answer_for(response, gold or "")
     if gold is None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", extracted)
     if is_truth(gold) and BOX.search(response) is None:
         return _grade_truth(bool(said(gold)), extracted or response, response)
     if extracted is None:
         return Check(Verdict.WRONG, "no answer found")
-    outcome = _decide_quickly(gold, extracted)
+    outcome = _decide_options(response, gold, extracted) or _decide_quickly(gold, extracted)
     return _doubted(response, gold, Check(*outcome, extracted)) if outcome else None
+
+
+def _answer_for(response: str, gold: str) -> str | None:
+    """The answer of a response, read for what the gold answer is: several parts, a word, a sentence, a decimal."""
+    extracted = answer_in_response(response)
+    if BOX.search(response):
+        parts = parts_in_boxes(own_answer(response))
+        group = read_group(clean(gold)) if parts else None
+        is_whole = group and len(group.items) == len(parts) and (group.brackets != "()" or "=" in parts[0])
+        return ", ".join(parts) if is_whole else extracted
+    if GOLD_WORDS.fullmatch(gold):
+        sentence = LAST_SENTENCE.search(response.rstrip())
+        if " " in gold and sentence and _is_said(gold, sentence[0]):
+            return gold
+        return last_complement(response) or extracted
+    return extracted
+
+
+def _is_said(gold: str, sentence: str) -> bool:
+    """True if a sentence is the gold one, or ends with it behind "so" or "therefore"."""
+    texts = [" ".join(re.findall(r"[\w']+", text.lower())) for text in (gold, sentence)]
+    before = texts[1].removesuffix(texts[0])
+    return before != texts[1] and (not before or CONCLUSION.search(before) is not None)
+
+
+def _decide_options(response: str, gold: str, extracted: str) -> Decision | None:
+    """Compare a letter with a value by the options that the response lists; None without such a list."""
+    gold, extracted = clean(gold), clean(extracted)
+    choices = read_choice(gold), read_choice(extracted)
+    if (choices[0] is None) == (choices[1] is None) or not (options := listed_options(own_answer(response))):
+        return None
+    if choices[0] and not choices[0].value:
+        outcomes = {letter: _decide_quickly(value, extracted) for letter, value in options.items()}
+        letters = [letter for letter, outcome in outcomes.items() if outcome and outcome.verdict == Verdict.CORRECT]
+        return decision(letters[0] == choices[0].letter, "choices") if len(letters) == 1 else None
+    if choices[1] and not choices[1].value and choices[1].letter in options:
+        return _decide_quickly(gold, options[choices[1].letter])
+    return None
 
 
 def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
@@ -100,14 +165,20 @@ def _doubted(response: str, gold: str, check: Check) -> Check:
 
 
 def _decide_quickly(gold: str, extracted: str) -> Decision | None:
-    extracted = HEDGED.sub("", extracted, count=1) if extracted[:1].isalpha() else extracted
-    return _decide_quantities(gold, extracted) or _decide(clean(gold), clean(extracted), None)
+    extracted = _unhedged(extracted)
+    return _decide_named(gold, extracted) or _decide(clean(gold), clean(extracted), None)
+
+
+def _unhedged(extracted: str) -> str:
+    """An answer without the words before its value that the doubts ask for."""
+    hedge = HEDGED.match(extracted)
+    return extracted[hedge.end() :] if hedge else extracted
 
 
 def grade_by_algebra(response: str, answer: str) -> Check:
     """The verdict of the computer algebra system on a response and a gold text, both with an answer. Never raises."""
     gold = answer_in_gold(answer) or ""
-    return _doubted(response, gold, _by_algebra(gold, answer_in_response(response) or ""))
+    return _doubted(response, gold, _by_algebra(gold, _answer_for(response, gold) or ""))
 
 
 def grade_any(response: str, answer: str) -> Check:
@@ -119,7 +190,7 @@ def grade_any(response: str, answer: str) -> Check:
     if quick:
         return quick
     gold = answer_in_gold(answer) or ""
-    checks = [_by_algebra(gold, extracted) for extracted in answers_in_response(response)]
+    checks = [_doubted(response, gold, _by_algebra(gold, extracted)) for extracted in answers_in_response(response)]
     order = (Verdict.CORRECT, Verdict.UNKNOWN, Verdict.WRONG)
     return min(checks, key=lambda check: order.index(check.verdict))
 
@@ -132,7 +203,11 @@ def quick_grade_any(response: str, answer: str) -> Check | None:
     if not answers:
         return Check(Verdict.WRONG, "no answer found")
     outcomes = [_decide_quickly(gold, extracted) for extracted in answers]
-    checks = [Check(*outcome, extracted) for outcome, extracted in zip(outcomes, answers, strict=True) if outcome]
+    checks = [
+        _doubted(response, gold, Check(*outcome, extracted))
+        for outcome, extracted in zip(outcomes, answers, strict=True)
+        if outcome
+    ]
     correct = [check for check in checks if check.verdict == Verdict.CORRECT]
     if correct:
         return correct[0]
@@ -140,10 +215,10 @@ def quick_grade_any(response: str, answer: str) -> Check | None:
 
 
 def _by_algebra(gold: str, extracted: str) -> Check:
-    value = HEDGED.sub("", extracted, count=1)
+    value = _unhedged(extracted)
     try:
         with processor_limit(ALGEBRA_SECONDS):
-            outcome = _decide_quantities(gold, value) or _decide_by_algebra(clean(gold), clean(value))
+            outcome = _decide_named(gold, value) or _decide_by_algebra(clean(gold), clean(value))
     except TimeoutError:
         return Check(Verdict.UNKNOWN, "comparison timed out", extracted)
     except Exception as error:
@@ -151,12 +226,47 @@ def _by_algebra(gold: str, extracted: str) -> Check:
     return Check(*outcome, extracted)
 
 
+def _decide_named(gold: str, extracted: str) -> Decision | None:
+    """Compare answers by their words and units, before these are cleaned away."""
+    if gold.isdecimal():
+        return _decide_quantities(gold, extracted)
+    if len(gold) <= MAX_STATE and (state := read_state(gold)) and (other := read_state(extracted)):
+        return decision(state == other, "statements")
+    dates = [read_date(TEXT_COMMAND.sub(r"\1", text)) for text in (gold, extracted)]
+    if dates[0] and dates[1]:
+        return _decide_dates(dates[0], dates[1])
+    return _decide_quantities(gold, extracted) or _decide_angles(gold, extracted)
+
+
+def _decide_dates(gold: Date, extracted: Date) -> Decision:
+    same = equal_dates(gold, extracted)
+    return Decision(Verdict.UNKNOWN, "a date without a part") if same is None else decision(same, "dates")
+
+
+def _decide_angles(gold: str, extracted: str) -> Decision | None:
+    """Compare degrees with a multiple of π; for a gold answer in degrees, the response says that it has radians."""
+    if not (DEGREES.search(gold) or DEGREES.search(extracted)):
+        return None
+    for text, other in ((gold, extracted), (extracted, gold)):
+        radians, degrees = read_radians(text), read_quantity(other)
+        if radians and degrees and degrees.kind == (("degrees", 1),):
+            same = degrees.first.value == radians[0]
+            if same and text is extracted and not radians[1]:
+                return Decision(Verdict.UNKNOWN, "radians or a number")
+            return decision(same, "angles")
+    return None
+
+
 def _decide_quantities(gold: str, extracted: str) -> Decision | None:
     """Compare times of day, and quantities by their units; None unless both have units, or one has several terms."""
     if not (may_be_quantity(gold) or may_be_quantity(extracted)):
         return None
     clocks = read_clock(gold), read_clock(extracted)
-    if clocks[0] and clocks[1] and (outcome := _decide_clocks(clocks[0], clocks[1])):
+    if (
+        clocks[0]
+        and clocks[1]
+        and (outcome := _decide_clocks(clocks[0], clocks[1], is_clock="clock" in gold + extracted))
+    ):
         return outcome
     quantities = read_quantity(gold), read_quantity(extracted)
     if quantities[0] and quantities[1]:
@@ -178,12 +288,12 @@ def _decide_terms(quantity: Quantity, number: Numeral, *, is_gold: bool) -> Deci
     return decision(is_stated[0], "quantities")
 
 
-def _decide_clocks(gold: Clock, extracted: Clock) -> Decision | None:
+def _decide_clocks(gold: Clock, extracted: Clock, *, is_clock: bool) -> Decision | None:
     """A response may say more than the gold answer, as 3:15 P.M. to 3:15, but not less."""
     if extracted.is_half_known and gold.is_half_known:
         return decision(gold == extracted, "times")
     if not (extracted.is_half_known or gold.is_half_known):
-        return None  # 3:15 may also be a ratio
+        return decision(gold == extracted, "times") if is_clock else None  # 3:15 may also be a ratio
     if gold.minutes % NOON != extracted.minutes % NOON:
         return decision(False, "times")
     return decision(True, "times") if extracted.is_half_known else Decision(Verdict.UNKNOWN, "morning or afternoon")
@@ -217,9 +327,11 @@ def _decide(
             return decision(digits[0].groups() == digits[1].groups(), "numbers")
         if outcome := _decide_bases(gold, extracted):
             return outcome
+        if outcome := _decide_relations(gold, extracted):
+            return outcome
     if depth < 3:
         part = lambda one, other: _decide(one, other, algebra, is_parts_only, depth + 1)  # noqa: E731
-        for by_form in (_decide_choices, _decide_pairs, _decide_groups, _decide_sides):
+        for by_form in (_decide_choices, _decide_pairs, _decide_cases, _decide_vectors, _decide_groups, _decide_sides):
             if outcome := by_form(gold, extracted, part):
                 return outcome
     return algebra(gold, extracted) if algebra else None
@@ -243,6 +355,29 @@ def _decide_choices(gold: str, extracted: str, decide: Part) -> Decision | None:
     return None
 
 
+def _decide_relations(gold: str, extracted: str) -> Decision | None:
+    """Compare signs, several options, remainders, and chains of inequalities."""
+    if RELATION.fullmatch(gold):
+        signs = set(RELATION.findall(extracted))
+        return decision(signs == {gold}, "signs") if len(signs) == 1 else None
+    for read, name in ((read_letters, "choices"), (read_congruence, "remainders")):
+        if (one := read(gold)) and (other := read(extracted)) and (name == "remainders" or len(gold) != len(extracted)):
+            return decision(one == other or (name == "choices" and sorted(one) == sorted(other)), name)
+    chains = read_chain(gold), read_chain(extracted)
+    return Decision(Verdict.CORRECT, "equal chains") if chains[0] and chains[0] == chains[1] else None
+
+
+def _decide_cases(gold: str, extracted: str, decide: Part) -> Decision | None:
+    r"""`\begin{cases}` case by case, in any order."""
+    cases = read_cases(gold), read_cases(extracted)
+    if cases[0] is None or cases[1] is None:
+        return None
+    if len(cases[0]) != len(cases[1]):
+        return decision(False, "cases")
+    table = [[_all([decide(*pair) for pair in zip(one, other, strict=True)]) for other in cases[1]] for one in cases[0]]
+    return _all([_any(row) for row in table])
+
+
 def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
     """`10 to 15`, `5 remainder 2` and `3:4` number by number; none of them is a single number."""
     pairs = read_paired(gold), read_paired(extracted)
@@ -252,6 +387,21 @@ def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
     for pair, text, other in ((pairs[0], gold, extracted), (pairs[1], extracted, gold)):
         if pair and pair[0] != "ratio" and "-" not in text and read_number(other):  # 10 - 5 is 5
             return decision(False, "pairs")
+    return None
+
+
+def _decide_vectors(gold: str, extracted: str, decide: Part) -> Decision | None:
+    r"""`2\mathbf{i} - \mathbf{j}` by its components; `2i - j` only against brackets, because i may be complex."""
+    for text, other in ((gold, extracted), (extracted, gold)):
+        if UNIT_VECTOR.search(text) or (other[:1] in "([" and VECTOR_LETTERS.search(text)) or "matrix" in other:
+            row = read_vector(text)
+            group = read_group(other)
+            components = read_vector(other) or other
+            if row is None:
+                continue
+            if group and group.brackets and len(group.items) == 2 and row.endswith(", 0)"):
+                row = row.removesuffix(", 0)") + ")"
+            return decide(row, components) if text is gold else decide(components, row)
     return None
 
 
@@ -271,7 +421,8 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     joined = connective(gold), connective(extracted)
     if all(joined) and joined[0] != joined[1]:  # x > 1 and x < 3 is not x > 1 or x < 3
         return decision(False, "lists")
-    if _is_ranking(one.items, other.items) and not (AND_OR.search(gold) or AND_OR.search(extracted)):
+    is_set = one.is_set or other.is_set
+    if not is_set and _is_ranking(one.items, other.items) and not (AND_OR.search(gold) or AND_OR.search(extracted)):
         return Decision(Verdict.UNKNOWN, "letters in another order")
     return _decide_unordered(one, other, decide)
 
@@ -302,7 +453,13 @@ def _decide_single(
             return outcome
     alone = extracted if groups[0] else gold
     group = groups[0] or groups[1]
-    if group and not group.brackets and read_number(stated_values(alone)[-1]):
+    if group and not group.brackets and (number := read_number(stated_values(alone)[-1])):
+        if (
+            alone is gold
+            and (comma := DECIMAL_COMMA.fullmatch(extracted))
+            and read_number(".".join(comma.groups())) == number
+        ):
+            return Decision(Verdict.UNKNOWN, "comma of a list or of a decimal")
         return decision(False, "lists") if all(map(_is_plain, group.items)) else None
     return None
 
@@ -372,10 +529,13 @@ def warm_up() -> None:
 
 def _decide_bases(gold: str, extracted: str) -> Decision | None:
     """Compare numbers with a base (`1011_2`), which math-verify would drop; an omitted base is the gold number's."""
+    gold, extracted = (HEXADECIMAL.sub(r"\1_16", text) for text in (gold, extracted))
     in_base = IN_BASE.fullmatch(gold.replace(" ", ""))
     other = IN_BASE.fullmatch(extracted.replace(" ", "")) if in_base else None
     if in_base and other:
-        return decision(in_base.groups() == other.groups(), "numbers")
+        return decision(
+            [one.lstrip("0") for one in in_base.groups()] == [one.lstrip("0") for one in other.groups()], "numbers"
+        )
     return None
 
 

@@ -8,22 +8,30 @@ from typing import NamedTuple
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,20}")
 TAG = re.compile(r"<answer>([^<]{1,600})(?:</answer>|$)")
 HASH = re.compile(r"(?:^[ \t]{0,8}|(?<=[.!?。)\]}$]) )####[ \t]{0,8}(?=\S)", re.MULTILINE)
+FOREIGN = "réponse|antwort|ergebnis|lösung|respuesta|resposta|risposta|resultado|résultat|ответ"
+"""The word "answer" in other languages."""
 LABEL = re.compile(
-    r"^[ \t*_#>]{0,8}(?:(?:Ans|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result))|【?(?:最终)?答案?】?)"
+    rf"^[ \t*_#>]{{0,8}}(?:(?:Ans|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result|{FOREIGN}))|【?(?:最终)?答案?】?)"
     r"[*_]{0,2}[ \t]{0,2}(?:[:=]|】|\n)|A[*_]{0,2}[ \t]{0,2}:)[ \t*_]{0,8}",
     re.MULTILINE,
 )
 # "The result of 3 + 4 is 7" states a step.
 STATEMENT = re.compile(
-    r"(?i:\b(?:answer|solution(?:\sset)?|result(?!\sof\s[^.\n]{0,40}\d)|option|choice|selection)s?[\"'*_]{0,3}"
+    rf"(?i:\b(?:answer|{FOREIGN}|"
+    r"solution(?:\sset)?|result(?!\sof\s[^.\n]{0,40}\d)|option|choice|selection)s?[\"'*_]{0,3}"
     r"(?:\s(?:to|of|for)\s(?![^.:=\n$]{0,40}\b(?:part|step|first|previous)\b)[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
-    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals)\b"
+    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals|est|ist|es|beträgt|lautet|vaut)\b"
     r"|\s{0,4}[:=]|\sof(?=\s[$\d])))"
     r"|(?:答案|结果|选项)(?:应该|应)?(?:是|为|等于|[:=])|(?:故|应|因此|所以)?选(?:择|项)?(?=\s{0,2}[:(]?\s?[A-J](?![a-z]))"
 )
 CHOSEN = re.compile(
     r"(?i:\b(?:option|choice|answer|choose|select|pick))\s{1,2}[*_]{0,2}\(?([A-J])\)?[*_]{0,2}(?=[\s.,;:)]|$)(?!\s?=)"
 )
+ONLY = re.compile(
+    r"\b[Oo]nly\s(?:statement|option|choice|equation|number|line|figure|set|graph)?\s?\(?([A-J]|I{1,3}|IV|V|VI{1,3})\)?"
+    r"\s(?:is|works|holds|satisfies)\b(?!\s(?:not|false|wrong))"
+)
+"""The only one of several that is right."""
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
@@ -77,6 +85,8 @@ PLAN = re.compile(
     r"(?i:\b(?:need|have|want|going)\sto\s(?:find|add|subtract|multiply|divide|calculate|compute|determine|know|solve)\b)"
 )
 UNFINISHED = re.compile(r"(?:\b(?:the|an?|so|and|of|is|are|to|we|that|then|by|with|for)|[=+*/(,])\s*$", re.IGNORECASE)
+CORRECTED = re.compile(r"^[ \t*_]{0,4}(?i:correction|wait|oops|actually|sorry|no,)", re.MULTILINE)
+"""A line behind an answer that takes it back: a later sentence states the answer."""
 CORRECTION = re.compile(
-    r"(?i:\s?(?:[—–,;:.]|\s-)\s?(?:no|wait|sorry|oops|actually|i\smean|correction|or\srather|make\sthat)\b[^.\n]{0,80})"
+    r"(?i:\s?(?:[—–,;:?]|\.{1,3}|\s-)\s?(?:no|wait|sorry|oops|actually|i\smean|correction|or\srather|make\sthat)\b[^.\n]{0,80})"
 )

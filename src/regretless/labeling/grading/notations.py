@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from regretless.labeling.grading.numerals import FACTOR, NUMBER_WORDS, SCALES, WORDS
+from regretless.labeling.grading.numerals import FACTOR, NUMBER_WORDS, PARTS_OF, SCALES, WORDS
 
 MAX_CLEANED = 2000
 """Longer texts are not parsed: no answer is that long, and the patterns take quadratic time."""
@@ -44,7 +44,9 @@ FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {
     0x202F: " ",
     **dict.fromkeys(range(0x2002, 0x200B), " "),  # thin and wide spaces
 }
-ALIKE = FULL_WIDTH | {ord(sign): other for sign, other in zip("−⋅∗∕⁄✕✖\u212b′‘’″“”", "-·*//××Å'''\"\"\"", strict=True)}
+ALIKE = FULL_WIDTH | {
+    ord(sign): other for sign, other in zip("−⋅∗∕⁄✕✖两\u212b′‘’″“”", "-·*//××二Å'''\"\"\"", strict=True)
+}
 RAISED = {sign: unicodedata.normalize("NFKC", sign).replace("−", "-") for sign in "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"}
 VULGAR = {sign: unicodedata.normalize("NFKC", sign).split("⁄") for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 BASES = {"binary": "2", "two": "2", "octal": "8", "eight": "8", "decimal": "10", "hexadecimal": "16", "sixteen": "16"}
@@ -92,6 +94,25 @@ def _power(match: re.Match[str]) -> str:
         return match[0]  # 2 thousand 500
     exponent = sum(SCALES[word] for word in match[1].lower().split())
     return rf" \times 10^{{{exponent}}}" + (rf"\text{{{unit}}}" if unit else "")
+
+
+def _time(match: re.Match[str]) -> str:
+    word, minutes = match[3].lower(), 30 if match[1].lower() == "half" else 15
+    hour = int(word) if word.isdigit() else WORDS[word]
+    if match[2].lower() == "to":
+        hour, minutes = (hour - 2) % 12 + 1, 60 - minutes
+    return f"{hour}:{minutes}"
+
+
+def _chinese_time(match: re.Match[str]) -> str:
+    minutes = 30 if match[4] else int(match[3] or 0)
+    half = {"上午": " a.m.", "早上": " a.m.", "下午": " p.m.", "晚上": " p.m."}.get(match[1] or "", "")
+    return f"{match[2]}:{minutes:02}{half}"
+
+
+def _mixed(match: re.Match[str]) -> str:
+    word = match[1].lower()
+    return f"{word if word.isdigit() else WORDS[word]} {match[2] or f'1/{PARTS_OF[match[3].lower()]}'}"
 
 
 def _without(signs: str) -> Callable[[re.Match[str]], str]:
@@ -167,6 +188,54 @@ IN_TEXTS: tuple[Notation, ...] = (
         r"-\1\2",
         " below ",
     ),
+    Notation(
+        "1h30",
+        "1 hours 30 minutes",
+        "hours and minutes in one word",
+        re.compile(r"(?<![\w.,])(\d{1,2})\s?h\s?(\d{1,2})\s?(?:m|min)?(?!\w|\.\d)"),
+        r"\1 hours \2 minutes",
+        "h",
+    ),
+    Notation(
+        "quarter to four",
+        "3:45",
+        "times of day in words",
+        re.compile(rf"(?i:\b(?:a\s)?(half|quarter)\s(past|to)\s(\d{{1,2}}|{'|'.join(list(WORDS)[1:13])}))\b"),
+        _time,
+        "a",
+    ),
+    Notation(
+        "3:15 in the morning",
+        "3:15 a.m.",
+        "the half of the day in words",
+        re.compile(r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\sin\sthe\smorning\b)"),
+        r"\1 a.m.",
+        " morning",
+    ),
+    Notation(
+        "3 o'clock in the afternoon",
+        "3 p.m.",
+        "the half of the day in words",
+        re.compile(
+            r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\s(?:in\sthe\s(?:afternoon|evening)|at\snight)\b)"
+        ),
+        r"\1 p.m.",
+        "n",
+    ),
+    Notation("下午3点15分", "3:15 p.m.", "times of day in Chinese", re.compile(
+        r"(上午|早上|下午|晚上)?(\d{1,2})点(?:(\d{1,2})分|(半)|整)?"), _chinese_time),
+    Notation("a hundred", "one hundred", "one", re.compile(r"\b[Aa] (?=(?:hundred|thousand|million|half|third|quarter)\b(?!\s(?:to|past)))"), "one ", "a "),
+    Notation(
+        "5 and 1/2",
+        "5 1/2",
+        "a mixed number in words",
+        re.compile(
+            rf"(?i:(?<![\w.,/])(\d{{1,6}}|{'|'.join(list(WORDS)[1:21])})\sand\s(?:(\d{{1,3}}/\d{{1,3}})|(?:an?|one)[\s-](half|third|quarter))\b)"
+        ),
+        _mixed,
+        " and ",
+    ),
+    Notation("12 (not 13)", "12 ", "what is denied", re.compile(r"\(not\s[^()\n]{1,40}\)"), "", "(not "),
     Notation("零下5度", "-5度", "the sign in Chinese", re.compile(r"(?:零下|负)\s?(?=\d)"), "-"),
     Notation(
         "2516 in base eight",
@@ -199,7 +268,7 @@ IN_TEXTS: tuple[Notation, ...] = (
     ),
     Notation(
         "2pi", "2π", "the number, and not the word, as in digits of pi",
-        re.compile(r"(?:(?<=[\d)*/^{])|(?<=\d) )pi(?![a-zA-Z])"), "π", "pi",
+        re.compile(r"(?:(?<=[\d)*/^{])|(?<=\d) |(?<![a-zA-Z\\])(?=pi\s?/\s?\d))pi(?![a-zA-Z])"), "π", "pi",
     ),
     Notation("2 π", "2π", "a product", re.compile(r"(?<=\d) π"), "π", "π"),
 )  # fmt: skip
@@ -260,7 +329,7 @@ NUMBER_GROUPS: tuple[Notation, ...] = (
 """Numbers in one piece: read so outside of boxes, and in answers."""
 
 IN_ANSWERS: tuple[Notation, ...] = (
-    Notation("3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"),
+    Notation("3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(?!0x)(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"),
     Notation(
         "10–15",
         "10 to 15",
@@ -273,6 +342,7 @@ IN_ANSWERS: tuple[Notation, ...] = (
     ),
     Notation(r"\varnothing", r"\emptyset", "two signs of the empty set"),
     Notation("∅", r"\emptyset", "single sign"),
+    Notation(" o'clock", "", "a time without its minutes"),
     Notation("{,}", ",", "a comma without the space behind it"),
     Notation("{:}", ":", "a colon without the space behind it"),
     Notation("–", "-", "a dash as a minus sign"),
@@ -290,6 +360,8 @@ IN_ANSWERS: tuple[Notation, ...] = (
     Notation("≥", r"\ge ", "single sign"),
     Notation("≠", r"\ne ", "single sign"),
     Notation(r"\%", "%", "LaTeX's percent sign"),
+    Notation(r"\pounds", "£", "LaTeX's pound sign"),
+    Notation(r"\AA", "Å", "LaTeX's sign of the angstrom"),
     Notation("np.", "\\", "functions of NumPy"),
     Notation(r"\dfrac", r"\frac", "a fraction of another size"),
     Notation(r"\tfrac", r"\frac", "a fraction of another size"),

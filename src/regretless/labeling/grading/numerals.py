@@ -42,7 +42,9 @@ GROUPED = r"\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,5},\d{3}(?!\d)"
 """An integer with commas, also in groups of two, as in 1,00,000."""
 DOZENS = re.compile(rf"(?i:(an?|{'|'.join(list(WORDS)[1:13])})\sdozen(?:\s[a-z]{{3,12}})?)")
 CHINESE_DIGITS = "零一二三四五六七八九"
-CHINESE_NUMBER = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,12}})[个元只人天年岁块本支件]?")
+CHINESE_NUMBER = re.compile(
+    rf"([{CHINESE_DIGITS}十百千万]{{1,12}})(?:[个元只人天年岁块本支件次种条张台辆名米]|小时|分钟|厘米|千米|公里|平方米)?"
+)
 CHINESE_PART = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,6}})分之([{CHINESE_DIGITS}十百千万]{{1,6}})")
 DECIMAL = rf"(?:{GROUPED}|\d+)?(?:\.\d*)?"
 EXPONENT = r"(?:[eE]([-+]?\d{1,4})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d)))?"
