@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
-from regretless.core.paths import NOTHING, PATH_KEYS, POLICIES
+from regretless.core.paths import NOTHING
 from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
 MOST_PROBLEMS = 100
@@ -165,10 +165,12 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _with_paths(cls, value: Any, info: ValidationInfo) -> Any:
-        # The empty path is the current folder: not what a variable of the shell that is not set was to name.
-        named = value.values() if info.field_name == POLICIES and isinstance(value, Mapping) else [value]
-        if info.field_name in {*PATH_KEYS, POLICIES} and any(isinstance(one, str) and not one.strip() for one in named):
+    def _with_content(cls, value: Any, info: ValidationInfo) -> Any:
+        # No setting needs an empty text, except one that has it by default; as a path, it is the current folder.
+        field = cls.model_fields[str(info.field_name)]
+        is_named = isinstance(value, Mapping) and typing.get_args(field.annotation)[1:] == (str,)
+        texts = value.values() if is_named else [value]
+        if value != field.default and any(isinstance(one, str) and not one.strip() for one in texts):
             raise ValueError(NOTHING)
         return value
 
