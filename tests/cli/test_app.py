@@ -564,7 +564,6 @@ def test_option_when_it_is_misspelled_then_the_one_that_was_meant_is_named(capsy
 
 
 NO_VALUE = "expected a value, got nothing"
-NO_PATH = "expected a path, got nothing"
 NO_URL = "expected a path on this machine, got the URL s3://bucket/x"
 
 
@@ -574,11 +573,12 @@ NO_URL = "expected a path on this machine, got the URL s3://bucket/x"
         *((f"{verb} quickstart --output-dir ", f"--output-dir: {NO_VALUE}") for verb in ("run", "plan", "study")),
         ("run quickstart --output-dir=", f"--output-dir: {NO_VALUE}"),
         ("run ", f"run: {NO_VALUE}"),
-        ("run quickstart output_dir=''", f"output_dir: {NO_PATH}"),
-        ("run quickstart model.name_or_path=''", f"model.name_or_path: {NO_PATH}"),
-        ("run quickstart evaluate.policies.d=''", f"evaluate.policies.d: {NO_PATH}"),
-        ("inspect --pairs p --model m --output o model.tokenizer=''", f"model.tokenizer: {NO_PATH}"),
-        ("analyze --pairs p --model m --policy d= --output o", f"--policy d: {NO_PATH}"),
+        ("run quickstart output_dir=''", f"output_dir: {NO_VALUE}"),
+        ("run quickstart model.name_or_path=''", f"model.name_or_path: {NO_VALUE}"),
+        ("run quickstart evaluate.policies.d=''", f"evaluate.policies.d: {NO_VALUE}"),
+        ("run quickstart train.pairs_cache_dir=''", f"train.pairs_cache_dir: {NO_VALUE}"),
+        ("inspect --pairs p --model m --output o model.tokenizer=''", f"model.tokenizer: {NO_VALUE}"),
+        ("analyze --pairs p --model m --policy d= --output o", f"--policy d: {NO_VALUE}"),
         ("inspect --pairs  --model m --output o", f"--pairs: {NO_VALUE}"),
         ("train --pairs p --model  --output o", f"--model: {NO_VALUE}"),
         ("sample --prompts  --model m --output o", f"--prompts: {NO_VALUE}"),

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pydantic import Field
@@ -14,10 +14,13 @@ from typer.testing import CliRunner
 
 from regretless.cli.app import app
 from regretless.cli.info import settings_of_stage
+from regretless.core.errors import ConfigError
 from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
+from regretless.core.yaml_settings import merge
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import STAGES
+from regretless.studies.study import StudyConfig
 from regretless.training.train_config import UNUSED
 
 
@@ -115,6 +118,30 @@ def test_section_when_listed_then_every_setting_says_what_it_means(section: str)
     assert not [f"{one.key}: {one.meaning}" for one in found if not sentence.fullmatch(one.meaning)]
     meanings = {key: {one.meaning for one in found if one.key == key} for key in {one.key for one in found}}
     assert not [key for key, several in meanings.items() if len(several) < sum(one.key == key for one in found)]
+
+
+def nested(key: str, value: Any) -> Any:
+    for part in reversed(key.split(".")):
+        value = [value] if part == "N" else {part: value}
+    return value
+
+
+@pytest.mark.parametrize("section", [*Recipe.model_fields, "study"])
+def test_text_when_it_is_empty_as_a_variable_that_is_not_set_then_every_setting_refuses_it(section: str) -> None:
+    kind, found = (
+        (StudyConfig, settings_of(StudyConfig)) if section == "study" else (Recipe, settings_of_stage(section))
+    )
+    for one in found:
+        if not one.type.startswith("string") or one.default == "":
+            continue
+        values = nested(one.key, "")
+        if "chat.NAME." in one.key and not one.key.endswith(".benchmark"):
+            benchmark = one.meaning.partition("For benchmark=")[2].partition(":")[0] or "arena_hard"
+            values = merge(values, nested("evaluate.chat.NAME.benchmark", benchmark))
+        with pytest.raises(ConfigError) as refused:
+            kind.parse(values, "")
+        said = one.key.replace(".N.", ".0.")
+        assert any(problem.startswith(f"{said}: ") for problem in refused.value.problems), said
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -85,6 +85,7 @@ USAGES: list[Any] = [
     {"prompt_tokens": "<1e999>", "completion_tokens": 1},
     {"prompt_tokens": None, "completion_tokens": None},
     {"completion_tokens": 3},
+    None,
     [1, 2],
     "many",
     7,
@@ -109,7 +110,9 @@ CHOICE = ("choices", 0)
 ENTRY = (*CHOICE, "logprobs", "content", 0)
 BAD = {
     "choices.0": changed("choices", to=[None]),
-    "choices: ": changed("choices", to={"0": GOOD["choices"][0]}),
+    "choices: Input": changed("choices", to={"0": GOOD["choices"][0]}),
+    "choices: List should have at least 1 item": changed("choices", to=[]),
+    "choices: Input should be a valid list, got None": changed("choices", to=None),
     "choices.0.message: Input": changed(*CHOICE, "message", to=["5"]),
     "choices.0.message: required": changed(*CHOICE, "message", to=None),
     "message.content": changed(*CHOICE, "message", "content", to=5),

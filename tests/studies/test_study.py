@@ -164,7 +164,7 @@ TEN = [*range(10)]
         ({"models": {"": {}, "b": {}}}, "models: expected labels that are not empty"),
         ({"seed": [0]}, "seed"),
         ({"store": "s3://bucket/units"}, "store: expected a path on this machine"),
-        ({"store": ""}, "store: expected a path, got nothing"),
+        ({"store": ""}, "store: expected a value, got nothing"),
         ({"distance_to": "nope"}, "distance_to: expected one of dpo, repo, got nope"),
         ({"distance_to": "nope", "methods": []}, "distance_to: expected one of dpo, repo, ipo, got nope"),
         ({"baseline": "nope"}, "baseline: expected one of base, dpo, repo, got nope"),

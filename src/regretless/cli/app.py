@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
+from regretless.core.paths import NOTHING
 from regretless.core.ranks import lost_process_error
 from regretless.core.secrets import hide
 from regretless.core.terminal import never_fail_to_print
@@ -44,7 +45,7 @@ class Commands(TyperGroup):
             is_flag = text.startswith("--") and text.endswith("=")
             if (is_flag or not text.strip()) and not ctx.resilient_parsing:  # as while a shell completes a command
                 flag = text.removesuffix("=") if is_flag else before
-                raise ConfigError(f"{flag}: expected a value, got nothing; is a variable of the shell not set?")
+                raise ConfigError(f"{flag}: {NOTHING}")
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:

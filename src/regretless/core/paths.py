@@ -13,7 +13,8 @@ from regretless.core.errors import ConfigError, reject
 
 URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(?=[^/])")
 """A URL, also one that was taken for a path, which merges its slashes."""
-NOTHING = "expected a path, got nothing; is a variable of the shell not set?"
+NOTHING = "expected a value, got nothing; is a variable of the shell not set?"
+"""Said of empty settings and arguments: as a path, the empty text is the current folder."""
 NO_URL = (
     "expected a path on this machine, got the URL {url}; what to do instead: "
     "https://regretless.github.io/regretless/storage.html"

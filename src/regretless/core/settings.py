@@ -21,6 +21,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -28,7 +29,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
-from regretless.core.paths import NamedPath
+from regretless.core.paths import NOTHING, NamedPath
 from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
 MOST_PROBLEMS = 100
@@ -160,6 +161,17 @@ class Section(BaseModel):
     def _of_64_bits(cls, value: Any) -> Any:
         if any(isinstance(item, int) and abs(item) > MOST for item in (value if isinstance(value, list) else [value])):
             raise ValueError(f"expected a whole number of at most {MOST}")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _with_content(cls, value: Any, info: ValidationInfo) -> Any:
+        # No setting needs an empty text, except one that has it by default; as a path, it is the current folder.
+        field = cls.model_fields[str(info.field_name)]
+        is_named = isinstance(value, Mapping) and typing.get_args(field.annotation)[1:] == (str,)
+        texts = value.values() if is_named else [value]
+        if value != field.default and any(isinstance(one, str) and not one.strip() for one in texts):
+            raise ValueError(NOTHING)
         return value
 
     @classmethod

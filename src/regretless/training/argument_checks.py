@@ -26,6 +26,7 @@ from transformers.training_args import OptimizerNames, trainer_log_levels
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
 
 from regretless.core.errors import ConfigError
+from regretless.core.paths import NOTHING
 from regretless.core.settings import MOST_SEED, Unquoted
 
 MOST_STEPS = 10**12
@@ -90,8 +91,8 @@ def as_declared(kind: type[TrainingArguments], name: str, text: Unquoted) -> Any
 def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:
     """Problems of training arguments by themselves, by name; names that `kind` does not have are skipped.
 
-    Types as `kind` declares them (without conversion: a text is no number), bounds, and names that are taken from a
-    list. A package that `report_to` needs is looked for here too.
+    Types as `kind` declares them (without conversion: a text is no number, and none is empty), bounds, and names that
+    are taken from a list. A package that `report_to` needs is looked for here too.
     """
     hints = _hints(kind)
     # HfArgumentParser makes None of the default of `debug`, and `dataclasses.replace` passes an object on.
@@ -101,6 +102,11 @@ def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) 
         if name in hints and (name, value) != ("debug", None) and not isinstance(value, AcceleratorConfig)
     }
     found = {name: _problem(hints[name], name, value) for name, value in known.items()}
+    found |= {
+        name: NOTHING
+        for name, value in known.items()
+        if isinstance(value, str) and not value.strip() and value != getattr(kind, name, None)
+    }
     return {name: problem for name, problem in found.items() if problem is not None}
 
 
