@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from regretless.core.errors import DataError
-from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
+from regretless.evaluation.chat.alpaca_eval import JudgedAnswer, win_rates
 from regretless.evaluation.chat.files import read_table
 from regretless.evaluation.chat.length_control import Coefficients, GamedBaselines, predict, read_gamed_baselines
 
@@ -78,18 +78,18 @@ def published_by(board: Board, model: str, gamed: GamedBaselines) -> str:
     return "neither"
 
 
-def read_compact(path: Path) -> dict[str, list[Comparison]]:
+def read_compact(path: Path) -> dict[str, list[JudgedAnswer]]:
     """Judgments by model, in the order of their rows: model, index, preference (1 to 2), len_1 and len_2."""
-    found: dict[str, list[Comparison]] = {}
+    found: dict[str, list[JudgedAnswer]] = {}
     with path.open(newline="", encoding="utf-8") as handle:
         for row in csv.DictReader(handle):
             preference = (float(row["preference"]) or 1.5) - 1
             lengths = int(row["len_1"]), int(row["len_2"])
-            found.setdefault(row["model"], []).append(Comparison(int(row["index"]), preference, *lengths))
+            found.setdefault(row["model"], []).append(JudgedAnswer(int(row["index"]), preference, *lengths))
     return found
 
 
-def read_annotations(path: Path, questions: str) -> list[Comparison]:
+def read_annotations(path: Path, questions: str) -> list[JudgedAnswer]:
     """Comparisons from a file of annotations in AlpacaEval's format (annotations.json).
 
     questions: the reference's file. Rows are matched by instruction, because positions differ if failed rows were
@@ -105,21 +105,21 @@ def read_annotations(path: Path, questions: str) -> list[Comparison]:
         raw = 1.5 if raw == 0 else raw
         preference = raw - 1 if isinstance(raw, int | float) and 1 <= raw <= 2 else None
         position, problem = index.pop(row["instruction"]), None if preference is not None else "no preference"
-        comparisons.append(Comparison(position, preference, len(row["output_1"]), len(row["output_2"]), problem))
+        comparisons.append(JudgedAnswer(position, preference, len(row["output_1"]), len(row["output_2"]), problem))
     return comparisons
 
 
-def read_results(folder: Path, questions: Path, models: Sequence[str]) -> dict[str, list[Comparison]]:
+def read_results(folder: Path, questions: Path, models: Sequence[str]) -> dict[str, list[JudgedAnswer]]:
     """Judgments by model from the folders of AlpacaEval's repository, as far as they are there."""
     files = {model: folder / model / ANNOTATOR / "annotations.json" for model in models}
     return {model: read_annotations(file, str(questions)) for model, file in files.items() if file.is_file()}
 
 
-def refitted(comparisons: Sequence[Comparison], gamed: GamedBaselines) -> tuple[float, float]:
+def refitted(comparisons: Sequence[JudgedAnswer], gamed: GamedBaselines) -> tuple[float, float]:
     """Length-controlled win rates in percent, with difficulties by position and by instruction."""
     moved = [replace(row, index=position) for position, row in enumerate(comparisons)]
 
-    def win_rate(rows: Sequence[Comparison]) -> float:
+    def win_rate(rows: Sequence[JudgedAnswer]) -> float:
         # Lengths that fit in any case: the misalignment is intended.
         fitting = replace(gamed, reference_lengths={row.index: row.length_1 for row in rows})
         return float(win_rates(rows, fitting, rounds=2)["metrics"]["length_controlled_win_rate"]["value"])
@@ -127,7 +127,7 @@ def refitted(comparisons: Sequence[Comparison], gamed: GamedBaselines) -> tuple[
     return win_rate(moved), win_rate(comparisons)
 
 
-def table(board: Board, gamed: GamedBaselines, judged: dict[str, list[Comparison]]) -> list[list[str]]:
+def table(board: Board, gamed: GamedBaselines, judged: dict[str, list[JudgedAnswer]]) -> list[list[str]]:
     """A row for each model with rows left out."""
     rows = []
     for model in incomplete(board, len(gamed.difficulty)):

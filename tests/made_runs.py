@@ -129,6 +129,6 @@ def rate(folder: Path, label: str, ratings: Sequence[float], asked: str = "asked
 
 def prefer(folder: Path, label: str, preferences: Sequence[float], **settings: Any) -> None:
     """AlpacaEval without the data of its length control, which leaves that metric unknown."""
-    comparisons = [alpaca_eval.Comparison(index, one, 10, 10 + index, None) for index, one in enumerate(preferences)]
+    comparisons = [alpaca_eval.JudgedAnswer(index, one, 10, 10 + index, None) for index, one in enumerate(preferences)]
     found = json.loads(json.dumps(alpaca_eval.win_rates(comparisons, None)))
     add_chat(folder, label, "alpaca", {**CHAT, "benchmark": "alpaca_eval", **settings}, found, "asked")

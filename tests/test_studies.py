@@ -77,7 +77,7 @@ def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: 
     study = replace(study, store=units)
     if study.config.search is not None:
         study, choices = search_settings(study, 2)
-        assert {(choice.place.model, choice.place.method) for choice in choices} == {
+        assert {(choice.target.model, choice.target.method) for choice in choices} == {
             (cell.model, method) for cell in study.cells for method in cell.methods
         }
         rates = [[trial.values["train.learning_rate"] for trial in choice.trials] for choice in choices]

@@ -261,6 +261,15 @@ def test_property_of_another_form_is_refused(
     assert build("mine", says={"behavior": 1}.keys()).required == {"behavior"}
 
 
+def test_value_of_a_token_when_the_report_has_none_of_that_name_then_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(OBJECTIVES, "mine", _Saying)
+    monkeypatch.setattr(_Saying, "token_value", "advantage")
+    with pytest.raises(ConfigError, match="`token_value` of mine: expected reward, regret or det, got 'advantage'"):
+        build("mine")
+
+
 def test_log_probabilities_when_asked_for_what_they_lack_then_the_reason_is_given(
     make_batch: Callable[..., dict[str, Tensor]],
 ) -> None:

@@ -15,7 +15,7 @@ from made_runs import BENCHMARK, add_harness, made_run, prefer, rate
 from regretless.core.errors import ConfigError
 from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import Cell, Comparison, Decoding, Over, Row, Table, records
+from regretless.studies.comparison import Comparison, Decoding, Over, Table, TableCell, TableRow, records
 
 N = 40
 
@@ -41,9 +41,9 @@ def only(found: Comparison, decoding: Decoding = Decoding.GREEDY) -> Table:
     return table
 
 
-def cell(table: Table, method: str, variant: str = "", metric: str = "pass_at_1") -> Cell:
+def cell(table: Table, method: str, variant: str = "", metric: str = "pass_at_1") -> TableCell:
     (column,) = [column for column in table.columns if column.metric == metric]
-    return table.cells[Row(method, variant), column]
+    return table.cells[TableRow(method, variant), column]
 
 
 def test_one_run_when_compared_then_differences_are_paired_over_problems(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     assert [run.variant for run in compare([Run(run) for run in shown]).runs] == ["", ""]
     table = only(compare([Run(plain, variant="none"), Run(masked, variant="masked")], "none"))
     versus = cell(table, "dpo", "masked").difference
-    assert versus is not None and (versus.value, versus.baseline) == (12.5, Row("dpo", "none"))
+    assert versus is not None and (versus.value, versus.baseline) == (12.5, TableRow("dpo", "none"))
     assert cell(table, "dpo", "none").difference is None
     runs = [
         Run(
@@ -264,7 +264,7 @@ def test_variants_when_runs_differ_in_settings_alone_then_they_are_rows_and_a_va
     for beta in (0, 1):
         versus = cell(table, "dpo", f"mask=1, beta={beta}").difference
         assert versus is not None and versus.value == pytest.approx(5)
-        assert versus.baseline == Row("dpo", f"mask=0, beta={beta}")
+        assert versus.baseline == TableRow("dpo", f"mask=0, beta={beta}")
 
 
 def test_unknown_baseline_when_named_then_the_methods_are_listed(tmp_path: Path) -> None:

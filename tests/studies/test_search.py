@@ -18,7 +18,7 @@ from regretless.cli import verbs
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.studies.samplers import JOURNAL, Journal
-from regretless.studies.search import Choice, Place, Trial, search_settings, trials_of
+from regretless.studies.search import Choice, Target, Trial, search_settings, trials_of
 from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Cell, Study, load_study
 
@@ -87,7 +87,7 @@ def test_search_by_a_sampler_when_interrupted_then_it_ends_with_the_trials_of_an
     }
     shared = {"methods": ["dpo", "ipo"], "store": str(tmp_path / "units")}
     _, choices = search_settings(load(tmp_path, search, **shared), 2)
-    assert [choice.place.method for choice in choices] == ["dpo", "ipo"]
+    assert [choice.target.method for choice in choices] == ["dpo", "ipo"]
     assert all(len(choice.trials) == 3 for choice in choices), "an equal budget"
     rates = [trial.values["train.learning_rate"] for trial in choices[0].trials]
     assert len(set(rates)) == 3 and all(1e-4 <= rate <= 1e-1 for rate in rates)
@@ -199,7 +199,7 @@ def test_choice_when_the_best_lies_at_the_edge_then_it_says_so_and_a_mean_with_a
         return Trial({"train.learning_rate": rate}, scores, failed)
 
     def choice(*trials: Trial) -> Choice:
-        return Choice(Place("", (), "dpo"), "Pass@1 (%)", {"train.learning_rate": [1e-4, 1e-3, 1e-2]}, trials)
+        return Choice(Target("", (), "dpo"), "Pass@1 (%)", {"train.learning_rate": [1e-4, 1e-3, 1e-2]}, trials)
 
     middle = choice(trial(1e-4, 0.1, 0.3), trial(1e-3, 0.3, 0.3), trial(1e-2, 0.2, 0.2))
     assert (middle.best.values, middle.edges) == ({"train.learning_rate": 1e-3}, [])

@@ -13,7 +13,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
 from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import Row
+from regretless.studies.comparison import TableRow
 from regretless.studies.figures import Drawing, as_svg, axis_of, distances, drawings, write_figures
 from regretless.training import log
 
@@ -90,7 +90,7 @@ def test_axis_of_variants_when_they_are_numbers_of_one_setting_then_that_is_it(
     variants: list[str], expected: dict[str, tuple[float, str]] | None
 ) -> None:
     found = axis_of(variants)
-    assert (found and found.places) == expected
+    assert (found and found.values_of) == expected
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_distances_when_runs_lack_a_pair_then_its_place_is_empty(tmp_path: Path)
         )
         runs.append(Run(run))
     found = compare(runs)
-    assert list(found.tables[0].rows) == [Row("base"), Row("dpo"), Row("repo")]
+    assert list(found.tables[0].rows) == [TableRow("base"), TableRow("dpo"), TableRow("repo")]
     assert distances(found.runs) == {("base", "dpo"): 0.5}
 
 

@@ -23,18 +23,15 @@ from regretless.core.terminal import never_fail_to_print
 from regretless.core.text_cleaning import printable
 from regretless.runs.stages import STAGES, Stage
 
-NO_OBJECTIVES = ("__init__", "base", "inputs", "modifiers", "registry", "weights")
-"""Other files beside the objectives."""
-
 
 class Commands(TyperGroup):
     """All commands, and for each objective a short form: `regretless dpo …` is `regretless train objective=dpo …`."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or the short form of the objective of that name."""
-        found = super().get_command(ctx, cmd_name)
-        if found is not None or not may_be_objective(cmd_name):
-            return found
+        command = super().get_command(ctx, cmd_name)
+        if command is not None or not may_be_objective(cmd_name):
+            return command
         from regretless.objectives import OBJECTIVES  # takes seconds
 
         return _short_form(cmd_name) if cmd_name in OBJECTIVES else None
@@ -52,24 +49,25 @@ class Commands(TyperGroup):
         """Completion of commands and of the objectives' short forms."""
         from regretless.core.plugins import offered
 
-        found = super().shell_complete(ctx, incomplete)
+        completions = super().shell_complete(ctx, incomplete)
         kind = type(super().shell_complete(ctx, "")[0])  # the class is click's, which typer may bring as its own
-        names = [*(name for name in _files_of_objectives() if name not in NO_OBJECTIVES), *offered("objectives")]
-        return found + [kind(name) for name in names if name.startswith(incomplete)]
+        names = [*_objectives_of_files(), *offered("objectives")]
+        return completions + [kind(name) for name in names if name.startswith(incomplete)]
 
 
 def may_be_objective(name: str) -> bool:
-    """Whether an objective may have this name: the package has a file for it (base.py is one, too), or a plug-in does.
+    """Whether a file of the package defines an objective of this name, or an installed package offers one.
 
     Answers without torch, so that a mistyped command is refused at once.
     """
     from regretless.core.plugins import offered
 
-    return name in _files_of_objectives() or name in offered("objectives")
+    return name in _objectives_of_files() or name in offered("objectives")
 
 
-def _files_of_objectives() -> list[str]:
-    return sorted(file.stem for file in (Path(__file__).resolve().parents[1] / "objectives").glob("*.py"))
+def _objectives_of_files() -> list[str]:
+    files = (Path(__file__).resolve().parents[1] / "objectives").glob("*.py")
+    return sorted(file.stem for file in files if f'name: ClassVar[str] = "{file.stem}"' in file.read_text("utf-8"))
 
 
 def packaged(kind: str) -> Callable[[str], list[str]]:
@@ -78,7 +76,7 @@ def packaged(kind: str) -> Callable[[str], list[str]]:
     def names(incomplete: str) -> list[str]:
         from regretless.core.bundled import bundled
 
-        return [one.name for one in bundled(kind) if one.name.startswith(incomplete)]
+        return [entry.name for entry in bundled(kind) if entry.name.startswith(incomplete)]
 
     return names
 
@@ -164,7 +162,7 @@ class StageCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises ConfigError for settings that are written as options (`--learning_rate 1e-5`)."""
-        options = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+        options = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
         names = [text.partition("=")[0] for text in args if text.startswith("--") and len(text) > 2]
         # One that is only misspelled (`--ouput`) is left to the parser, which names the one that was meant.
         unknown = [name for name in names if name not in options and not get_close_matches(name, options)]
@@ -494,12 +492,6 @@ def doctor(
     show_diagnosis(as_json=as_json)
 
 
-@app.command(hidden=True)
-def env() -> None:
-    """The former name of `doctor`."""
-    raise ConfigError("regretless env: no such command; use `regretless doctor`")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; a known error ends it with a message and an exit code."""
     never_fail_to_print()
@@ -509,11 +501,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except RegretlessError as error:
         _fail(error)
     except Exception as error:
-        known = storage_error(error) or lost_process_error(error)
-        if known is None:
+        message = storage_error(error) or lost_process_error(error)
+        if message is None:
             typer.echo(printable(hide(traceback.format_exc())), err=True)
             sys.exit(1)
-        _fail(known)
+        _fail(message)
 
 
 def _fail(error: RegretlessError) -> NoReturn:

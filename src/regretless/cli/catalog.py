@@ -26,17 +26,17 @@ def show_recipes(*, as_json: bool = False) -> None:
     listed = {kind: bundled(kind) for kind in KINDS}
     if as_json:
         rows = [
-            {"kind": kind, "name": one.name, "about": one.about, "path": str(one.path)}
-            for kind, found in listed.items()
-            for one in found
+            {"kind": kind, "name": entry.name, "about": entry.about, "path": str(entry.path)}
+            for kind, entries in listed.items()
+            for entry in entries
         ]
         print_json(rows)
         return
-    for kind, found in listed.items():
+    for kind, entries in listed.items():
         output.print(Text.assemble((f"{kind.capitalize()} ", "bold underline"), f"({COMMANDS[kind]})"))
-        for one in found:
-            output.print(Padding(Text(one.name, style="bold"), (0, 0, 0, 2)))
-            output.print(Padding(one.about, (0, 0, 0, 6)))
+        for entry in entries:
+            output.print(Padding(Text(entry.name, style="bold"), (0, 0, 0, 2)))
+            output.print(Padding(entry.about, (0, 0, 0, 6)))
         output.print()
     output.print("To change one, copy it with the files that it builds on: regretless recipes --copy NAME")
 

@@ -30,10 +30,10 @@ from regretless.objectives import OBJECTIVES
 from regretless.sampling.engines import ENGINES
 from regretless.workflow.workers import cpus
 
-OPTIONAL = ("vllm", "ray", "matplotlib", "triton", "liger-kernel", "flash-attn", "bitsandbytes", "trl")
+OPTIONAL_PACKAGES = ("vllm", "ray", "matplotlib", "triton", "liger-kernel", "flash-attn", "bitsandbytes", "trl")
 """Packages that are used if they are installed."""
 GIB = 1 << 30
-MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """Limit of a container's memory, where there is one."""
 MEMORY_STATE = Path("/proc/meminfo")
 
@@ -52,12 +52,12 @@ def diagnosis() -> dict[str, dict[str, Any]]:
 
 def show_diagnosis(*, as_json: bool = False) -> None:
     """Print the diagnosis: a table for each section, or JSON for programs."""
-    found = diagnosis()
+    report = diagnosis()
     if as_json:
-        print_json({**found, "problems": list(found["problems"].values())})
+        print_json({**report, "problems": list(report["problems"].values())})
         return
     output = terminal()
-    for section, values in found.items():
+    for section, values in report.items():
         if not values:
             continue
         table = FoldingTable(title=section, title_justify="left", show_header=False)
@@ -69,7 +69,7 @@ def show_diagnosis(*, as_json: bool = False) -> None:
 
 
 def _optional() -> dict[str, str | None]:
-    return {name: _version(name) for name in OPTIONAL}
+    return {name: _version(name) for name in OPTIONAL_PACKAGES}
 
 
 def _version(name: str) -> str | None:
@@ -80,7 +80,7 @@ def _version(name: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
-    found: dict[str, Any] = {
+    machine: dict[str, Any] = {
         "system": platform.platform(),
         "python": sys.executable,
         "cores": cpus(),
@@ -91,17 +91,17 @@ def _machine() -> dict[str, Any]:
         "driver and CUDA": _cuda(),
     }
     if not torch.accelerator.is_available():
-        return {**found, "accelerator": None}
+        return {**machine, "accelerator": None}
     for number in range(torch.accelerator.device_count()):
-        found[f"accelerator {number}"] = _accelerator(number)
-    return found
+        machine[f"accelerator {number}"] = _accelerator(number)
+    return machine
 
 
 def _memory() -> int:
     """Bytes of memory that this process may use: the machine's, or the container's limit."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        return min(machine, int(MEMORY_LIMIT.read_text(encoding="ascii")))
+        return min(machine, int(CGROUP_MEMORY_LIMIT.read_text(encoding="ascii")))
     except (OSError, ValueError):  # no container, or "max"
         return machine
 

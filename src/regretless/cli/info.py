@@ -35,22 +35,24 @@ def settings_of_stage(name: str) -> list[Setting]:
         return rows or [Setting(name, kind, default, " ".join(str(field.description).split()))]
     prefix = name if name == "train" else f"{name}.NAME"
     hints = typing.get_type_hints(PreferenceConfig)
-    arguments = [one for one in dataclasses.fields(PreferenceConfig) if one.name in PreferenceConfig.__annotations__]
+    arguments = [
+        field for field in dataclasses.fields(PreferenceConfig) if field.name in PreferenceConfig.__annotations__
+    ]
     return rows + [
         Setting(
-            f"{prefix}.{one.name}",
-            type_text(TypeAdapter(hints[one.name]).json_schema()),
-            one.default,
-            str(one.metadata["help"]),
+            f"{prefix}.{argument.name}",
+            type_text(TypeAdapter(hints[argument.name]).json_schema()),
+            argument.default,
+            str(argument.metadata["help"]),
         )
-        for one in arguments
-        if one.name not in ("objective", "remove_unused_columns", *UNUSED)
+        for argument in arguments
+        if argument.name not in ("objective", "remove_unused_columns", *UNUSED)
     ]
 
 
 def notes_on(name: str, settings: list[Setting]) -> list[str]:
     """What the list of a section's settings leaves open."""
-    parts = {part for one in settings for part in one.key.split(".")}
+    parts = {part for setting in settings for part in setting.key.split(".")}
     notes = [f"{part} stands for {meaning}." for part, meaning in PLACEHOLDERS.items() if part in parts]
     return notes + [TRAINING_NOTE] * (name in ("train", "pretrain"))
 
@@ -58,8 +60,8 @@ def notes_on(name: str, settings: list[Setting]) -> list[str]:
 def show_settings(name: str | None, *, as_json: bool = False, without: Collection[str] = ()) -> None:
     """Print the settings of a section, or of all sections, in groups or as JSON; `without` some, by their keys."""
     sections = {
-        one: [setting for setting in settings_of_stage(one) if setting.key not in without]
-        for one in ([name] if name else Recipe.model_fields)
+        section: [setting for setting in settings_of_stage(section) if setting.key not in without]
+        for section in ([name] if name else Recipe.model_fields)
     }
     if as_json:
         rows = [setting._asdict() for entries in sections.values() for setting in entries]
@@ -97,14 +99,14 @@ def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
     objectives, problems = OBJECTIVES.usable()
     if name is not None:
         objectives, problems = {name: OBJECTIVES.find(name)}, []
-    listed = {one: kind.hyperparameters() for one, kind in objectives.items()} | {"(all)": Objective.modifiers()}
+    listed = {key: kind.hyperparameters() for key, kind in objectives.items()} | {"(all)": Objective.modifiers()}
     output = terminal()
     if as_json:
-        rows = {one: [each._asdict() for each in parameters.values()] for one, parameters in listed.items()}
+        rows = {objective: [each._asdict() for each in parameters.values()] for objective, parameters in listed.items()}
         print_json({"objectives": rows, "problems": problems})
         return
-    for one, hyperparameters in listed.items():
-        output.print(Text(one, style="bold underline"))
+    for objective, hyperparameters in listed.items():
+        output.print(Text(objective, style="bold underline"))
         for key, parameter in hyperparameters.items():
             head = Text.assemble((key, "bold"), f"  {parameter.type}; default: {parameter.default_text}")
             output.print(Padding(head, (0, 0, 0, 2)))

@@ -58,20 +58,20 @@ def show_outcomes(folder: RunFolder, output: Path | str, *, as_json: bool) -> No
 def stages_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     """The outcome of each unit of work, for programs."""
     return {
-        name: {"ran": one.ran, "seconds": round(one.seconds, 3), "summary": one.summary}
-        for name, one in outcomes.items()
+        name: {"ran": outcome.ran, "seconds": round(outcome.seconds, 3), "summary": outcome.summary}
+        for name, outcome in outcomes.items()
     }
 
 
 def _shown(summary: Mapping[str, Any]) -> dict[str, str]:
     """The plain numbers, texts and short counts of a summary."""
-    found: dict[str, str] = {}
+    shown: dict[str, str] = {}
     for key, value in summary.items():
-        if isinstance(value, Mapping) and value and all(isinstance(one, int | float) for one in value.values()):
-            found[key] = ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+        if isinstance(value, Mapping) and value and all(isinstance(number, int | float) for number in value.values()):
+            shown[key] = ", ".join(f"{name} {_text(number)}" for name, number in value.items())
         elif isinstance(value, int | float | str):
-            found[key] = _text(value)
-    return found
+            shown[key] = _text(value)
+    return shown
 
 
 def _text(value: float | str) -> str:

@@ -26,15 +26,15 @@ def push(
     """Print what goes up, and upload it unless `dry_run`. Raises ConfigError for what cannot be uploaded."""
     refuse_urls({"MODEL_FOLDER": folder})
     report = report_of(folder) if with_report else None
-    found, notes = uploads(folder, repository, report=report, license=license)
-    sizes = listing(found)
+    files, notes = uploads(folder, repository, report=report, license=license)
+    sizes = listing(files)
     if not as_json:
         table = FoldingTable("file", title=f"{folder} → {repository}")
         table.add_column("bytes", justify="right")
-        for place, size in sizes.items():
-            table.add_row(place, f"{size:,}")
+        for file, size in sizes.items():
+            table.add_row(file, f"{size:,}")
         terminal().print(table)
-    goes = {Path(place).parts[0] for place in sizes}
+    goes = {Path(file).parts[0] for file in sizes}
     stays = sorted(path.name for path in folder.iterdir() if path.name not in goes)
     if stays:
         console.print(f"stays here: {', '.join(stays)}", soft_wrap=True)
@@ -47,7 +47,7 @@ def push(
         address = None
     else:
         with only_results():
-            address = upload(found, repository, private=private, revision=revision)
+            address = upload(files, repository, private=private, revision=revision)
     if as_json:
         print_json({"repository": repository, "files": sizes, "stays": stays, "notes": notes, "address": address})
     elif address is not None:

@@ -133,7 +133,7 @@ def study(
             for choice in choices:
                 score = f"{choice.metric} {choice.best.score:.2f}, best of {len(choice.trials)}"
                 said = "; ".join([f"{', '.join(choice.overrides)} ({score})", *choice.remarks])
-                console.print(f"search: {choice.place}: {said}", soft_wrap=True)
+                console.print(f"search: {choice.target}: {said}", soft_wrap=True)
         failures = run_study(found, processes=processes)
         check_apart(found, finished(found, failures))
         distances: list[Distance] = []

@@ -30,7 +30,7 @@ COURSE = 32
 """Characters in the sparkline of a measure."""
 
 
-class Measure(NamedTuple):
+class LoggedMeasure(NamedTuple):
     """One row of the view: a name in the log, and how it is displayed."""
 
     key: str
@@ -39,14 +39,14 @@ class Measure(NamedTuple):
 
 
 MEASURES = (
-    Measure("loss", "loss", "{:.4f}"),
-    Measure("rewards/margins", "reward margin, nats", "{:+.3f}"),
-    Measure("rewards/accuracies", "reward accuracy", "{:.1%}"),
-    Measure("rewards/saturated", "saturated pairs", "{:.1%}"),
-    Measure("logratios/chosen", "log-ratio of the chosen, nats", "{:+.3f}"),
-    Measure("logratios/rejected", "log-ratio of the rejected, nats", "{:+.3f}"),
-    Measure("grad_norm", "gradient norm", "{:.3g}"),
-    Measure("tokens_per_second", "tokens a second", "{:,.0f}"),
+    LoggedMeasure("loss", "loss", "{:.4f}"),
+    LoggedMeasure("rewards/margins", "reward margin, nats", "{:+.3f}"),
+    LoggedMeasure("rewards/accuracies", "reward accuracy", "{:.1%}"),
+    LoggedMeasure("rewards/saturated", "saturated pairs", "{:.1%}"),
+    LoggedMeasure("logratios/chosen", "log-ratio of the chosen, nats", "{:+.3f}"),
+    LoggedMeasure("logratios/rejected", "log-ratio of the rejected, nats", "{:+.3f}"),
+    LoggedMeasure("grad_norm", "gradient norm", "{:.3g}"),
+    LoggedMeasure("tokens_per_second", "tokens a second", "{:,.0f}"),
 )
 
 

@@ -53,10 +53,10 @@ def bundled(kind: str) -> list[Bundled]:
     folder = home() / kind
     if kind != "examples":
         files = (file for file in folder.rglob("*.yaml") if file.parent.name != SHARED)
-        found = [(file.relative_to(folder).with_name(file.name.removesuffix(".yaml")), file) for file in files]
+        named = [(file.relative_to(folder).with_name(file.name.removesuffix(".yaml")), file) for file in files]
     else:
-        found = [(Path(kind) / file.relative_to(folder), file) for file in _examples(folder)]
-    return [Bundled(kind, name.as_posix(), file, _about(file)) for name, file in sorted(found)]
+        named = [(Path(kind) / file.relative_to(folder), file) for file in _examples(folder)]
+    return [Bundled(kind, name.as_posix(), file, _about(file)) for name, file in sorted(named)]
 
 
 def find(path: Path | str, kind: str = "recipes", *, beside: Path = Path()) -> Path:
@@ -64,19 +64,19 @@ def find(path: Path | str, kind: str = "recipes", *, beside: Path = Path()) -> P
 
     beside: folder that relative paths start from. Raises ConfigError, with similar names, if there is neither.
     """
-    given = beside / path
-    if given.exists() and not given.is_dir():
-        return given
+    file = beside / path
+    if file.exists() and not file.is_dir():
+        return file
     name = str(path).removeprefix(f"{kind}/").removesuffix(".yaml")
-    known = {one.name: one.path for one in bundled(kind)}
-    if name in known:
-        return known[name]
-    if given.exists():
-        return given  # whoever reads it says what is wrong with it
-    close = difflib.get_close_matches(name, known, 3)
+    packaged = {entry.name: entry.path for entry in bundled(kind)}
+    if name in packaged:
+        return packaged[name]
+    if file.exists():
+        return file  # whoever reads it says what is wrong with it
+    close = difflib.get_close_matches(name, packaged, 3)
     similar = f"; similar ones: {', '.join(close)}" if close else ""
     raise ConfigError(
-        f"{given}: cannot be read (no such file); set it to the path of a YAML file, or to a name that "
+        f"{file}: cannot be read (no such file); set it to the path of a YAML file, or to a name that "
         f"`regretless recipes` lists under {kind}{similar}"
     )
 
@@ -89,13 +89,13 @@ def copy_files(names: Sequence[str], folder: Path) -> list[Path]:
     """
     source = home()
     names = [name.rstrip("/").removesuffix(".yaml") for name in names]
-    known: dict[str, Path] = {}
+    packaged: dict[str, Path] = {}
     for kind in ("examples", "studies", "recipes"):  # a name of two is the recipe's; the path names the study
-        for one in bundled(kind):
-            path = one.path.relative_to(source).as_posix().removesuffix(".yaml")
-            known |= {path: one.path, one.name.removesuffix(".yaml"): one.path}
-    reject("recipes --copy", [f"{name}: {_suggestion(name, list(known))}" for name in names if name not in known])
-    files = {file for name in names for file in _with_parts(known[name])}
+        for entry in bundled(kind):
+            path = entry.path.relative_to(source).as_posix().removesuffix(".yaml")
+            packaged |= {path: entry.path, entry.name.removesuffix(".yaml"): entry.path}
+    reject("recipes --copy", [f"{name}: {_suggestion(name, list(packaged))}" for name in names if name not in packaged])
+    files = {file for name in names for file in _with_parts(packaged[name])}
     targets = {file: folder / file.relative_to(source) for file in sorted(files)}
     in_the_way = [
         target for file, target in targets.items() if target.exists() and target.read_bytes() != file.read_bytes()
@@ -111,8 +111,8 @@ def copy_files(names: Sequence[str], folder: Path) -> list[Path]:
     return list(targets.values())
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 3)
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, 3)
     return f"unknown; similar: {', '.join(close)}" if close else "unknown; `regretless recipes` lists the names"
 
 

@@ -50,30 +50,30 @@ def out_of_reach() -> str | None:
     if constants.is_offline_mode():
         return "offline mode is on (HF_HUB_OFFLINE)"
     with _looking:
-        when, found = _looks.get(constants.ENDPOINT, (-math.inf, None))
+        when, problem = _looks.get(constants.ENDPOINT, (-math.inf, None))
         if time.monotonic() - when >= REMEMBERED:
-            found = _look(constants.ENDPOINT)
-            _looks[constants.ENDPOINT] = time.monotonic(), found
-        return found
+            problem = _look(constants.ENDPOINT)
+            _looks[constants.ENDPOINT] = time.monotonic(), problem
+        return problem
 
 
 def _look(endpoint: str) -> str | None:
     from huggingface_hub import get_session
 
-    found: list[str | None] = []
+    problems: list[str | None] = []
 
     def ask() -> None:
         try:
             get_session().head(endpoint, timeout=SECONDS)
-            found.append(None)
+            problems.append(None)
         except Exception as error:  # whatever network, proxy and certificates can raise
-            found.append(f"{endpoint} cannot be reached: {error}")
+            problems.append(f"{endpoint} cannot be reached: {error}")
 
     # A thread, because no time limit of the client holds for the look-up of a name.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    return found[0] if found else f"{endpoint} does not answer within {SECONDS:g} seconds"
+    return problems[0] if problems else f"{endpoint} does not answer within {SECONDS:g} seconds"
 
 
 @contextlib.contextmanager
@@ -127,8 +127,8 @@ def missing(repositories: Collection[Repository]) -> dict[Repository, str]:
     asked = {pool.submit(_problem, repository): repository for repository in dict.fromkeys(repositories)}
     answered, _ = wait(asked, timeout=2 * SECONDS)
     pool.shutdown(wait=False, cancel_futures=True)
-    found = {asked[future]: future.result() for future in answered if future.exception() is None}
-    return {repository: problem for repository, problem in found.items() if problem is not None}
+    problems = {asked[future]: future.result() for future in answered if future.exception() is None}
+    return {repository: problem for repository, problem in problems.items() if problem is not None}
 
 
 def no_upload(token: str | None) -> str | None:
@@ -164,10 +164,10 @@ def _problem(repository: Repository) -> str | None:
     api = HfApi()
     kind = repository.kind.replace("dataset", "data set")
     try:
-        known: Any = api.repo_info(
+        info: Any = api.repo_info(
             repository.name, repo_type=repository.kind, revision=repository.revision, timeout=SECONDS
         )
-        if known.gated:
+        if info.gated:
             api.auth_check(repository.name, repo_type=repository.kind)
     except errors.GatedRepoError:
         return (

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy import stats
 
 LEVEL = 0.95
+PERCENT = 100.0
 
 
 class Interval(NamedTuple):
@@ -72,8 +73,8 @@ def wilson(successes: int, n: int) -> Interval:
         raise ValueError(f"expected 0 <= successes <= n, got {successes} of {n}")
     if n == 0:
         return UNKNOWN
-    found = stats.binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
-    return Interval(float(found.low), float(found.high))
+    interval = stats.binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
+    return Interval(float(interval.low), float(interval.high))
 
 
 def over_seeds(values: Sequence[float]) -> SeedSummary:
@@ -124,12 +125,12 @@ def difference_over_seeds(first: Sequence[float], second: Sequence[float]) -> Pa
     vary, and only equal values throughout have the p-value 1. Raises ValueError for unequal lengths or no seed.
     """
     differences = [after - before for before, after in zip(first, second, strict=True)]
-    found = over_seeds(differences)
+    spread = over_seeds(differences)
     # Differences of equal percentages may differ in the last bit, which a t-test would take for a tiny spread.
-    if found.n < 2 or found.sd <= ROUNDING * max(map(abs, (*first, *second))):
-        is_equal = found.n > 1 and not any(abs(value) > ROUNDING for value in differences)
-        return PairedDifference(found.n, found.mean, UNKNOWN, 1.0 if is_equal else math.nan)
-    return PairedDifference(found.n, found.mean, found.interval, float(stats.ttest_1samp(differences, 0.0).pvalue))
+    if spread.n < 2 or spread.sd <= ROUNDING * max(map(abs, (*first, *second))):
+        is_equal = spread.n > 1 and not any(abs(value) > ROUNDING for value in differences)
+        return PairedDifference(spread.n, spread.mean, UNKNOWN, 1.0 if is_equal else math.nan)
+    return PairedDifference(spread.n, spread.mean, spread.interval, float(stats.ttest_1samp(differences, 0.0).pvalue))
 
 
 ROUNDING = 1e-12
@@ -161,8 +162,8 @@ def _correlation(both: int, gained: int, lost: int, neither: int) -> float:
     return excess / math.sqrt(margins) if margins else 0.0
 
 
-def _reach(one: float, other: float, correlation: float) -> float:
-    return math.sqrt(max(one**2 - 2 * correlation * one * other + other**2, 0.0))
+def _reach(first: float, second: float, correlation: float) -> float:
+    return math.sqrt(max(first**2 - 2 * correlation * first * second + second**2, 0.0))
 
 
 Array = npt.NDArray[np.float64]
@@ -182,7 +183,7 @@ class Estimate(NamedTuple):
         """As JSON values, `null` for what is unknown; `more` is added."""
         low, high = self.interval
         numbers = {"value": self.value, "standard_error": self.standard_error, "low": low, "high": high}
-        return {**{key: known(value) for key, value in numbers.items()}, "n": self.n, **more}
+        return {**{key: none_if_nan(value) for key, value in numbers.items()}, "n": self.n, **more}
 
     @property
     def p_value(self) -> float:
@@ -192,7 +193,7 @@ class Estimate(NamedTuple):
         return float(2 * stats.t.sf(abs(self.value) / self.standard_error, self.n - 1))
 
 
-def known(value: float) -> float | None:
+def none_if_nan(value: float) -> float | None:
     """The number, or None for NaN."""
     return None if math.isnan(value) else value
 
@@ -279,12 +280,12 @@ def share_by_prompt(hits: Sequence[bool], prompts: Sequence[Hashable]) -> dict[s
     quantile (Dean and Pagano, Journal of Survey Statistics and Methodology 3, 2015). The same in all prompts: of as
     many values as prompts. Raises ValueError for sequences of different lengths.
     """
-    found = mean_by_prompt([float(hit) for hit in hits], [1.0] * len(hits), prompts)
-    share, error, n = found["value"], found["standard_error"], found["prompts"]
+    estimate = mean_by_prompt([float(hit) for hit in hits], [1.0] * len(hits), prompts)
+    share, error, n = estimate["value"], estimate["standard_error"], estimate["prompts"]
     if share is None or error is None or n is None:
-        return found
+        return estimate
     independent = share * (1 - share) / error**2 if error else n
     squared = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) ** 2 / independent
     middle = (share + squared / 2) / (1 + squared)
     reach = math.sqrt(squared * share * (1 - share) + squared**2 / 4) / (1 + squared)
-    return found | {"low": max(0.0, middle - reach), "high": min(1.0, middle + reach)}
+    return estimate | {"low": max(0.0, middle - reach), "high": min(1.0, middle + reach)}

@@ -156,7 +156,7 @@ class SharedBars:
 
     def _leave(self, key: tuple[str, int]) -> None:
         number = self._tasks.pop(key)
-        (task,) = [one for one in self._progress.tasks if one.id == number]
+        (task,) = [task for task in self._progress.tasks if task.id == number]
         task.stop_time = task.get_time()
         if not console.is_jupyter:
             row = self._progress.make_tasks_table([task])

@@ -21,10 +21,10 @@ def processes() -> int:
         return 1
     values = {name: os.environ.get(name) for name in (COUNT, RANK, LOCAL_RANK)}
     if not all(value is not None and value.isdecimal() for value in values.values()):
-        found = ", ".join(f"{name} {'unset' if value is None else repr(value)}" for name, value in values.items())
+        texts = ", ".join(f"{name} {'unset' if value is None else repr(value)}" for name, value in values.items())
         raise ConfigError(
             f"environment: expected whole numbers in {COUNT}, {RANK} and {LOCAL_RANK}, as launchers set them together, "
-            f"got {found}; start the processes with torchrun or accelerate launch, or, for a single one, unset {COUNT}"
+            f"got {texts}; start the processes with torchrun or accelerate launch, or, for a single one, unset {COUNT}"
         )
     return int(os.environ[COUNT])
 

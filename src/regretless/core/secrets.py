@@ -122,11 +122,11 @@ def _without_forms(text: str) -> str:
     return _FORMS.sub(HIDDEN, _IN_ADDRESS.sub(_parameter, _USER.sub(f"{HIDDEN}@", text) if "://" in text else text))
 
 
-def _parameter(found: re.Match[str]) -> str:
-    name = found[1].replace("-", "_").lower()
-    return f"{found[1]}={HIDDEN}" if is_secret(name) or name in _MORE_IN_ADDRESSES else found[0]
+def _parameter(match: re.Match[str]) -> str:
+    name = match[1].replace("-", "_").lower()
+    return f"{match[1]}={HIDDEN}" if is_secret(name) or name in _MORE_IN_ADDRESSES else match[0]
 
 
-def _pair(found: re.Match[str]) -> str:
-    plain = found[3].lower() in ("none", "null", "true", "false")
-    return f"{found[1]}{found[2]}{HIDDEN}" if is_secret(found[1]) and not plain else found[0]
+def _pair(match: re.Match[str]) -> str:
+    plain = match[3].lower() in ("none", "null", "true", "false")
+    return f"{match[1]}{match[2]}{HIDDEN}" if is_secret(match[1]) and not plain else match[0]

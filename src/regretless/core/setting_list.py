@@ -119,7 +119,9 @@ def _merged(options: Sequence[Sequence[Setting]], chooser: str) -> Iterator[Sett
         for option in options:
             yield from option
         return
-    kinds = [next(one.type for one in option if one.key.rpartition(".")[2] == chooser) for option in options]
+    kinds = [
+        next(setting.type for setting in option if setting.key.rpartition(".")[2] == chooser) for option in options
+    ]
     having: dict[str, dict[str, list[str]]] = {}
     first: dict[str, Setting] = {}
     for kind, option in zip(kinds, options, strict=True):

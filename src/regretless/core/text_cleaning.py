@@ -128,8 +128,8 @@ def printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _HIDDEN.sub(_escaped, text)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    number = ord(found[0])
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
     if 0xDC80 <= number <= 0xDCFF:  # Python's placeholder for a byte of a file name
         return f"\\x{number - 0xDC00:02x}"
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

@@ -30,11 +30,11 @@ def versions() -> dict[str, str]:
 @cache
 def _installed() -> dict[str, str]:
     # Once for a process, which goes on with the packages that it has imported: it parses all their metadata.
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def versions_for(settings: Any) -> dict[str, str]:

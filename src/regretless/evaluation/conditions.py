@@ -49,11 +49,11 @@ def of_pass(root: Path, label: str, benchmark: str, where: str, name: str = GREE
 
     What a missing manifest would say is left out. Raises DataError for a file that cannot be read.
     """
-    place = root / label / benchmark / ("" if name == GREEDY else name)
-    graded = _settings_in(place)
+    folder = root / label / benchmark / ("" if name == GREEDY else name)
+    graded = _settings_in(folder)
     settings = {f"verify.{key}": str(value) for key, value in graded.items() if key not in NOT_GRADING}
     return Conditions(
-        where, settings | _decoding(root / SAMPLES / label / benchmark / name), _problems_with_gold_answers(place)
+        where, settings | _decoding(root / SAMPLES / label / benchmark / name), _problems_with_gold_answers(folder)
     )
 
 
@@ -109,14 +109,14 @@ def _settings_in(folder: Path) -> Mapping[str, Any]:
 def _decoding(samples: Path) -> dict[str, str]:
     sampling = _settings_in(samples).get("sampling", {})
     # Versions without the setting stopped nowhere.
-    known = {"stop": [], **sampling} if sampling else {}
-    return {f"evaluate.{key}": str(value) for key, value in known.items() if key not in NOT_DECODING}
+    settings = {"stop": [], **sampling} if sampling else {}
+    return {f"evaluate.{key}": str(value) for key, value in settings.items() if key not in NOT_DECODING}
 
 
-def _problems_with_gold_answers(place: Path) -> dict[str, str]:
-    file = place / "responses.parquet"
+def _problems_with_gold_answers(folder: Path) -> dict[str, str]:
+    file = folder / "responses.parquet"
     if not file.is_file():
-        return dict.fromkeys(read_json(place / "result.json")["verdicts"], "")
+        return dict.fromkeys(read_json(folder / "result.json")["verdicts"], "")
 
     # The help of commands needs names in this file, and no tables.
     import pyarrow.parquet as pq
@@ -140,31 +140,31 @@ def answers_folder(settings: Mapping[str, Any]) -> str:
 
 def differing_settings(group: Sequence[Conditions]) -> list[str]:
     """Settings in which some differ, each with its values; a setting that only some know is none of them."""
-    found = []
-    for key in dict.fromkeys(key for one in group for key in one.settings):
+    differences = []
+    for key in dict.fromkeys(key for conditions in group for key in conditions.settings):
         values: dict[str, list[str]] = {}
-        for one in group:
-            if key in one.settings:
-                values.setdefault(one.settings[key], []).append(one.where)
+        for conditions in group:
+            if key in conditions.settings:
+                values.setdefault(conditions.settings[key], []).append(conditions.where)
         if len(values) > 1:
-            found.append(f"{key} is {listed(values)}")
-    return found
+            differences.append(f"{key} is {listed(values)}")
+    return differences
 
 
 def other_problems(group: Sequence[Conditions]) -> str | None:
     """How the problems of the first and of another one differ; None if all answered the same."""
     first = group[0]
-    for one in group[1:]:
-        if one.problems == first.problems:
+    for other in group[1:]:
+        if other.problems == first.problems:
             continue
-        alone = [len(a.problems.keys() - b.problems.keys()) for a, b in ((first, one), (one, first))]
-        common = one.problems.keys() & first.problems.keys()
+        alone = [len(a.problems.keys() - b.problems.keys()) for a, b in ((first, other), (other, first))]
+        common = other.problems.keys() & first.problems.keys()
         changed = [
-            key for key in common if "" not in (pair := {one.problems[key], first.problems[key]}) and len(pair) > 1
+            key for key in common if "" not in (pair := {other.problems[key], first.problems[key]}) and len(pair) > 1
         ]
         if any(alone) or changed:
             return (
-                f"{first.where} and {one.where} answered different problems: {alone[0]} only in the first, "
+                f"{first.where} and {other.where} answered different problems: {alone[0]} only in the first, "
                 f"{alone[1]} only in the second, {len(changed)} with other text or gold answer"
             )
     return None
@@ -185,7 +185,7 @@ def passes_alike(
     greedy = of_pass(evaluate_dir, label, benchmark, GREEDY)
     undrawn = {key: value for key, value in greedy.settings.items() if key not in DRAWING}
     greedy = replace(greedy, settings=undrawn)
-    fitting = [name for name, one in passes.items() if _is_alike(greedy, one)]
+    fitting = [name for name, conditions in passes.items() if _is_alike(greedy, conditions)]
     asked = [name for name in (f"seed-{seed}" for seed in current) if name in fitting]
     model = asked[0] if asked else max(fitting, key=lambda name: finished_at(folder / name), default=None)
     kept = [name for name in fitting if model is not None and _is_alike(passes[model], passes[name])]

@@ -18,7 +18,14 @@ from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import read_json, write_json
-from regretless.core.intervals import Interval, difference_over_seeds, known, paired_difference, t_interval, wilson
+from regretless.core.intervals import (
+    Interval,
+    difference_over_seeds,
+    none_if_nan,
+    paired_difference,
+    t_interval,
+    wilson,
+)
 from regretless.core.paths import PathSetting
 from regretless.core.settings import Section
 from regretless.data.rows import read_rows
@@ -59,9 +66,9 @@ class HarnessSettings(Section):
 def check_harness(settings: HarnessSettings) -> None:
     """Raise ConfigError unless the environment has lm_eval."""
     python = settings.python or sys.executable
-    found = "import importlib.util; sys.exit(importlib.util.find_spec('lm_eval') is None)"
+    script = "import importlib.util; sys.exit(importlib.util.find_spec('lm_eval') is None)"
     try:
-        done = subprocess.run(run_code(found, python=settings.python), capture_output=True, check=False)
+        done = subprocess.run(run_code(script, python=settings.python), capture_output=True, check=False)
     except OSError as error:
         raise ConfigError(f"{python}: cannot be run ({error.strerror})") from error
     if done.returncode != 0:
@@ -90,7 +97,7 @@ def run(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig, out
     if not scores:
         raise DataError(f"{raw}: lm_eval wrote no scores of single problems for {', '.join(tasks)}")
     write_json(output / SCORES, scores)
-    return {"tasks": len({task_of(one) for one in scores}), "scores": sum(map(len, scores.values()))}
+    return {"tasks": len({task_of(score) for score in scores}), "scores": sum(map(len, scores.values()))}
 
 
 def command(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig, output: Path) -> list[str]:
@@ -106,10 +113,10 @@ def command(tasks: Sequence[str], settings: HarnessSettings, model: ModelConfig,
         "dtype": model.dtype,
     }
     values |= {"tokenizer": model.tokenizer, "trust_remote_code": model.trust_remote_code or None}
-    given = {name: value for name, value in values.items() if value is not None}
+    arguments = {name: value for name, value in values.items() if value is not None}
     words = [*run_module("lm_eval", python=settings.python), "run", "--model", "hf"]
     # As JSON, because a path may contain a comma.
-    words += ["--model_args", json.dumps(given), "--tasks", *tasks, "--batch_size", str(settings.batch_size)]
+    words += ["--model_args", json.dumps(arguments), "--tasks", *tasks, "--batch_size", str(settings.batch_size)]
     words += ["--log_samples", "--output_path", str(output)]
     optional = {
         "--include_path": settings.include_path,
@@ -132,7 +139,7 @@ def read_scores(raw: Path) -> dict[str, dict[str, float]]:
     Metrics that are not one number per problem (instruction-level ones) are left out. An earlier attempt's files count
     only where a later one wrote none.
     """
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for path in sorted(raw.rglob("samples_*.jsonl"), key=lambda path: path.stat().st_mtime_ns):
         task = path.name.removeprefix("samples_").rpartition("_")[0]
         fresh: dict[str, dict[str, float]] = {}
@@ -145,17 +152,17 @@ def read_scores(raw: Path) -> dict[str, dict[str, float]]:
                     key = f"{task}|{metric}|{row.get('filter') or 'none'}"
                     problem = f"{row.get('doc_id')}-{str(row.get('doc_hash'))[:12]}"
                     fresh.setdefault(key, {})[problem] = float(value)
-        found |= fresh
-    return found
+        scores |= fresh
+    return scores
 
 
 def lower_is_better(raw: Path) -> set[str]:
     """`task|metric` of the metrics for which the harness's result files say that less is better."""
-    found: set[str] = set()
+    lower: set[str] = set()
     for path in raw.rglob("results_*.json"):
         for task, metrics in (read_json(path).get("higher_is_better") or {}).items():
-            found |= {f"{task}|{metric}" for metric, higher in metrics.items() if higher is False}
-    return found
+            lower |= {f"{task}|{metric}" for metric, higher in metrics.items() if higher is False}
+    return lower
 
 
 def task_of(key: str) -> str:
@@ -189,8 +196,8 @@ def rows_of(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dic
                 "metric": metric_of(key),
                 "n": len(values),
                 "value": mean(values.values()),
-                "low": known(interval.low),
-                "high": known(interval.high),
+                "low": none_if_nan(interval.low),
+                "high": none_if_nan(interval.high),
                 "gain": None,
                 "gain_low": None,
                 "gain_high": None,
@@ -207,13 +214,13 @@ def _gain(
 ) -> dict[str, Any]:
     if base.keys() != values.keys():
         raise DataError(f"{task}: {label} and {BASE} answered different problems; evaluate both again")
-    first, second = ([one[problem] for problem in sorted(base)] for one in (base, values))
+    first, second = ([scores[problem] for problem in sorted(base)] for scores in (base, values))
     if right_or_wrong:
-        difference = paired_difference([bool(one) for one in first], [bool(one) for one in second])
+        difference = paired_difference([bool(score) for score in first], [bool(score) for score in second])
     else:
         difference = difference_over_seeds(first, second)
     low, high = difference.interval
-    return {"gain": difference.mean, "gain_low": known(low), "gain_high": known(high)}
+    return {"gain": difference.mean, "gain_low": none_if_nan(low), "gain_high": none_if_nan(high)}
 
 
 def _interval(values: Sequence[float], right_or_wrong: bool) -> Interval:

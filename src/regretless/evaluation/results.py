@@ -16,7 +16,7 @@ from rich.table import Table
 
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
-from regretless.core.intervals import in_percent, known, over_seeds, paired_difference, wilson, within
+from regretless.core.intervals import in_percent, none_if_nan, over_seeds, paired_difference, wilson, within
 from regretless.core.paths import PathSetting
 from regretless.core.settings import REMOVABLE, ByFolder, Section, Seed, in_one_folder
 from regretless.core.terminal import FoldingTable
@@ -79,12 +79,12 @@ class BenchmarkSource(Section):
     @property
     def source(self) -> PromptSource:
         """The prompts and gold answers."""
-        known = BENCHMARKS[self.benchmark] if self.benchmark else {"answer_column": "answer"}
+        defaults = BENCHMARKS[self.benchmark] if self.benchmark else {"answer_column": "answer"}
         changes = self.model_dump(exclude_none=True, exclude={"benchmark", "verifier"})
         if self.dataset is not None:
             # A local copy has its own split and configuration, if any.
-            known = {name: value for name, value in known.items() if name not in ("split", "subset")}
-        return PromptSource(**(dict(known) | changes))
+            defaults = {name: value for name, value in defaults.items() if name not in ("split", "subset")}
+        return PromptSource(**(dict(defaults) | changes))
 
 
 class EvaluateConfig(Section):
@@ -232,24 +232,24 @@ def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
             folder = evaluate_dir / label / benchmark
             values = [read_json(folder / name / "result.json")["pass_at_1"] for name in names]
             summary = over_seeds(values)
-            low, high = (known(bound) for bound in within(summary.interval, values, 0.0, 1.0))
+            low, high = (none_if_nan(bound) for bound in within(summary.interval, values, 0.0, 1.0))
             seeds.append(
                 {
                     "benchmark": benchmark,
                     "label": label,
                     "seeds": summary.n,
                     "mean": summary.mean,
-                    "sd": known(summary.sd),
+                    "sd": none_if_nan(summary.sd),
                     "low": low,
                     "high": high,
                 }
             )
-    found: dict[str, Any] = {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
+    results: dict[str, Any] = {"rows": _in_order(rows), "seeds": _in_order(seeds), "chat": judged}
     if (base := adapter_of(evaluate_dir)) is not None:
-        found["base"] = base
+        results["base"] = base
     if left_out:
-        found["left_out"] = left_out
-    return {**found, "harness": harness.rows_of(tasks)} if tasks else found
+        results["left_out"] = left_out
+    return {**results, "harness": harness.rows_of(tasks)} if tasks else results
 
 
 def adapter_of(evaluate_dir: Path) -> str | None:
@@ -282,14 +282,14 @@ def _row(evaluate_dir: Path, benchmark: str, label: str, greedy: Mapping[tuple[s
         difference = paired_difference(
             [base["verdicts"][problem] for problem in problems], [result["verdicts"][problem] for problem in problems]
         )
-        gain, (low, high) = difference.mean, (known(bound) for bound in difference.interval)
+        gain, (low, high) = difference.mean, (none_if_nan(bound) for bound in difference.interval)
     return {
         "benchmark": benchmark,
         "label": label,
         "n": result["n"],
         "value": result["pass_at_1"],
-        "low": known(result["interval"][0]),
-        "high": known(result["interval"][1]),
+        "low": none_if_nan(result["interval"][0]),
+        "high": none_if_nan(result["interval"][1]),
         "gain": gain,
         "gain_low": low,
         "gain_high": high,
@@ -330,11 +330,19 @@ def results_table(results: Mapping[str, Any]) -> Table:
         gain = write(row["gain"], row["gain_low"], row["gain_high"], sign="+")
         metric = f"{row['metric']} (%)" if is_share else row["metric"]
         rows.append(_cells(row["benchmark"], row["label"], metric, str(row["n"]), value, gain))
-    rows += [_cells(*cells) for cells in chat_results.table_rows(results.get("chat", []))]
+    for row in results.get("chat", ()):
+        if row["metric"].startswith((chat_results.CATEGORY, chat_results.TURN)):
+            continue  # only in the report
+        value = _number(row["value"], row["low"], row["high"]) or "–"
+        gain = _number(row["gain"], row["gain_low"], row["gain_high"], sign="+")
+        metric = f"{row['metric'].replace('_', ' ')} ({row['unit']})"
+        rows.append(_cells(row["benchmark"], row["label"], metric, str(row["n"]), value, gain, str(row["failed"])))
+    # Leave out columns that say nothing.
     metrics = {row["metric"] for row in rows}
     (metric,) = metrics if len(metrics) == 1 else ("Results",)
     shown = [name for name in CELLS if any(row[name] not in ("", "0") for row in rows)]
     shown = [name for name in shown if name != "metric" or len(metrics) > 1]
+    # Print the rest; a number is not folded inside a word.
     table = FoldingTable(title=f"{metric} [95 % interval]")
     base = [f"{BASE}, which gains are over, is {results['base']}"] if "base" in results else []
     table.caption = "\n".join([*base, *results.get("left_out", ())]) or None
@@ -354,7 +362,7 @@ CELLS = ("benchmark", "model", "metric", *RIGHT)
 
 def _cells(*values: str) -> dict[str, str]:
     """A row of the table by column; what is left out is empty."""
-    return {name: values[place] if place < len(values) else "" for place, name in enumerate(CELLS)}
+    return {name: values[column] if column < len(values) else "" for column, name in enumerate(CELLS)}
 
 
 def _percent(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:

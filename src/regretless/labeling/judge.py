@@ -230,11 +230,11 @@ def _summary(
 
 def _aspect_summary(name: str, judgments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     entries = [judgment["aspects"][name] for judgment in judgments]
-    known = [aspect["rating"] for aspect in entries if "rating" in aspect]
-    values = [value for value in known if value is not None]
+    ratings = [aspect["rating"] for aspect in entries if "rating" in aspect]
+    values = [value for value in ratings if value is not None]
     return {
         "rated": len(values),
         "mean": fmean(values) if values else None,
-        "not_applicable": len(known) - len(values),
-        "unknown": len(entries) - len(known),
+        "not_applicable": len(ratings) - len(values),
+        "unknown": len(entries) - len(ratings),
     }

@@ -135,8 +135,8 @@ class Template:
         try:
             return self._template.render(values).strip()
         except jinja2.TemplateError as error:
-            known = ", ".join(values) or "nothing"
-            raise ConfigError(f"template {self.where}: {error}; available variables: {known}") from error
+            allowed = ", ".join(values) or "nothing"
+            raise ConfigError(f"template {self.where}: {error}; available variables: {allowed}") from error
 
 
 def _headings(rendered: str) -> dict[int, str]:

@@ -72,7 +72,7 @@ class _Source:
     """0 for the first pair of its response, 1 for the second …"""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def identity(self) -> tuple[str, int]:
         """What tells it from all others."""
         return self.key, self.rank
 
@@ -106,9 +106,9 @@ def mask_pairs(pairs: Sequence[Pair], config: MaskConfig) -> tuple[list[Pair], d
     order = sorted(
         sources, key=lambda source: (source.rank, Random(f"{config.seed}:take:{source.key}").random(), source.key)
     )
-    selected = {source.place for source in order[:wanted]}
-    masked = [_masked(source, codec) for source in sources if source.place in selected]
-    lengths = Counter(source.length for source in sources if source.place in selected)
+    selected = {source.identity for source in order[:wanted]}
+    masked = [_masked(source, codec) for source in sources if source.identity in selected]
+    lengths = Counter(source.length for source in sources if source.identity in selected)
     return masked, {
         "masked": len(masked),
         "chosen_responses": responses + sum(left_out.values()),
@@ -155,9 +155,9 @@ def _sources(
         elif reason := _unwritable(pair, codec):
             left_out[reason] += 1
             foreign = foreign or (pair.tokenizer if reason == "another_tokenizer" else None)
-        elif found := list(_cuts(pair, key, fitting, config, codec)):
+        elif cuts := list(_cuts(pair, key, fitting, config, codec)):
             usable += 1
-            yield from found
+            yield from cuts
         else:
             left_out["no_text_left"] += 1
     if foreign is not None and codec is not None and not usable:
@@ -229,9 +229,9 @@ def _masked(source: _Source, codec: Codec | None) -> Pair:
     whole, left = _left(source, codec)
     text: Text = left
     if not isinstance(chosen.text, str):
-        own = [place for place, message in enumerate(chosen.text) if message["role"] == "assistant"]
+        answers = [position for position, message in enumerate(chosen.text) if message["role"] == "assistant"]
         # Of a tool call that is cut, too, the rest is plain text: what the model had written.
-        text = [*chosen.text[: own[whole]], {"role": "assistant", "content": left}]
+        text = [*chosen.text[: answers[whole]], {"role": "assistant", "content": left}]
     return replace(
         pair,
         rejected=replace(chosen.without_last(length), text=text, id=f"{chosen.id}-{length}"),

@@ -32,6 +32,7 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
             f"pair.rescore: {', '.join(unknown)}: no paired response was written by a model of that name; "
             f"the responses name {', '.join(sorted(map(str, keys)))}"
         )
+    # Score each distinct response once, one model after the other.
     logps: dict[tuple[str, tuple[int, ...]], list[float]] = {}
     counts: dict[str, Any] = {}
     for key, model in models.items():
@@ -42,23 +43,24 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
             for side in pair.sides.values():
                 if keys[side.model] != key:
                     continue
-                place = _place(pair, side)
+                key_of_response = _response_key(pair, side)
                 if pair.tokenizer not in (None, fingerprint):
                     raise ConfigError(
                         f"pair.rescore.{key}: {model.label} has another vocabulary than the token ids of its responses"
                     )
                 prompt = pair.prompt_token_ids or encode_prompt(tokenizer, pair.prompt, pair.chat_template_kwargs)
-                items[place] = (prompt, place[1])
+                items[key_of_response] = (prompt, key_of_response[1])
         scored = score_responses(load_model(model), list(items.values()), description=f"re-score: {key}"[:28])
-        logps |= {place: values.tolist() for place, values in zip(items, scored, strict=True)}
+        logps |= {key_of_response: values.tolist() for key_of_response, values in zip(items, scored, strict=True)}
         counts[key] = {
             "model": model.label,
             "responses": len(items),
             "nats_per_token": float(np.mean(np.concatenate(scored))),
         }
 
+    # Put the new log-probabilities into the pairs.
     def changed(pair: Pair, side: Side) -> Side:
-        return side if keys[side.model] is None else replace(side, logps=logps[_place(pair, side)])
+        return side if keys[side.model] is None else replace(side, logps=logps[_response_key(pair, side)])
 
     return [
         replace(
@@ -77,7 +79,7 @@ def _key(name: str | None, models: Mapping[str, ModelConfig]) -> str | None:
     return next((key for key in candidates if key in models), None)
 
 
-def _place(pair: Pair, side: Side) -> tuple[str, tuple[int, ...]]:
+def _response_key(pair: Pair, side: Side) -> tuple[str, tuple[int, ...]]:
     if has_several_tokenizers(pair):
         raise DataError(
             f"pair.rescore: response {side.id} is paired with one of another tokenizer, and a pair has the token ids "

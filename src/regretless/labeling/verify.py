@@ -196,7 +196,7 @@ def _summary(checks: Sequence[Check], refused: Sequence[Refusal]) -> dict[str, A
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class VerifiedPart:
     """A numbered part of the questions, and the file of its outcomes."""
 
     questions: Sequence[VerdictKey]
@@ -218,7 +218,7 @@ class PartVerifier(contextlib.AbstractContextManager["PartVerifier"]):
     ) -> None:
         self.pool.__exit__(kind, error, trace)
 
-    def __call__(self, part: Part, advance: Advance) -> None:
+    def __call__(self, part: VerifiedPart, advance: Advance) -> None:
         """Write the part's outcomes."""
         outcomes = [Check(Verdict.UNKNOWN, "")] * len(part.questions)
         for position, check in _check_part(self.verifier, self.pool, part.questions):
@@ -230,7 +230,7 @@ class PartVerifier(contextlib.AbstractContextManager["PartVerifier"]):
 def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], folder: Path) -> list[Check]:
     """Outcomes in the order of the questions; finished parts are read from the folder."""
     starts = range(0, len(questions), PART_ROWS)
-    parts = [Part(questions[start : start + PART_ROWS], folder / f"{start}.json") for start in starts]
+    parts = [VerifiedPart(questions[start : start + PART_ROWS], folder / f"{start}.json") for start in starts]
     with bar("verify", len(questions)) as advance:
         missing = [part for part in parts if not part.file.is_file()]
         advance(len(questions) - sum(len(part.questions) for part in missing))

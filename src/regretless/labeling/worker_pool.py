@@ -31,7 +31,7 @@ ROWS_PER_WORKER = 32
 """Rows for which starting another worker pays off (the start takes about a second for the algebra system)."""
 
 
-class Worker:
+class VerifierProcess:
     """One process and its current row."""
 
     def __init__(self, check: CheckFunction, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Pool:
         if module == "__main__" or not name.isidentifier():  # a method, an inner function, a lambda, an object
             raise ConfigError(f"verifier {module}.{name}: expected a function at the top of a module; move it into one")
         self.check, self.limit, self.seconds = check, workers, seconds
-        self.workers: list[Worker] = []
+        self.workers: list[VerifierProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -127,7 +127,7 @@ class Pool:
         done = 0
         while done < len(rows):
             while len(self.workers) < min(self.limit, -(-(len(rows) - done) // ROWS_PER_WORKER)):
-                self.workers.append(Worker(self.check, self.seconds))
+                self.workers.append(VerifierProcess(self.check, self.seconds))
             for worker in self.workers:
                 if waiting and worker.is_ready and worker.row is None:
                     row = waiting.popleft()
@@ -142,7 +142,7 @@ class Pool:
                 else:
                     self._give_up(worker)
 
-    def _give_up(self, worker: Worker) -> None:
+    def _give_up(self, worker: VerifierProcess) -> None:
         """End a worker that did not become ready, and do with one less; raises RegretlessError if that cannot help."""
         is_late, words = time.monotonic() >= worker.deadline, worker.last_words()
         if is_late and any(other.is_ready for other in self.workers):
@@ -158,7 +158,7 @@ class Pool:
             )
         raise RegretlessError(f"verifier {self.check.__module__} cannot start: {reason}")
 
-    def _outcome(self, worker: Worker, line: bytes | None) -> Check:
+    def _outcome(self, worker: VerifierProcess, line: bytes | None) -> Check:
         if line is not None:
             answer = json.loads(line)
             if isinstance(answer, str):
@@ -171,14 +171,14 @@ class Pool:
         is_late |= code == -signal.SIGPROF
         return Check(Verdict.UNKNOWN, "verifier timed out" if is_late else f"{DIED}: exit code {code}")
 
-    def _events(self) -> list[tuple[Worker, bytes | None]]:
+    def _events(self) -> list[tuple[VerifierProcess, bytes | None]]:
         """Wait for the next events: lines of the workers, and None for each that ended or is past its deadline."""
         busy = [worker for worker in self.workers if worker.row is not None or not worker.is_ready]
         with selectors.DefaultSelector() as selector:
             for worker in busy:
                 selector.register(worker.output, selectors.EVENT_READ, worker)
             wait = min(worker.deadline for worker in busy) - time.monotonic()
-            readable: list[Worker] = [key.data for key, _ in selector.select(max(wait, 0.0))]
+            readable: list[VerifierProcess] = [key.data for key, _ in selector.select(max(wait, 0.0))]
         late = [worker for worker in busy if worker not in readable and time.monotonic() >= worker.deadline]
         events = [*((worker, worker.receive()) for worker in readable), *((worker, None) for worker in late)]
         return [(worker, line) for worker, line in events if line != b""]

@@ -180,6 +180,8 @@ class Objective(Section):
     """The loss, a line for each quantity; π, r and m are the log-probabilities of the token s under policy, reference
     and behavior policy (nats), ⁺ is the chosen response and ⁻ the rejected one."""
 
+    token_value: ClassVar[Literal["reward", "regret", "det"]] = "reward"
+    """What the report shades a token by: its reward, its regret term, or that with a deterministic behavior policy."""
     rewards_means: ClassVar[bool] = False
     """Whether the reward is the mean log-probability of a response's tokens: less weight of some would raise it."""
     works_with: ClassVar[Mapping[str, str]] = {}
@@ -256,7 +258,7 @@ class Objective(Section):
         return None
 
     def check_properties(self) -> Self:
-        """This objective. Raises ConfigError if its `needs` or `zero_point` is something else than documented."""
+        """This objective. Raises ConfigError if `needs`, `zero_point` or `token_value` is not as documented."""
         needs: Any = self.needs
         if not (isinstance(needs, Set) and all(isinstance(name, str) for name in needs)):
             raise ConfigError(f"property `needs` of {self.name}: expected a frozenset of names, got {needs!r:.100}")
@@ -264,6 +266,8 @@ class Objective(Section):
             raise ConfigError(
                 f"property `zero_point` of {self.name}: expected mismatched, paired or None, got {self.zero_point!r}"
             )
+        if self.token_value not in ("reward", "regret", "det"):
+            raise ConfigError(f"`token_value` of {self.name}: expected reward, regret or det, got {self.token_value!r}")
         return self
 
     def __call__(self, logps: Logps, pairs: Tensor) -> Output:

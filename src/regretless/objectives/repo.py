@@ -38,6 +38,7 @@ class RePO(Objective):
         "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
         "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
     )
+    token_value: ClassVar[Literal["reward", "regret", "det"]] = "regret"
     uses_behavior: ClassVar[bool] = True
 
     beta: Positive = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from regretless.objectives.repo import RePO
 
@@ -18,4 +18,5 @@ class RePODet(RePO):
         "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
         "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
     )
+    token_value: ClassVar[Literal["reward", "regret", "det"]] = "det"
     uses_behavior: ClassVar[bool] = False

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 
+from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.records import Text, Verdict
@@ -22,8 +23,6 @@ T = TypeVar("T")
 
 COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths")
 SEPARATOR = " · "
-MEASURES = {"repo": "regret", "repo_det": "det"}
-"""Objective → its regret term, as the explorer names it."""
 
 
 @dataclass(frozen=True)
@@ -40,58 +39,60 @@ class FinishedStage:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Result:
-    """Greedy Pass@1 of one model on one benchmark, as shares, with 95 % intervals."""
+@dataclass(frozen=True, kw_only=True)
+class ModelResult:
+    """A measure of one model on one benchmark, with a 95 % interval, as `results.json` has it."""
 
     benchmark: str
     label: str
-    n: int
-    value: float
     low: float | None
     high: float | None
+
+
+R = TypeVar("R", bound=ModelResult)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedResult(ModelResult):
+    """A measure of which there is a paired difference from the base model."""
+
+    n: int
+    """Number of problems or questions behind it."""
     gain: float | None
-    """Paired difference from the base model; None for the base itself."""
+    """The difference; None for the base itself, and where the metric is no mean over problems."""
     gain_low: float | None
     gain_high: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyResult(ComparedResult):
+    """Greedy Pass@1 of one model on one benchmark, as shares."""
+
+    value: float
     cut: int
     """Responses truncated at the length limit; not correct."""
     unknown: int
     """Responses without a verdict, including truncated ones; not correct."""
 
 
-@dataclass(frozen=True)
-class SeedResult:
+@dataclass(frozen=True, kw_only=True)
+class SeedResult(ModelResult):
     """Pass@1 of one model sampled with several seeds, as shares: mean, standard deviation, 95 % t-interval."""
 
-    benchmark: str
-    label: str
     seeds: int
     mean: float
     sd: float | None
-    low: float | None
-    high: float | None
 
 
-@dataclass(frozen=True)
-class ChatResult:
-    """One metric of one model on a chat benchmark, on the metric's own scale, with its 95 % interval."""
+@dataclass(frozen=True, kw_only=True)
+class ChatResult(ComparedResult):
+    """One metric of one model on a chat benchmark, on the metric's own scale."""
 
-    benchmark: str
-    label: str
     judge: str
     metric: str
     unit: str
-    n: int
-    """Number of questions behind it."""
     value: float | None
     standard_error: float | None
-    low: float | None
-    high: float | None
-    gain: float | None
-    """Paired difference from the base model, for metrics that are means over questions."""
-    gain_low: float | None
-    gain_high: float | None
     failed: int
     """Failed judgments; no metric includes them."""
     cut: int
@@ -102,22 +103,12 @@ class ChatResult:
     """Their cost, if prices are set."""
 
 
-@dataclass(frozen=True)
-class HarnessResult:
-    """One metric of one model on a task of lm-evaluation-harness, on the metric's own scale, with its 95 % interval."""
+@dataclass(frozen=True, kw_only=True)
+class HarnessResult(ComparedResult):
+    """One metric of one model on a task of lm-evaluation-harness, on the metric's own scale."""
 
-    benchmark: str
-    label: str
     metric: str
-    n: int
-    """Number of problems behind it."""
     value: float
-    low: float | None
-    high: float | None
-    gain: float | None
-    """Paired difference from the base model; None for the base itself."""
-    gain_low: float | None
-    gain_high: float | None
 
 
 @dataclass(frozen=True)
@@ -163,10 +154,10 @@ class RunData:
     recipe: str | None
     others: Sequence[str]
     """Stages whose results are of other settings than the recipe."""
-    own: str | None
+    main_model: str | None
     """The model that the page is about: the first trained one with a regret term, else the first; None without one."""
     stages: Sequence[FinishedStage]
-    results: Sequence[Result]
+    results: Sequence[GreedyResult]
     seed_results: Sequence[SeedResult]
     passes_left_out: Sequence[str]
     """Notes on sampled passes that are in no mean over seeds, and why."""
@@ -198,29 +189,26 @@ def collect(
     stages = _stages(run_dir, places, _named(read_yaml(recipe) if recipe.is_file() else {}))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
-    own = own_model(trained, objectives_of(stages))
+    main = main_model(trained, objectives_of(stages))
+    # Results and responses of the evaluation; a stage that did not run leaves its part empty.
     evaluated = _evaluated(run_dir / "evaluate", order)
     results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
     return RunData(
         name=run_dir.resolve().name,
         recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
         others=others,
-        own=own,
+        main_model=main,
         stages=stages,
-        results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),
-        seed_results=_in_order([_record(SeedResult, row) for row in results["seeds"]], order, lambda row: row.label),
+        results=_records(GreedyResult, results["rows"], order),
+        seed_results=_records(SeedResult, results["seeds"], order),
         passes_left_out=results.get("left_out", []),
-        chat_results=_in_order(
-            [_record(ChatResult, row) for row in results.get("chat", [])], order, lambda row: row.label
-        ),
-        harness_results=_in_order(
-            [_record(HarnessResult, row) for row in results.get("harness", [])], order, lambda row: row.label
-        ),
+        chat_results=_records(ChatResult, results.get("chat", []), order),
+        harness_results=_records(HarnessResult, results.get("harness", []), order),
         logs=_logs(run_dir / "train", trained),
         inspect=_json(run_dir / "inspect" / "inspect.json"),
         scores=_scores(run_dir / "train", trained),
         changes=_changes(evaluated),
-        examples=list(_examples(evaluated, examples, random.Random(seed), own)),
+        examples=list(_examples(evaluated, examples, random.Random(seed), main)),
         token_rewards=_json(run_dir / "analyze" / "token_rewards.json"),
         comparisons={
             name: content
@@ -241,11 +229,16 @@ def objectives_of(stages: Iterable[FinishedStage]) -> dict[str, str]:
 
 
 def measure_of(model: str, objectives: Mapping[str, str]) -> str:
-    """Value of a token under the model's own objective; the reward where the objective has no regret term."""
-    return MEASURES.get(objectives.get(model, model), "reward")
+    """Value of a token under the model's objective (`Objective.token_value`); the reward for an unusable objective."""
+    from regretless.objectives import OBJECTIVES  # loads torch
+
+    try:
+        return OBJECTIVES.find(objectives.get(model, model)).token_value
+    except ConfigError:  # a plug-in that is not installed any more
+        return "reward"
 
 
-def own_model(models: Sequence[str], objectives: Mapping[str, str]) -> str | None:
+def main_model(models: Sequence[str], objectives: Mapping[str, str]) -> str | None:
     """The first model whose objective has a regret term, else the first; None without models."""
     return min(models, key=lambda model: measure_of(model, objectives) == "reward", default=None)
 
@@ -254,9 +247,11 @@ def _json(path: Path) -> Any:
     return read_json(path) if path.is_file() else None
 
 
-def _record(kind: Callable[..., T], row: Mapping[str, Any]) -> T:
-    """Record of a JSON object's values; values without a field are dropped."""
-    return kind(**{name: row[name] for name in kind.__annotations__})
+def _records(kind: type[R], rows: Iterable[Mapping[str, Any]], order: Sequence[str]) -> list[R]:
+    """Records of JSON objects in the order of their models; values without a field are dropped."""
+    names = [field.name for field in fields(kind)]
+    records = [kind(**{name: row[name] for name in names}) for row in rows]
+    return _in_order(records, order, lambda record: record.label)
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -363,14 +358,14 @@ def _changes(evaluated: Evaluated) -> list[Change]:
             counts = Counter((base[key], trained[key]) for key in base.keys() & trained.keys())
             moves = [(old, new) for old in ("wrong", "correct") for new in ("correct", "wrong")]
             solved, both_wrong, both_correct, broken = (counts[move] for move in moves)
-            known = solved + both_wrong + both_correct + broken
-            unknown = counts.total() - known
+            judged = solved + both_wrong + both_correct + broken
+            unknown = counts.total() - judged
             changes.append(Change(benchmark, label, solved, broken, both_correct, both_wrong, unknown))
     return changes
 
 
-def _examples(evaluated: Evaluated, count: int, rng: random.Random, own: str | None) -> Iterator[Example]:
-    """Problems that most trained models solved and the base model did not, and vice versa; those of `own` first."""
+def _examples(evaluated: Evaluated, count: int, rng: random.Random, main: str | None) -> Iterator[Example]:
+    """Problems that most trained models solved and the base model did not, and vice versa; those of `main` first."""
     for benchmark, models in evaluated.items():
         verdicts = {label: _verdicts(path) for label, path in models.items()}
         base = verdicts.pop(BASE)
@@ -379,7 +374,7 @@ def _examples(evaluated: Evaluated, count: int, rng: random.Random, own: str | N
             hits = Counter(key for trained in verdicts.values() for key, verdict in trained.items() if verdict == after)
             keys = sorted(key for key, verdict in base.items() if verdict == before and hits[key])
             rng.shuffle(keys)
-            shown = verdicts.get(own or "", {})
+            shown = verdicts.get(main or "", {})
             keys.sort(key=lambda key: (shown.get(key) != after, -hits[key]))
             chosen += [(kind, key) for key in keys[:count]]
         rows = {label: _rows(path, [key for _, key in chosen]) for label, path in models.items()}

@@ -7,14 +7,14 @@ from statistics import fmean
 from typing import Any
 
 from regretless.data.messages import full_text
-from regretless.reporting.collect import measure_of, own_model
+from regretless.reporting.collect import main_model, measure_of
 from regretless.reporting.views import cut
 
 DIGITS = 4
 """Decimal places of log-probabilities on the page (nats)."""
 SHADE_QUANTILE = 0.98
 """Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
-LABEL = 60
+LABEL_LENGTH = 60
 """Characters of a prompt's label in the list of pairs."""
 
 
@@ -57,21 +57,21 @@ def _opening(
     measure, because the behavior policy is unknown, it is the reward.
     """
     models = list(content["policies"])
-    own = own_model(models, objectives)
-    if own is None:
+    main = main_model(models, objectives)
+    if main is None:
         return {"policy": 0, "measure": "reward", "pair": 0}
     candidates = [index for index, pair in enumerate(pairs) if pair["kind"] != "masked"] or range(len(pairs))
     leads: dict[int, float] = {}
-    for measure in dict.fromkeys((measure_of(own, objectives), "reward")):
+    for measure in dict.fromkeys((measure_of(main, objectives), "reward")):
         for index in candidates:
             chosen, rejected = (
-                _mean(response, own, measure, content["beta"]) for response in pairs[index]["responses"]
+                _mean(response, main, measure, content["beta"]) for response in pairs[index]["responses"]
             )
             if chosen is not None and rejected is not None:
                 leads[index] = chosen - rejected
         if leads:
             break
-    return {"policy": models.index(own), "measure": measure, "pair": max(leads, key=leads.__getitem__, default=0)}
+    return {"policy": models.index(main), "measure": measure, "pair": max(leads, key=leads.__getitem__, default=0)}
 
 
 def _mean(response: Mapping[str, Any], model: str, measure: str, beta: float) -> float | None:
@@ -114,4 +114,4 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
 
 def _label(prompt: Any) -> str:
     text = " ".join((prompt if isinstance(prompt, str) else full_text(prompt[-1])).split())
-    return text if len(text) <= LABEL else f"{text[:LABEL]}…"
+    return text if len(text) <= LABEL_LENGTH else f"{text[:LABEL_LENGTH]}…"

@@ -103,6 +103,7 @@ def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> di
             f"{run_dir}: results of {', '.join(data.others)} are not of its recipe.yaml, but of earlier settings: a "
             "partial or interrupted run has set others; run the recipe to the end"
         )
+    # Prepare tables, charts and the explorer.
     colors = views.colors_of(data)
     rewards = data.token_rewards
     scripts = ["page.js", *["curves.js"] * bool(data.logs), *["figure.js", "token_explorer.js"] * bool(rewards)]
@@ -139,6 +140,7 @@ def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> di
             scripts=[_script(name) for name in scripts],
         )
     )
+    # Write the page, and figures as files if they are asked for.
     path = output / "report.html"
     check_page(path, [] if config.figures is None else ["figures"])
     write_text(path, page)

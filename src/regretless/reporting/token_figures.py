@@ -27,9 +27,9 @@ WIDTH, MARGIN, HEAD, FOOT = 7.0, 0.12, 0.34, 0.62
 DOTS_PER_INCH = 200
 FULL_SHADE = 2.0
 """Value of the full shade, in multiples of the response's root mean square; the page has the same."""
-NAMES = {"reward": "reward", "long_horizon": "long-horizon term", "regret": "regret term"}
+MEASURE_NAMES = {"reward": "reward", "long_horizon": "long-horizon term", "regret": "regret term"}
 
-Line = list[tuple[str, int]]
+TokenLine = list[tuple[str, int]]
 """Pieces of text, each with the index of its token."""
 
 
@@ -71,10 +71,10 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
                     f"report.figures: pair {config.pair} lacks behavior log-probabilities and so {config.measure}; "
                     "set figures.measure=reward, or choose another pair"
                 )
-            title = f"{model}: {NAMES[config.measure]} of the {response['side']} response, pair {config.pair}"
+            title = f"{model}: {MEASURE_NAMES[config.measure]} of the {response['side']} response, pair {config.pair}"
             values = np.asarray(raw, dtype=np.float64)
             values /= np.sqrt(np.mean(values**2)) or 1.0
-            figure = _figure(response, values, title, NAMES[config.measure])
+            figure = _figure(response, values, title, MEASURE_NAMES[config.measure])
             stem = re.sub(r"[^\w.-]", "_", f"pair-{config.pair}-{model}-{response['side']}")
             for kind in config.formats:
                 path = output / f"{stem}.{kind}"
@@ -84,12 +84,12 @@ def draw(config: FiguresConfig, content: Mapping[str, Any], output: Path) -> lis
     return written
 
 
-def wrap(texts: Sequence[str], columns: int) -> list[Line]:
+def wrap(texts: Sequence[str], columns: int) -> list[TokenLine]:
     """Tokens as lines of at most `columns` characters, broken at line ends (which are drawn) and between tokens.
 
     A token longer than a line is broken inside.
     """
-    lines: list[Line] = [[]]
+    lines: list[TokenLine] = [[]]
     used = 0
     for number, text in enumerate(texts):
         for position, part in enumerate(text.replace("\n", "↵\n").replace("\t", "⇥").split("\n")):

@@ -8,12 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from regretless.core.intervals import in_percent
-from regretless.reporting.collect import SEPARATOR, FinishedStage, RunData, flatten
+from regretless.reporting.collect import (
+    SEPARATOR,
+    ChatResult,
+    FinishedStage,
+    GreedyResult,
+    HarnessResult,
+    R,
+    RunData,
+    flatten,
+)
 from regretless.reporting.figures import IntervalRow, Series, histogram, interval_chart, line_chart
 from regretless.workflow.run_folder import BASE
 
-COLORS = 7
+COLOR_CLASSES = 7
 """Color classes for trained models; class 0 is the base model's."""
 
 
@@ -65,36 +76,23 @@ def colors_of(run: RunData) -> dict[str, int]:
     if run.token_rewards:
         named += run.token_rewards["policies"]
     labels = [label for label in dict.fromkeys(named) if label != BASE]
-    return {BASE: 0} | {label: 1 + index % COLORS for index, label in enumerate(labels)}
+    return {BASE: 0} | {label: 1 + index % COLOR_CLASSES for index, label in enumerate(labels)}
 
 
 def results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
     """For each benchmark, its rows and their interval chart, in percent."""
-    sections = []
-    for name in dict.fromkeys(row.benchmark for row in run.results):
-        rows = [row for row in run.results if row.benchmark == name]
-        dots = [
-            IntervalRow(row.label, colors[row.label], 100 * row.value, _percent(row.low), _percent(row.high))
-            for row in rows
-        ]
-        title = "Pass@1 in percent: " + "; ".join(f"{dot.name} {dot.value:.1f}" for dot in dots)
-        sections.append({"name": name, "rows": rows, "chart": interval_chart(title, dots, "Pass@1 (%)")})
-    return sections
+    return [
+        {"name": name, "rows": rows, "chart": _chart("Pass@1 in percent", rows, colors, "Pass@1 (%)", 100, digits=1)}
+        for name, rows in _by_benchmark(run.results).items()
+    ]
 
 
 def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
     """For each chat benchmark, the chart of its first metric, and all metrics with the models side by side."""
     sections = []
-    for name in dict.fromkeys(row.benchmark for row in run.chat_results):
-        rows = [row for row in run.chat_results if row.benchmark == name]
+    for name, rows in _by_benchmark(run.chat_results).items():
         metrics = list(dict.fromkeys(row.metric for row in rows))
         metric = f"{words(metrics[0])} ({rows[0].unit})"
-        dots = [
-            IntervalRow(row.label, colors[row.label], row.value, row.low, row.high)
-            for row in rows
-            if row.metric == metrics[0] and row.value is not None
-        ]
-        title = f"{metric}: " + "; ".join(f"{dot.name} {dot.value:.2f}" for dot in dots)
         models = {row.label: row for row in rows}.values()
         prices = [row.dollars for row in models]
         sections.append(
@@ -103,7 +101,7 @@ def chat_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]
                 "judges": ", ".join(dict.fromkeys(row.judge for row in rows)),
                 "metric": metric,
                 "rows": sorted(rows, key=lambda row: metrics.index(row.metric)),
-                "chart": interval_chart(title, dots, metric) if dots else None,
+                "chart": _chart(metric, [row for row in rows if row.metric == metrics[0]], colors, metric),
                 "requests": sum(row.requests for row in models),
                 "dollars": None if None in prices else sum(price or 0.0 for price in prices),
             }
@@ -118,40 +116,51 @@ def harness_results(run: RunData, colors: Mapping[str, int]) -> list[dict[str, A
     """
     sections = []
     percent = in_percent((row.benchmark, row.metric, row.value) for row in run.harness_results)
-    for name in dict.fromkeys(row.benchmark for row in run.harness_results):
-        rows = [row for row in run.harness_results if row.benchmark == name]
+    for name, rows in _by_benchmark(run.harness_results).items():
         metrics = list(dict.fromkeys(row.metric for row in rows))
-        shares = {metric for metric in metrics if (name, metric) in percent}
-        first = metrics[0]
-        unit, factor = (f"{first} (%)", 100) if first in shares else (first, 1)
-        dots = [
-            IntervalRow(
-                row.label,
-                colors[row.label],
-                factor * row.value,
-                None if row.low is None else factor * row.low,
-                None if row.high is None else factor * row.high,
-            )
-            for row in rows
-            if row.metric == first
-        ]
-        title = f"{unit}: " + "; ".join(f"{dot.name} {dot.value:.{1 if first in shares else 2}f}" for dot in dots)
+        first, is_share = metrics[0], (name, metrics[0]) in percent
+        unit, factor, digits = (f"{first} (%)", 100, 1) if is_share else (first, 1, 2)
+        rows = sorted(rows, key=lambda row: metrics.index(row.metric))
         sections.append(
             {
                 "name": name,
                 "metric": unit,
-                "rows": [
-                    {**asdict(row), "share": row.metric in shares}
-                    for row in sorted(rows, key=lambda row: metrics.index(row.metric))
-                ],
-                "chart": interval_chart(title, dots, unit),
+                "rows": [{**asdict(row), "share": (name, row.metric) in percent} for row in rows],
+                "chart": _chart(unit, [row for row in rows if row.metric == first], colors, unit, factor, digits),
             }
         )
     return sections
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+def _by_benchmark(rows: Sequence[R]) -> dict[str, list[R]]:
+    groups: dict[str, list[R]] = {}
+    for row in rows:
+        groups.setdefault(row.benchmark, []).append(row)
+    return groups
+
+
+def _chart(
+    title: str,
+    rows: Sequence[GreedyResult | ChatResult | HarnessResult],
+    colors: Mapping[str, int],
+    axis: str,
+    factor: int = 1,
+    digits: int = 2,
+) -> Markup | None:
+    """The models' values with their intervals, in the unit of the axis (`factor` times that of the rows)."""
+    dots = [
+        IntervalRow(
+            row.label,
+            colors[row.label],
+            factor * row.value,
+            None if row.low is None else factor * row.low,
+            None if row.high is None else factor * row.high,
+        )
+        for row in rows
+        if row.value is not None
+    ]
+    values = "; ".join(f"{dot.name} {dot.value:.{digits}f}" for dot in dots)
+    return interval_chart(f"{title}: {values}", dots, axis) if dots else None
 
 
 def curves(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -240,7 +249,7 @@ CAPTIONS = {
     "stored_minus_rescored": "Stored minus re-scored behavior log-probability (nats per token)",
 }
 """Captions of the inspect stage's tables; other keys are captions themselves."""
-LEFT_OUT = tuple(
+OMITTED_COLUMNS = tuple(
     f"{name}{SEPARATOR}{part}" for name in ("margin", "nats_per_token") for part in ("min", "q25", "q75", "max")
 )
 """Columns that appear only in the file."""
@@ -266,8 +275,8 @@ def tables(values: Mapping[str, Any]) -> list[dict[str, Any]]:
             result.append(_list_table(caption, value))
             continue
         entries = {name: flatten(entry) for name, entry in value.items()}
-        known = (name for entry in entries.values() for name, cell in entry.items() if cell is not None)
-        columns = [name for name in dict.fromkeys(known) if name not in LEFT_OUT]
+        filled = (name for entry in entries.values() for name, cell in entry.items() if cell is not None)
+        columns = [name for name in dict.fromkeys(filled) if name not in OMITTED_COLUMNS]
         rows = [[name, *(entry.get(column) for column in columns)] for name, entry in entries.items()]
         result.append({"caption": caption, "columns": ["", *map(words, columns)], "rows": rows})
     return result

@@ -55,10 +55,10 @@ def check_engine_settings(engine: str, server: Mapping[str, SamplingServer | Non
     server: the server by the name of its setting.
     """
     kind = ENGINES.find(engine)
-    ((name, given),) = server.items()
-    if kind.takes_server and given is None:
+    ((name, settings),) = server.items()
+    if kind.takes_server and settings is None:
         raise ValueError(f"{name}: required by the engine {engine}")
-    if given is not None and not kind.takes_server:
+    if settings is not None and not kind.takes_server:
         raise ValueError(f"{name}: the engine {engine} uses none; remove it, or choose the engine openai")
     if vllm is not None and not kind.takes_vllm:
         raise ValueError(f"vllm: the engine {engine} is another; remove it, or choose the engine vllm")

@@ -44,7 +44,7 @@ from regretless.workflow.workers import Advance, InThisProcess, Need, executor
 
 MAX_PARTS = 200
 """Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""
-UNITS = 4
+UNITS_PER_WORKER = 4
 """Units that each of several workers does, one after another."""
 
 
@@ -57,7 +57,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Part:
+class SampledPart:
     """A numbered part of a model's responses: a file of its own."""
 
     model: int
@@ -96,7 +96,7 @@ class SampleWork:
         return kept.identities(self.models, self.params)
 
     @cached_property
-    def kept(self) -> dict[kept.Key, kept.Row]:
+    def kept(self) -> dict[kept.Key, kept.KeptResponse]:
         """Responses that exist already: of earlier settings, or of this work if it was merged before."""
         places = [self.output, *earlier_results(self.output.parent)]
         return kept.find(places, self.identities, self.prompts, self.params.n)
@@ -146,13 +146,13 @@ class SampleWork:
                 "sampling: some prompts are strings and some are message lists; make them all one or the other"
             )
 
-    def parts_of(self, number: int) -> list[Part]:
+    def parts_of(self, number: int) -> list[SampledPart]:
         """Parts of a model, by its index: whole batches, except for the last."""
-        here = sum(model == number for model, _, _ in self.kept)
-        total, batch = len(self.prompts) * self.params.n - here, self.params.batch_size
+        kept_responses = sum(model == number for model, _, _ in self.kept)
+        total, batch = len(self.prompts) * self.params.n - kept_responses, self.params.batch_size
         size = batch * max(1, math.ceil(total / batch / MAX_PARTS))
         return [
-            Part(
+            SampledPart(
                 number,
                 range(start, min(start + size, total)),
                 self.parts / f"{number:03d}-{start // size:03d}-{self.question[:16]}.parquet",
@@ -174,8 +174,8 @@ class SampleWork:
         files = [part.file for number in models for part in self.parts_of(number)]
         tables = [*map(pq.read_table, files), *kept.read(self.kept, self.prompts, wanted)]
         table = pa.concat_tables(tables, promote_options="default")
-        place = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
-        write_parquet(self.output, table.take([place[name] for name in wanted.values()]), self.metadata)
+        row_of = {name: row for row, name in enumerate(table["response_id"].to_pylist())}
+        write_parquet(self.output, table.take([row_of[name] for name in wanted.values()]), self.metadata)
         shutil.rmtree(self.parts, ignore_errors=True)
 
     @property
@@ -184,7 +184,7 @@ class SampleWork:
         return kept.metadata(self.identities)
 
 
-Assignment = tuple[int, Part]
+Assignment = tuple[int, SampledPart]
 """The index of a work among those that are done together, and one of its parts."""
 
 
@@ -202,10 +202,10 @@ def finish(works: Sequence[SampleWork]) -> None:
             work, part = works[missing[0][0]], missing[0][1]
             kind = ENGINES.find(work.params.engine)
             # Requests to a server need no workers of their own.
-            place = InThisProcess() if kind.takes_server else executor()
+            workers = InThisProcess() if kind.takes_server else executor()
             need = Need("sample", kind.gpus(work.params))
             make = partial(PartSampler, work.models[part.model], works)
-            place.run(need, make, _units(missing, place.workers(need)), advance)
+            workers.run(need, make, _units(missing, workers.workers(need)), advance)
             # The next model needs the memory of this one.
             gc.collect()
             torch.cuda.empty_cache()
@@ -229,7 +229,7 @@ def _by_engine(works: Sequence[SampleWork], advance: Advance) -> Iterable[list[A
 
 def _units(missing: Sequence[Assignment], workers: int) -> list[list[Assignment]]:
     """Parts in units: all for a single worker, else several units for each, so that they end at about the same time."""
-    size = len(missing) if workers == 1 else max(1, len(missing) // (UNITS * workers))
+    size = len(missing) if workers == 1 else max(1, len(missing) // (UNITS_PER_WORKER * workers))
     return [list(missing[start : start + size]) for start in range(0, len(missing), size)]
 
 
@@ -253,7 +253,7 @@ class PartSampler:
 
     def __call__(self, unit: Sequence[Assignment], advance: Advance) -> None:
         """Write the parts that have no file yet."""
-        for (index, number), assigned in itertools.groupby(unit, key=lambda one: (one[0], one[1].model)):
+        for (index, number), assigned in itertools.groupby(unit, key=lambda pair: (pair[0], pair[1].model)):
             parts = [part for _, part in assigned if not part.file.is_file()]
             work, asked = self.works[index], self._asked.get((index, number)) or self._ask(index, number)
             if isinstance(asked.engine, StreamingEngine):
@@ -283,9 +283,10 @@ class PartSampler:
 
     @staticmethod
     def _stream(
-        engine: StreamingEngine[Any], asked: _Asked, work: SampleWork, parts: Sequence[Part], advance: Advance
+        engine: StreamingEngine[Any], asked: _Asked, work: SampleWork, parts: Sequence[SampledPart], advance: Advance
     ) -> None:
         """Write each part as soon as all its responses are there; the engine is never left without requests."""
+        # One request for each response, in the order of the parts, with a seed of its own.
         rows = [(part, index) for part in parts for index in part.tasks]
         tasks = [asked.tasks[index] for _, index in rows]
         seeds = [
@@ -293,7 +294,8 @@ class PartSampler:
             for (part, _), task in zip(rows, tasks, strict=True)
         ]
         prompts = [asked.prompts[task.prompt] for task in tasks]
-        found: dict[Part, dict[int, Response]] = {part: {} for part in parts}
+        # Collect completions in any order; a part is written when its last one arrives.
+        responses: dict[SampledPart, dict[int, Response]] = {part: {} for part in parts}
         waiting = set(range(len(rows)))
         try:
             for row, completion in engine.stream(prompts, seeds):
@@ -301,10 +303,10 @@ class PartSampler:
                     raise _misused(work, f"expected the position of a prompt without a completion, got {row!r:.100}")
                 waiting.remove(row)
                 part, index = rows[row]
-                found[part][index] = _response(engine, work, part.model, tasks[row], completion)
+                responses[part][index] = _response(engine, work, part.model, tasks[row], completion)
                 advance(1)
-                if len(found[part]) == len(part.tasks):
-                    records = found.pop(part)
+                if len(responses[part]) == len(part.tasks):
+                    records = responses.pop(part)
                     write_records(part.file, [records[index] for index in part.tasks], work.metadata)
                     if isinstance(engine, StoringEngine):
                         first = row - (index - part.tasks.start)
@@ -315,13 +317,13 @@ class PartSampler:
                 lambda row: _name(work.prompts[tasks[row].prompt]), lambda row: tasks[row].prompt
             ) from None
         if waiting:
-            place = _name(work.prompts[tasks[min(waiting)].prompt])
+            prompt = _name(work.prompts[tasks[min(waiting)].prompt])
             raise _misused(
-                work, f"expected a completion of each prompt, got none of {len(waiting)} (the first: {place})"
+                work, f"expected a completion of each prompt, got none of {len(waiting)} (the first: {prompt})"
             )
 
 
-def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -> list[Response]:
+def _in_batches(asked: _Asked, work: SampleWork, part: SampledPart, advance: Advance) -> list[Response]:
     records: list[Response] = []
     for first in range(part.tasks.start, part.tasks.stop, work.params.batch_size):
         batch = asked.tasks[first : min(first + work.params.batch_size, part.tasks.stop)]
@@ -329,8 +331,8 @@ def _in_batches(asked: _Asked, work: SampleWork, part: Part, advance: Advance) -
         completions = _generate(asked.engine, [asked.prompts[task.prompt] for task in batch], seed, work.params)
         if not isinstance(completions, list) or len(completions) != len(batch):
             got = len(completions) if isinstance(completions, list) else quoted(completions)
-            place = _name(work.prompts[batch[0].prompt])
-            raise _misused(work, f"expected a list of {len(batch)} completions (the first of {place}), got {got}")
+            prompt = _name(work.prompts[batch[0].prompt])
+            raise _misused(work, f"expected a list of {len(batch)} completions (the first of {prompt}), got {got}")
         records += [
             _response(asked.engine, work, part.model, task, completion)
             for task, completion in zip(batch, completions, strict=True)
@@ -380,6 +382,7 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         **{item.name: getattr(completion, item.name) for item in dataclasses.fields(Completion) if item.name != "text"},
         **dataclasses.asdict(engine.provenance),
     )
+    # An engine may be of another package: refuse what a reader of the file would refuse.
     if completion.finish_reason != "stop_string" and first_of(completion.text, work.params.stop) is not None:
         raise _misused(
             work,

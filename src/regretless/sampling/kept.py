@@ -39,8 +39,8 @@ Key = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Row:
-    """The place of a kept response."""
+class KeptResponse:
+    """File and row of a kept response."""
 
     file: Path
     row: int
@@ -55,16 +55,16 @@ def identities(models: Sequence[ModelConfig], params: SamplingParams) -> list[st
     drawing["server"] = params.server and params.server.model_dump(include=SERVER)
     drawing["vllm"] = params.vllm and params.vllm.model_dump(include=VLLM)
     used = versions_for(drawing)
-    found: list[str] = []
+    hashes: list[str] = []
     for model in models:
         files = {text: content(path) for text, path in existing_paths(dump(model), Path()).items()}
         # Content in place of a path: a run folder may move.
         settings = {name: files.get(str(value), value) for name, value in dump(model).items()}
         number = 0
-        while (identity := fingerprint([settings, drawing, used, number])) in found:
+        while (identity := fingerprint([settings, drawing, used, number])) in hashes:
             number += 1
-        found.append(identity)
-    return found
+        hashes.append(identity)
+    return hashes
 
 
 def metadata(models: Sequence[str]) -> dict[str, str]:
@@ -72,7 +72,9 @@ def metadata(models: Sequence[str]) -> dict[str, str]:
     return {METADATA: json.dumps(models)}
 
 
-def find(places: Iterable[Path], models: Sequence[str], prompts: Sequence[PromptRow], samples: int) -> dict[Key, Row]:
+def find(
+    places: Iterable[Path], models: Sequence[str], prompts: Sequence[PromptRow], samples: int
+) -> dict[Key, KeptResponse]:
     """The responses below `places` (files of responses, or folders of such) that belong to a work.
 
     models: the identities of the work's models. samples: its responses per prompt and model.
@@ -80,9 +82,9 @@ def find(places: Iterable[Path], models: Sequence[str], prompts: Sequence[Prompt
     """
     number_of = {identity: number for number, identity in enumerate(models)}
     prompt_of = {(row.prompt_id, text_key(row.prompt)): number for number, row in enumerate(prompts)}
-    found: dict[Key, Row] = {}
-    for place in places:
-        for file in sorted(place.rglob("*.parquet")) if place.is_dir() else [place]:
+    rows: dict[Key, KeptResponse] = {}
+    for path in places:
+        for file in sorted(path.rglob("*.parquet")) if path.is_dir() else [path]:
             numbers = [number_of.get(identity) for identity in _models(file)] if file.is_file() else []
             if not any(number is not None for number in numbers):
                 continue
@@ -91,15 +93,15 @@ def find(places: Iterable[Path], models: Sequence[str], prompts: Sequence[Prompt
                 prompt = prompt_of.get((values["prompt_id"], text_key(values["prompt"])))
                 number = numbers[model]
                 if number is not None and prompt is not None and sample < samples:
-                    found.setdefault((number, prompt, sample), Row(file, row))
-    return found
+                    rows.setdefault((number, prompt, sample), KeptResponse(file, row))
+    return rows
 
 
-def read(rows: dict[Key, Row], prompts: Sequence[PromptRow], ids: dict[Key, str]) -> list[pa.Table]:
+def read(rows: dict[Key, KeptResponse], prompts: Sequence[PromptRow], ids: dict[Key, str]) -> list[pa.Table]:
     """Kept responses as tables, under the ids and gold answers that they have in the new work."""
     by_file: dict[Path, list[tuple[Key, int]]] = {}
-    for key, place in rows.items():
-        by_file.setdefault(place.file, []).append((key, place.row))
+    for key, row in rows.items():
+        by_file.setdefault(row.file, []).append((key, row.row))
     tables = []
     for file, taken in by_file.items():
         table = _table(file).take([row for _, row in taken])
@@ -116,8 +118,8 @@ def read(rows: dict[Key, Row], prompts: Sequence[PromptRow], ids: dict[Key, str]
 def _models(file: Path) -> list[str]:
     """Identities in a file's metadata; none if it is not one of responses."""
     with _readable(file):
-        found = (pq.read_schema(file).metadata or {}).get(METADATA.encode(), b"[]")
-    return [str(identity) for identity in json.loads(found)]
+        models = (pq.read_schema(file).metadata or {}).get(METADATA.encode(), b"[]")
+    return [str(identity) for identity in json.loads(models)]
 
 
 def _table(file: Path, columns: list[str] | None = None) -> pa.Table:

@@ -40,11 +40,11 @@ from regretless.servers.transport import Client, Unanswered
 PROBE = "Name any animal."
 PROBE_TOP = 5
 """Most likely tokens to request when two are needed: vLLM replaces the last one by the sampled token."""
-MOST_SEED = 2**31
+SEED_RANGE = 2**31
 """Servers accept seeds of 32 bits with sign."""
-MOST_STOPS = 4
+SERVER_STOPS = 4
 """Stop strings that OpenAI's own servers accept."""
-LONGEST_NAME = 60
+SHOWN_LENGTH = 60
 LONGEST_TOKEN = 64
 """Bytes of text that a server's list of tokens may lack at a stop string: the beginning of one more token."""
 LACKS_LOGPS = (
@@ -69,7 +69,7 @@ class ServerPrompt:
     def beginning(self) -> str:
         """The beginning of the text, or of the last message, in quotation marks."""
         last = self.text if isinstance(self.text, str) else self.text[-1]["content"]
-        return f'"{textwrap.shorten(one_line(last[: 2 * LONGEST_NAME]), LONGEST_NAME, placeholder="…")}"'
+        return f'"{textwrap.shorten(one_line(last[: 2 * SHOWN_LENGTH]), SHOWN_LENGTH, placeholder="…")}"'
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ class OpenAIEngine:
         self.server: SamplingServer = params.server.model_copy(
             update={"base_url": params.server.base_urls.get(self.model, params.server.base_url)}
         )
+        # Settings that OpenAI's servers lack; all others are taken for vLLM-like ones.
         elsewhere = self.server.address is not None
         self.extensions = elsewhere if self.server.extensions is None else self.server.extensions
         if not self.extensions and (params.top_k or params.repetition_penalty != 1):
@@ -152,9 +153,9 @@ class OpenAIEngine:
                 f"model {self.model}: this server has no top_k and no repetition_penalty; set top_k: 0 and "
                 "repetition_penalty: 1, or server.extensions: true if it has"
             )
-        if not self.extensions and len(params.stop) > MOST_STOPS:
+        if not self.extensions and len(params.stop) > SERVER_STOPS:
             raise ConfigError(
-                f"model {self.model}: this server takes at most {MOST_STOPS} stop strings, and stop has "
+                f"model {self.model}: this server takes at most {SERVER_STOPS} stop strings, and stop has "
                 f"{len(params.stop)}; remove some, or set server.extensions: true if it takes more"
             )
         if config.chat_template_kwargs and self.server.endpoint == "chat":
@@ -162,6 +163,7 @@ class OpenAIEngine:
                 f"model {self.model}: chat_template_kwargs are for a chat template that is applied here, and endpoint: "
                 "chat has the server's own; set endpoint: completions and the model's tokenizer"
             )
+        # Where responses come from, and what requests have cost.
         self.tokenizer = local_tokenizer(config)
         self.provenance = Provenance(
             model=config.label,
@@ -174,6 +176,7 @@ class OpenAIEngine:
         self.replies: Path | None = None
         self._counted: dict[Path, Spending] = {}
         """Spending according to each file of replies, as far as it is part of `spent`."""
+        # Oddities of replies: counted here, and noted once at the end.
         self._unfamiliar: Counter[str] = Counter()
         """Responses that were counted as cut for a finish_reason that is not a known one."""
         self._unreported = 0
@@ -240,8 +243,8 @@ class OpenAIEngine:
     def generate(self, prompts: Sequence[ServerPrompt], seed: int) -> list[Completion]:
         """One response to each prompt, in order, each from a seed of its own. Raises what `stream` raises."""
         seeds = [int(fingerprint([seed, row])[:15], 16) for row in range(len(prompts))]
-        found = dict(self.stream(prompts, seeds))
-        return [found[row] for row in range(len(prompts))]
+        completions = dict(self.stream(prompts, seeds))
+        return [completions[row] for row in range(len(prompts))]
 
     def stream(self, prompts: Sequence[ServerPrompt], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
         """One response to each prompt, with its position, as they come, `server.concurrency` at a time.
@@ -373,9 +376,9 @@ class OpenAIEngine:
             )
             self._unsaid = 0
         if self._unfamiliar:
-            found = ", ".join(f"{reason} ({count})" for reason, count in sorted(self._unfamiliar.items()))
+            reasons = ", ".join(f"{reason} ({count})" for reason, count in sorted(self._unfamiliar.items()))
             print_note(
-                f"model {self.model}: responses with an unfamiliar finish_reason were counted as cut: {found}; "
+                f"model {self.model}: responses with an unfamiliar finish_reason were counted as cut: {reasons}; "
                 "they are trained without an end, so check what the server means by it"
             )
             self._unfamiliar.clear()
@@ -386,7 +389,7 @@ class OpenAIEngine:
         drawn = {"temperature": params.temperature, "top_p": params.top_p}
         shape = self._shape(params.top_k, params.repetition_penalty)
         stop = {"stop": params.stop} if params.stop else {}
-        return self._body(prompt, params.max_new_tokens, {**drawn, **shape, **stop, "seed": seed % MOST_SEED})
+        return self._body(prompt, params.max_new_tokens, {**drawn, **shape, **stop, "seed": seed % SEED_RANGE})
 
     def _key(self, body: Mapping[str, Any]) -> str:
         """Key of a request in the file of replies: of all that says what its reply is, and what it means."""
@@ -399,8 +402,8 @@ class OpenAIEngine:
         """A client whose requests count against the budget, and in the file of replies."""
         if store is None:
             return Client(self.server, Budget(self.server, self.spent))
-        ledger, known = store.ledger(self.model), self._counted[store.path]
-        return Client(self.server, Budget(self.server, self.spent, ledger, known))
+        ledger, counted = store.ledger(self.model), self._counted[store.path]
+        return Client(self.server, Budget(self.server, self.spent, ledger, counted))
 
     def _shape(self, top_k: int, repetition_penalty: float) -> dict[str, Any]:
         """Parameters beyond OpenAI's own. All are sent: vLLM reads omitted ones from the checkpoint's settings."""
@@ -453,6 +456,7 @@ class OpenAIEngine:
             logps = None
         if cut is None and not reply.has_ended and reply.finish_reason not in CUTS:
             self._unfamiliar[reply.finish_reason or "null"] += 1
+        # Log-probabilities of a draw exist where something was drawn from the reported distribution.
         has_draw = self.params.temperature > 0 and (self.kind == "sampled" or self.params.is_plain)
         completion = Completion(
             text=reply.content,
@@ -488,9 +492,9 @@ class OpenAIEngine:
             return None
         last = -1 if self._ends_itself(reply) else None
         if self.tokenizer is not None and choice.ids and not reply.thoughts:
-            found = StopStrings(self.tokenizer, strings).cut(choice.ids[:last])
-            if found is not None:
-                return _Cut(found[1], found[0], None)
+            cut = StopStrings(self.tokenizer, strings).cut(choice.ids[:last])
+            if cut is not None:
+                return _Cut(cut[1], cut[0], None)
         start = first_of(reply.content, strings)
         text, tokens = reply.content[:start], (choice.written or [])[:last]
         joined = b"".join(tokens)
@@ -509,9 +513,9 @@ class OpenAIEngine:
         return _Cut(text, count, [*tokens[:count], rest])
 
     def _find_kind(self) -> LogpsKind:
-        found = None if self.params.is_plain else self._find_meaning()
+        meaning = None if self.params.is_plain else self._find_meaning()
         try:
-            return kind_of(self.params, self.server.logprobs_mode, found)
+            return kind_of(self.params, self.server.logprobs_mode, meaning)
         except ConfigError as error:
             raise ConfigError(f"model {self.model}: {error}") from None
 

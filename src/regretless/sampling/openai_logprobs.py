@@ -44,28 +44,28 @@ def _close(value: float, expected: float) -> bool:
     return math.isclose(value, expected, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
-def kind_of(params: SamplingParams, said: Literal["raw", "processed"] | None, found: Meaning | None) -> LogpsKind:
+def kind_of(params: SamplingParams, said: Literal["raw", "processed"] | None, meaning: Meaning | None) -> LogpsKind:
     """Distribution that the log-probabilities of sampled tokens belong to, for the records.
 
-    said: by the user. found: by probing the server. Raises ConfigError if it is unknown, if the two contradict
+    said: by the user. meaning: as probing the server shows. Raises ConfigError if it is unknown, if the two contradict
     each other, and if the server's numbers belong to neither distribution.
     """
     if params.is_plain:
         return "raw"
-    if found == "temperature":
+    if meaning == "temperature":
         if params.top_p == 1 and params.top_k == 0 and params.repetition_penalty == 1:
-            found = "processed"
+            meaning = "processed"
         else:
             raise ConfigError(
                 "server: its log-probabilities follow the temperature but not top-p, top-k and penalties, so they are "
                 "neither the model's nor those of sampling; set top_p: 1, top_k: 0 and repetition_penalty: 1, "
                 "or start the server so that it returns the model's own (SGLang: SGLANG_RETURN_ORIGINAL_LOGPROB=1)"
             )
-    if said is not None and found is not None and said != found:
+    if said is not None and meaning is not None and said != meaning:
         raise ConfigError(
-            f"server.logprobs_mode: {said}, but the server's log-probabilities are {found}; correct either"
+            f"server.logprobs_mode: {said}, but the server's log-probabilities are {meaning}; correct either"
         )
-    meaning = said or found
+    meaning = said or meaning
     if meaning is None:
         raise ConfigError(
             "server.logprobs_mode: cannot be determined from this server; set whether its log-probabilities are the "

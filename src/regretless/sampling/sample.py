@@ -121,9 +121,9 @@ def _params(config: SampleConfig) -> SamplingParams:
 
 def _writable(config: SampleConfig, prompts: list[PromptRow]) -> tuple[list[PromptRow], list[Refusal]]:
     """Prompts that every model's tokenizer can write within the limit, and the others with the first reason."""
-    found = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
-    tokenizers = [tokenizer for tokenizer in found if tokenizer is not None]
-    if config.max_prompt_tokens is not None and len(tokenizers) < len(found):
+    of_models = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
+    tokenizers = [tokenizer for tokenizer in of_models if tokenizer is not None]
+    if config.max_prompt_tokens is not None and len(tokenizers) < len(of_models):
         raise ConfigError("sample: max_prompt_tokens needs the tokenizer of every model; set models.tokenizer")
     kept: list[PromptRow] = []
     refused: list[Refusal] = []

@@ -68,8 +68,8 @@ class StopStrings:
     def applied(self, completion: Completion) -> Completion:
         """A response with token ids as it is before its first stop string; unchanged if it has none."""
         ids = completion.token_ids or []
-        found = self.cut(ids[:-1] if completion.finish_reason == "stop" else ids) if self.strings else None
-        return completion if found is None else before_stop(completion, *found)
+        cut = self.cut(ids[:-1] if completion.finish_reason == "stop" else ids) if self.strings else None
+        return completion if cut is None else before_stop(completion, *cut)
 
     def _start(self, text: str) -> int | None:
         return first_of(text, self.strings)

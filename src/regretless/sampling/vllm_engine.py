@@ -143,8 +143,8 @@ class VllmEngine:
     def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
         """One response to each prompt (token ids), in order; each draws from a seed of its own."""
         seeds = [int(fingerprint([seed, row])[:15], 16) for row in range(len(prompts))]
-        found = dict(self.stream(prompts, seeds))
-        return [found[row] for row in range(len(prompts))]
+        completions = dict(self.stream(prompts, seeds))
+        return [completions[row] for row in range(len(prompts))]
 
     def stream(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
         """One response to each prompt, with its position, as they are finished.

@@ -115,7 +115,7 @@ def ask_all(
     """
     with ReplyStore(replies) as store:
         spent = store.spent(model)
-        budget = Budget(config, spent, store.ledger(model), known=replace(spent))
+        budget = Budget(config, spent, store.ledger(model), counted=replace(spent))
         result = Answers[T]([Answer(None, NOT_ASKED)] * len(questions), spent=spent)
         with bar(description, total=len(questions), note=lambda: describe(config, spent)) as advance:
             asker = _Asker(questions, config, endpoint, most_tokens, attempts, store, result, advance)

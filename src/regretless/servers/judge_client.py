@@ -57,12 +57,12 @@ class JudgeAccess(Section):
     @field_validator("parameters")
     @classmethod
     def _have_no_own_setting(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        own = {name: f"set {name} itself" for name in (*OPTIONAL, "top_logprobs") if name in cls.model_fields}
-        if "top_logprobs" in own:
-            own["logprobs"] = "the answers are read from them"
+        with_settings = {name: f"set {name} itself" for name in (*OPTIONAL, "top_logprobs") if name in cls.model_fields}
+        if "top_logprobs" in with_settings:
+            with_settings["logprobs"] = "the answers are read from them"
         server = info.data.get("server")
         limit = {server.limit_parameter: "set max_reply_tokens"} if server is not None else {}
-        reasons = RESERVED | own | limit
+        reasons = RESERVED | with_settings | limit
         refused = [f"{name} ({reasons[name]})" for name in values if name in reasons]
         secret = [name for name, value in values.items() if revealed(value) != value]
         refused += [f"{name} (server.api_key_env names the variable with the key)" for name in secret]

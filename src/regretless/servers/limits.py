@@ -96,13 +96,13 @@ class Budget:
     """
 
     def __init__(
-        self, config: ServerConfig, spent: Spending, ledger: Ledger | None = None, known: Spending | None = None
+        self, config: ServerConfig, spent: Spending, ledger: Ledger | None = None, counted: Spending | None = None
     ) -> None:
         """`spent`: usage so far, updated as this process and others make requests, without this process's reservations.
-        `ledger`: where usage is stored. `known`: its total as far as `spent` includes it, updated as well."""
+        `ledger`: where usage is stored. `counted`: its total as far as `spent` includes it, updated as well."""
         self.config, self.spent = config, spent
         self._ledger = _unshared() if ledger is None else ledger
-        self._known = Spending() if ledger is None or known is None else known
+        self._counted = Spending() if ledger is None or counted is None else counted
         self._reserved = 0
         self._settled = asyncio.Condition()
 
@@ -146,7 +146,7 @@ class Budget:
     def _spend(self, spending: Spending, check: Callable[[], None]) -> None:
         def catch_up(total: Spending) -> None:
             others = replace(total)
-            others.add(self._known, -1)
+            others.add(self._counted, -1)
             self._add(others)
             check()
 
@@ -155,7 +155,7 @@ class Budget:
 
     def _add(self, spending: Spending) -> None:
         self.spent.add(spending)
-        self._known.add(spending)
+        self._counted.add(spending)
 
 
 class _NotNowError(Exception):

@@ -54,7 +54,7 @@ SPECIAL_TOKEN = re.compile(rb"<[^<>\s]+>|\[[A-Z_/]+\]")
 UNFIXED = bytes(range(33)) + b"\x7f"
 """White space and control characters: servers strip and change them."""
 NOT_ASCII = bytes(range(128, 256))
-REPLACED = "\ufffd".encode()
+REPLACEMENT_CHARACTER = "\ufffd".encode()
 """What servers write for a part of a character."""
 UNREAD_WITH_IDS = ("logprobs",)
 UNREAD = (*UNREAD_WITH_IDS, "token_ids", "prompt_token_ids")
@@ -90,7 +90,7 @@ TopLogp = Annotated[float, Field(le=POSITIVE_TOLERANCE)]
 here."""
 
 
-class _Part(BaseModel):
+class _ReplyPart(BaseModel):
     """A part of a reply: the fields that are read, with strict types. Other fields are ignored."""
 
     model_config = ConfigDict(
@@ -98,7 +98,7 @@ class _Part(BaseModel):
     )
 
 
-class ReplyMessage(_Part):
+class ReplyMessage(_ReplyPart):
     """A chat message."""
 
     content: Words | None = None
@@ -106,14 +106,14 @@ class ReplyMessage(_Part):
     reasoning: Words | None = None
 
 
-class TopToken(_Part):
+class TopToken(_ReplyPart):
     """One of the most likely tokens at a position."""
 
     token: Words
     logprob: TopLogp
 
 
-class Token(_Part):
+class Token(_ReplyPart):
     """A generated token; `logprob` in nats."""
 
     token: Words
@@ -124,7 +124,7 @@ class Token(_Part):
     top_logprobs: list[TopToken] | None = None
 
 
-class Logprobs(_Part):
+class Logprobs(_ReplyPart):
     """Log-probabilities: `content` in chat completions, the other lists in text completions."""
 
     content: list[Token] | None = None
@@ -133,7 +133,7 @@ class Logprobs(_Part):
     top_logprobs: list[dict[Words, TopLogp] | None] | None = None
 
 
-class ReplyChoice(_Part):
+class ReplyChoice(_ReplyPart):
     """An answer."""
 
     message: ReplyMessage | None = None
@@ -160,8 +160,11 @@ class ReplyChoice(_Part):
         if strings is None or any(string.startswith(ID_PREFIX) for string in strings):
             return None
         entries = None if self.logprobs is None else self.logprobs.content
-        given = [None] * len(strings) if entries is None else [entry.bytes for entry in entries]
-        return [_bytes_of(string) if own is None else bytes(own) for string, own in zip(strings, given, strict=True)]
+        of_entries = [None] * len(strings) if entries is None else [entry.bytes for entry in entries]
+        return [
+            _bytes_of(string) if codes is None else bytes(codes)
+            for string, codes in zip(strings, of_entries, strict=True)
+        ]
 
     @property
     def logps(self) -> list[float] | None:
@@ -207,14 +210,14 @@ class ReplyChoice(_Part):
         return self
 
 
-class Usage(_Part):
+class Usage(_ReplyPart):
     """Prompt and completion tokens, reasoning included."""
 
     prompt_tokens: TokenCount
     completion_tokens: TokenCount
 
 
-class _Body(_Part):
+class _Body(_ReplyPart):
     choices: Annotated[list[ReplyChoice], Field(min_length=1)]
     usage: Annotated[Usage | None, WrapValidator(_plausible)] = None
     """Optional: an implausible value counts as missing."""
@@ -273,18 +276,18 @@ class Reply:
         if any(mark.encode() in words and mark not in text for mark in VOCABULARY_MARKS):
             return None
         # A token of a part of a character is written as U+FFFD, as nothing, or as its bytes.
-        is_whole = b"" not in tokens and REPLACED not in joined + written and _is_text(joined)
+        is_whole = b"" not in tokens and REPLACEMENT_CHARACTER not in joined + written and _is_text(joined)
         ignored = UNFIXED if is_whole else UNFIXED + NOT_ASCII
         rest = written.translate(None, ignored)
-        place = 0
+        offset = 0
         for number, token in enumerate(tokens):
             piece = token.translate(None, ignored)
             is_end = number == len(tokens) - 1 and self.has_ended
-            if rest.startswith(piece, place):
-                place += len(piece)
+            if rest.startswith(piece, offset):
+                offset += len(piece)
             elif not is_end and SPECIAL_TOKEN.fullmatch(token.strip()) is None:
-                return f"token {number} is {_shown(token)}, and the text has {_shown(rest[place:])} there"
-        return f"no token stands for the end of the text, {_shown(rest[place:])}" if place < len(rest) else None
+                return f"token {number} is {_shown(token)}, and the text has {_shown(rest[offset:])} there"
+        return f"no token stands for the end of the text, {_shown(rest[offset:])}" if offset < len(rest) else None
 
     @property
     def has_ended(self) -> bool:

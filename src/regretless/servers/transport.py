@@ -264,7 +264,7 @@ def _is_plausible(reply: Reply, body: Mapping[str, Any], most: int) -> bool:
     most."""
     assert reply.usage is not None
     prompt = body.get("prompt", [message.get("content") for message in body.get("messages", ())])
-    fewest = len(prompt) if isinstance(prompt, list) and all(isinstance(one, int) for one in prompt) else None
+    fewest = len(prompt) if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt) else None
     if fewest is None:
         fewest = -(-len(json.dumps(prompt, ensure_ascii=False).encode()) // BYTES_IN_A_TOKEN)
     answer = reply.content + reply.thoughts

@@ -13,20 +13,31 @@ import numpy as np
 
 from regretless.core.errors import ConfigError
 from regretless.core.intervals import (
+    PERCENT,
     UNKNOWN,
     PairedDifference,
     difference,
     difference_over_seeds,
     holm,
-    known,
+    none_if_nan,
     over_seeds,
     paired_difference,
     within,
 )
 from regretless.evaluation.chat.chat_results import ENDS
 from regretless.studies.compared_runs import SEPARATOR, Run
-from regretless.studies.comparison import DIGITS, Cell, Column, Comparison, Decoding, Difference, Over, Row, Table
-from regretless.studies.evaluations import PERCENT, Observation
+from regretless.studies.comparison import (
+    DIGITS,
+    Column,
+    Comparison,
+    Decoding,
+    Difference,
+    Over,
+    Table,
+    TableCell,
+    TableRow,
+)
+from regretless.studies.evaluations import Observation
 from regretless.studies.observations import COMPARE, Observed, observe
 from regretless.workflow.run_folder import BASE
 
@@ -42,7 +53,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     Raises ConfigError for runs that cannot be compared (`observe`) and an unknown baseline.
     """
     observed = observe(runs)
-    methods = dict.fromkeys(one.method for one in observed.observations)
+    methods = dict.fromkeys(observation.method for observation in observed.observations)
     variants = dict.fromkeys(run.variant for run in observed.runs if run.variant)
     settings = dict.fromkeys(text for variant in variants for text in variant.split(SEPARATOR))
     if baseline is None:
@@ -68,20 +79,20 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
 
 def _corrected(tables: Sequence[Table]) -> list[Table]:
     """The tables with Holm's correction over all of their p-values."""
-    places = [
+    tested = [
         (number, key, cell.difference)
         for number, table in enumerate(tables)
         for key, cell in table.cells.items()
         if cell.difference is not None and cell.difference.p is not None
     ]
-    adjusted = holm([versus.p for _, _, versus in places if versus.p is not None])
+    adjusted = holm([versus.p for _, _, versus in tested if versus.p is not None])
     cells = [dict(table.cells) for table in tables]
-    for (number, key, versus), p_holm in zip(places, adjusted, strict=True):
+    for (number, key, versus), p_holm in zip(tested, adjusted, strict=True):
         cells[number][key] = replace(cells[number][key], difference=replace(versus, p_holm=p_holm))
-    return [replace(table, cells=own) for table, own in zip(tables, cells, strict=True)]
+    return [replace(table, cells=corrected) for table, corrected in zip(tables, cells, strict=True)]
 
 
-Seeds = tuple[int, int | None]
+RunSeeds = tuple[int, int | None]
 """Data seed, and training seed (None for the base model)."""
 
 
@@ -91,9 +102,9 @@ class _Group:
     def __init__(self, observed: Observed, model: str, decoding: Decoding, baseline: str | None) -> None:
         self.model, self.decoding, self.baseline = model, decoding, baseline
         self.observations = [
-            one
-            for one in observed.observations
-            if one.run.model == model and (decoding is Decoding.GREEDY or one.sampled)
+            observation
+            for observation in observed.observations
+            if observation.run.model == model and (decoding is Decoding.GREEDY or observation.sampled)
         ]
         # Only these settings can change the base model: otherwise it is the same in all variants.
         self.base_varies = any(key.partition(".")[0] in ("model", "pretrain", "world") for key in observed.differing)
@@ -102,22 +113,24 @@ class _Group:
         order = list(dict.fromkeys(row.variant for row in rows))
         self.rows = sorted(rows, key=lambda row: (order.index(row.variant), row.method != BASE))
         self.columns = list(dict.fromkeys(map(_column, self.observations)))
-        self.by_place: dict[tuple[Row, Column], dict[Seeds, list[Observation]]] = {}
-        for one in self.observations:
-            seeds = (one.run.data_seed or 0, one.train_seed)
-            self.by_place.setdefault((self._row(one), _column(one)), {}).setdefault(seeds, []).append(one)
+        self.by_cell: dict[tuple[TableRow, Column], dict[RunSeeds, list[Observation]]] = {}
+        for observation in self.observations:
+            seeds = (observation.run.data_seed or 0, observation.train_seed)
+            self.by_cell.setdefault((self._row(observation), _column(observation)), {}).setdefault(seeds, []).append(
+                observation
+            )
 
-    def _row(self, one: Observation) -> Row:
-        is_common = one.method == BASE and not self.base_varies
-        return Row(one.method, "" if is_common else one.run.variant or "")
+    def _row(self, observation: Observation) -> TableRow:
+        is_common = observation.method == BASE and not self.base_varies
+        return TableRow(observation.method, "" if is_common else observation.run.variant or "")
 
     @cached_property
-    def seeds(self) -> list[Seeds]:
+    def seeds(self) -> list[RunSeeds]:
         """Seeds of the trainings, and of the base model where nothing was trained."""
-        found = {seeds for places in self.by_place.values() for seeds in places}
-        trained = {data for data, training in found if training is not None}
+        seeds_of_runs = {seeds for by_seeds in self.by_cell.values() for seeds in by_seeds}
+        trained = {data for data, training in seeds_of_runs if training is not None}
         return sorted(
-            ((data, training) for data, training in found if training is not None or data not in trained),
+            ((data, training) for data, training in seeds_of_runs if training is not None or data not in trained),
             key=lambda seeds: (seeds[0], seeds[1] or 0),
         )
 
@@ -133,7 +146,7 @@ class _Group:
             return Over.NESTED
         return Over.DATA if len(training) < 2 else Over.WHOLE
 
-    def _unit(self, seeds: Seeds) -> int | None:
+    def _unit(self, seeds: RunSeeds) -> int | None:
         """The seed that a value belongs to: values of one unit are averaged first."""
         return seeds[1] if self.over is Over.TRAINING else seeds[0]
 
@@ -150,7 +163,7 @@ class _Group:
         return ""
 
     def table(self) -> Table:
-        cells = {(row, column): self._cell(row, column) for row, column in self.by_place}
+        cells = {(row, column): self._cell(row, column) for row, column in self.by_cell}
         for column in self.columns:
             ranks = _ranks({row: cells[row, column].value for row in self.rows if (row, column) in cells})
             for row, rank in ranks.items():
@@ -168,43 +181,43 @@ class _Group:
 
     # --- values ---
 
-    def _value(self, one: Observation) -> float | None:
-        return one.value if self.decoding is Decoding.GREEDY else mean(one.sampled.values())
+    def _value(self, observation: Observation) -> float | None:
+        return observation.value if self.decoding is Decoding.GREEDY else mean(observation.sampled.values())
 
-    def _values(self, row: Row, column: Column) -> dict[Seeds, float]:
+    def _values(self, row: TableRow, column: Column) -> dict[RunSeeds, float]:
         """Value for each pair of seeds; of one model that was evaluated in several runs, the mean."""
-        found = {}
-        for seeds, places in self.by_place.get((row, column), {}).items():
-            values = [value for one in places if (value := self._value(one)) is not None]
+        means = {}
+        for seeds, observations in self.by_cell.get((row, column), {}).items():
+            values = [value for observation in observations if (value := self._value(observation)) is not None]
             if values:
-                found[seeds] = mean(values)
-        return found
+                means[seeds] = mean(values)
+        return means
 
-    def _parts(self, row: Row, column: Column) -> list[tuple[str, float, Run]]:
+    def _parts(self, row: TableRow, column: Column) -> list[tuple[str, float, Run]]:
         """Each value with its seed's name and its run."""
-        places = self.by_place[row, column]
+        by_seeds = self.by_cell[row, column]
         if self.over is Over.DECODING:
             return [
-                (str(seed), value, one.run)
-                for found in places.values()
-                for one in found
-                for seed, value in one.sampled.items()
+                (str(seed), value, observation.run)
+                for observations in by_seeds.values()
+                for observation in observations
+                for seed, value in observation.sampled.items()
             ]
         return [
-            (self._seed_name(seeds), value, one.run)
-            for seeds, found in places.items()
-            for one in found
-            if (value := self._value(one)) is not None
+            (self._seed_name(seeds), value, observation.run)
+            for seeds, observations in by_seeds.items()
+            for observation in observations
+            if (value := self._value(observation)) is not None
         ]
 
-    def _passes(self, row: Row, column: Column) -> dict[str, float]:
+    def _passes(self, row: TableRow, column: Column) -> dict[str, float]:
         """Value of each decoding seed; of one model that was evaluated in several runs, the mean."""
-        found: dict[str, list[float]] = {}
+        passes: dict[str, list[float]] = {}
         for seed, value, _ in self._parts(row, column):
-            found.setdefault(seed, []).append(value)
-        return {seed: mean(values) for seed, values in found.items()}
+            passes.setdefault(seed, []).append(value)
+        return {seed: mean(values) for seed, values in passes.items()}
 
-    def _seed_name(self, seeds: Seeds) -> str:
+    def _seed_name(self, seeds: RunSeeds) -> str:
         if self.over is Over.PROBLEMS:
             return ""
         data, training = seeds
@@ -214,28 +227,28 @@ class _Group:
             return str(data) if training in (None, data) else f"{data}/{training}"
         return str(self._unit(seeds)) if self._unit(seeds) is not None else ""
 
-    def _cell(self, row: Row, column: Column) -> Cell:
+    def _cell(self, row: TableRow, column: Column) -> TableCell:
         parts = tuple(self._parts(row, column))
         versus = self._difference(row, column)
         if self.over is Over.PROBLEMS:
-            (same,) = self.by_place[row, column].values()
-            is_one = len({one.value for one in same}) == 1
-            low, high = map(known, same[0].interval if is_one else UNKNOWN)
+            (same,) = self.by_cell[row, column].values()
+            is_one = len({observation.value for observation in same}) == 1
+            low, high = map(none_if_nan, same[0].interval if is_one else UNKNOWN)
             value = same[0].value if is_one else mean(value for _, value, _ in parts)
-            return Cell(value, None, low, high, same[0].n, self.over, None, parts, versus)
+            return TableCell(value, None, low, high, same[0].n, self.over, None, parts, versus)
         if self.over is Over.DECODING:
             values = list(self._passes(row, column).values())
         else:
             values = [mean(group) for group in _grouped(self._values(row, column), self._unit).values()]
         if not values:
-            return Cell(None, None, None, None, 0, self.over, None, parts, versus)
-        found = over_seeds(values)
-        low, high = map(known, within(found.interval, values, *ENDS[column.unit]))
-        return Cell(found.mean, known(found.sd), low, high, found.n, self.over, None, parts, versus)
+            return TableCell(None, None, None, None, 0, self.over, None, parts, versus)
+        spread = over_seeds(values)
+        low, high = map(none_if_nan, within(spread.interval, values, *ENDS[column.unit]))
+        return TableCell(spread.mean, none_if_nan(spread.sd), low, high, spread.n, self.over, None, parts, versus)
 
     # --- differences ---
 
-    def _baseline_of(self, row: Row) -> Row | None:
+    def _baseline_of(self, row: TableRow) -> TableRow | None:
         """The row that a row is compared with."""
         if self.baseline is None:
             return None
@@ -243,17 +256,17 @@ class _Group:
             is_variant = any(each.variant == self.baseline for each in self.rows)
             other = replace(row, variant=self.baseline if is_variant else _with(row.variant, self.baseline))
             return other if other != row and other in self.rows else None
-        candidates = [Row(self.baseline, row.variant), *([Row(BASE)] if self.baseline == BASE else [])]
+        candidates = [TableRow(self.baseline, row.variant), *([TableRow(BASE)] if self.baseline == BASE else [])]
         return next((other for other in candidates if other in self.rows and row.method != other.method), None)
 
-    def _difference(self, row: Row, column: Column) -> Difference | None:
+    def _difference(self, row: TableRow, column: Column) -> Difference | None:
         other = self._baseline_of(row)
-        if other is None or (other, column) not in self.by_place:
+        if other is None or (other, column) not in self.by_cell:
             return None
         if self.over is Over.DECODING:
             passes = [self._passes(each, column) for each in (other, row)]
             common = [seed for seed in passes[0] if seed in passes[1]]
-            sides = ([one[seed] for seed in common] for one in passes)
+            sides = ([values[seed] for seed in common] for values in passes)
             return _over_seeds(other, column, self.over, *sides) if common else None
         before, after = self._values(other, column), self._values(row, column)
         pairs = {
@@ -268,28 +281,30 @@ class _Group:
             return _over_seeds(other, column, self.over, *means)
         return self._over_problems(other, row, column, list(pairs))
 
-    def _over_problems(self, other: Row, row: Row, column: Column, common: Sequence[Seeds]) -> Difference | None:
+    def _over_problems(
+        self, other: TableRow, row: TableRow, column: Column, common: Sequence[RunSeeds]
+    ) -> Difference | None:
         """The difference in the one run, or of the one seed, that both rows have."""
         if len(common) != 1:
             return None
-        candidates = [_at(self.by_place[each, column], common[0]) or [] for each in (row, other)]
+        candidates = [_at(self.by_cell[each, column], common[0]) or [] for each in (row, other)]
         # Of one base model that several runs evaluated, the one beside the trained model.
-        one, partner = next(
+        observation, partner = next(
             ((a, b) for a in candidates[0] for b in candidates[1] if a.run == b.run),
             (candidates[0][0], candidates[1][0]),
         )
-        value, before = self._value(one), self._value(partner)
+        value, before = self._value(observation), self._value(partner)
         assert value is not None and before is not None  # only known values are paired
         if self.decoding is Decoding.SAMPLED:
             return Difference(other, value - before, None, None, 1, self.over, "", None)
-        if one.verdicts:
+        if observation.verdicts:
             problems = list(partner.verdicts)
-            found = paired_difference(
-                [partner.verdicts[key] for key in problems], [one.verdicts[key] for key in problems]
+            paired = paired_difference(
+                [partner.verdicts[key] for key in problems], [observation.verdicts[key] for key in problems]
             )
-            return _of_pairs(other, column, "problems", "exact McNemar", found, PERCENT)
-        if one.sums and partner.sums:
-            estimate = difference(partner.sums, one.sums, one.scale)
+            return _of_pairs(other, column, "problems", "exact McNemar", paired, PERCENT)
+        if observation.sums and partner.sums:
+            estimate = difference(partner.sums, observation.sums, observation.scale)
             # Equal differences everywhere show nothing of how they vary.
             interval = estimate.interval if estimate.standard_error > 0 else UNKNOWN
             pairs = PairedDifference(estimate.n, estimate.value, interval, estimate.p_value)
@@ -304,14 +319,14 @@ class _Group:
             return
         where = f"{self.model}, {self.decoding} answers"
         for row in self.rows:
-            places = {column: found for (other, column), found in self.by_place.items() if other == row}
-            missing = [seeds for seeds in self.seeds if not any(seeds in found for found in places.values())]
+            columns = {column: by_seeds for (other, column), by_seeds in self.by_cell.items() if other == row}
+            missing = [seeds for seeds in self.seeds if not any(seeds in by_seeds for by_seeds in columns.values())]
             if missing and row.method != BASE:
                 yield f"{where}: {row.label} lacks {_seeds_text(missing)}; differences use the others."
             changed = [
                 column.benchmark
-                for column, found in places.items()
-                if any(len({self._value(one) for one in group}) > 1 for group in found.values())
+                for column, by_seeds in columns.items()
+                if any(len({self._value(observation) for observation in group}) > 1 for group in by_seeds.values())
             ]
             if changed:
                 yield (
@@ -328,38 +343,40 @@ def _with(variant: str, setting: str) -> str:
     return SEPARATOR.join(setting if text.partition("=")[0] == key else text for text in variant.split(SEPARATOR))
 
 
-def _column(one: Observation) -> Column:
-    return Column(one.benchmark, one.metric, one.unit, one.judge)
+def _column(observation: Observation) -> Column:
+    return Column(observation.benchmark, observation.metric, observation.unit, observation.judge)
 
 
-def _at(values: Mapping[Seeds, T], seeds: Seeds) -> T | None:
+def _at(values: Mapping[RunSeeds, T], seeds: RunSeeds) -> T | None:
     """The value for these seeds; that of the base model has no training seed."""
     return values.get(seeds, values.get((seeds[0], None)))
 
 
-def _grouped(values: Mapping[Seeds, Any], unit: Callable[[Seeds], int | None]) -> dict[int | None, list[Any]]:
+def _grouped(values: Mapping[RunSeeds, Any], unit: Callable[[RunSeeds], int | None]) -> dict[int | None, list[Any]]:
     groups: dict[int | None, list[Any]] = {}
     for seeds, value in values.items():
         groups.setdefault(unit(seeds), []).append(value)
     return groups
 
 
-def _over_seeds(other: Row, column: Column, over: str, first: Sequence[float], second: Sequence[float]) -> Difference:
+def _over_seeds(
+    other: TableRow, column: Column, over: str, first: Sequence[float], second: Sequence[float]
+) -> Difference:
     return _of_pairs(other, column, over, "paired t", difference_over_seeds(first, second))
 
 
 def _of_pairs(
-    other: Row, column: Column, over: str, test: str, found: PairedDifference, scale: float = 1.0
+    other: TableRow, column: Column, over: str, test: str, paired: PairedDifference, scale: float = 1.0
 ) -> Difference:
     lowest, highest = ENDS[column.unit]
     span = highest - lowest
     # Few seeds or questions give t-intervals that reach beyond the largest possible difference.
-    low, high = (known(float(np.clip(scale * bound, -span, span))) for bound in found.interval)
-    p = known(found.p_value)
-    return Difference(other, scale * found.mean, low, high, found.n, over, test if p is not None else "", p)
+    low, high = (none_if_nan(float(np.clip(scale * bound, -span, span))) for bound in paired.interval)
+    p = none_if_nan(paired.p_value)
+    return Difference(other, scale * paired.mean, low, high, paired.n, over, test if p is not None else "", p)
 
 
-def _ranks(values: Mapping[Row, float | None]) -> dict[Row, int]:
+def _ranks(values: Mapping[TableRow, float | None]) -> dict[TableRow, int]:
     """1 for the best rows and 2 for the second, as shown; none where there is nothing to choose."""
     shown = {row: round(value, DIGITS) for row, value in values.items() if value is not None and math.isfinite(value)}
     distinct = sorted(set(shown.values()), reverse=True)
@@ -368,5 +385,5 @@ def _ranks(values: Mapping[Row, float | None]) -> dict[Row, int]:
     return {row: 1 + distinct.index(value) for row, value in shown.items() if value in distinct[:2]}
 
 
-def _seeds_text(missing: Sequence[Seeds]) -> str:
+def _seeds_text(missing: Sequence[RunSeeds]) -> str:
     return ", ".join(f"data seed {data} with training seed {training}" for data, training in missing)

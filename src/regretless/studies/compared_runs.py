@@ -136,10 +136,10 @@ class RunToCompare:
             return [f"{where}: nothing was evaluated in this run; add a section `evaluate` to its recipe, and run it"]
         missing = []
         for label, benchmark in self.evaluated():
-            place = f"evaluate/{label}/{benchmark}"
-            folders, result = [place], "result.json"
+            evaluation = f"evaluate/{label}/{benchmark}"
+            folders, result = [evaluation], "result.json"
             if benchmark in self.benchmarks:
-                folders += [f"{place}/seed-{seed}" for seed in self.decoding_seeds]
+                folders += [f"{evaluation}/seed-{seed}" for seed in self.decoding_seeds]
             else:
                 result = RESULT if benchmark in self.chat else harness.SCORES
             files = [f"{folder}/{name}" for folder in folders for name in (result, MANIFEST)]
@@ -165,8 +165,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def repeated(runs: Sequence[Run]) -> list[Run]:
     """Runs whose folder was named before."""
-    places = [run.path.resolve() for run in runs]
-    return [run for number, run in enumerate(runs) if places[number] in places[:number]]
+    paths = [run.path.resolve() for run in runs]
+    return [run for number, run in enumerate(runs) if paths[number] in paths[:number]]
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def labeled(folders: Sequence[RunToCompare]) -> list[RunToCompare]:
     full = {folder.model for folder in folders}
     short = {name: name.rstrip("/").rpartition("/")[2] for name in full}
     ambiguous = {name for name in full if list(short.values()).count(short[name]) > 1}
-    given = [folder.labels.model for folder in folders]
+    models = [folder.labels.model for folder in folders]
     for folder in folders:
         run, name = folder.labels, folder.model
         folder.labels = replace(
@@ -186,7 +186,7 @@ def labeled(folders: Sequence[RunToCompare]) -> list[RunToCompare]:
             data_seed=folder.data_seed if run.data_seed is None else run.data_seed,
             train_seed=folder.train_seed if run.train_seed is None else run.train_seed,
         )
-    _join_made([folder for folder, model in zip(folders, given, strict=True) if model is None])
+    _join_made([folder for folder, model in zip(folders, models, strict=True) if model is None])
     for model in dict.fromkeys(folder.labels.model for folder in folders):
         group = [folder for folder in folders if folder.labels.model == model]
         unnamed = [folder for folder in group if folder.labels.variant is None]
@@ -204,7 +204,7 @@ def _join_made(folders: Sequence[RunToCompare]) -> None:
         if len(set(names)) == 1:
             continue
         length = next(
-            (place for place, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1),
+            (position for position, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1),
             min(map(len, names)),
         )
         common = names[0][:length].rstrip("-_.=+0123456789") or names[0]
@@ -219,8 +219,8 @@ def _join_made(folders: Sequence[RunToCompare]) -> None:
 def _differ(folders: Sequence[RunToCompare]) -> bool:
     """Whether runs of one method differ in more than seeds: a mean over them would be one of several methods."""
     for method in {method for folder in folders for method in folder.methods}:
-        own = [folder.settings_of([method]) for folder in folders if method in folder.methods]
-        if any(settings != own[0] for settings in own):
+        settings_of_runs = [folder.settings_of([method]) for folder in folders if method in folder.methods]
+        if any(settings != settings_of_runs[0] for settings in settings_of_runs):
             return True
     return False
 
@@ -231,20 +231,20 @@ def _variants(folders: Sequence[RunToCompare]) -> list[str]:
     What a run trains and evaluates does not count: methods and benchmarks are rows and columns already.
     """
     settings = [folder.settings_of(folder.methods) for folder in folders]
-    varying = [key for key in keys_of(settings) if len({text_of(one.get(key)) for one in settings}) > 1]
+    varying = [key for key in keys_of(settings) if len({text_of(of_run.get(key)) for of_run in settings}) > 1]
     sections = [key.partition(".")[0] for key in varying]
     alone = {
         name
         for name in sections
-        if len({text_of(kept) for one in settings if (kept := _part(one, name))}) == 1
-        and not all(_part(one, name) for one in settings)
+        if len({text_of(kept) for of_run in settings if (kept := _part(of_run, name))}) == 1
+        and not all(_part(of_run, name) for of_run in settings)
     }
     texts = []
-    for one in settings:
+    for of_run in settings:
         parts = [
-            name if name in alone else f"{key}={text_of(one[key])}"
+            name if name in alone else f"{key}={text_of(of_run[key])}"
             for name, key in zip(sections, varying, strict=True)
-            if key in one
+            if key in of_run
         ]
         texts.append(SEPARATOR.join(dict.fromkeys(parts)))
     return texts
@@ -252,7 +252,7 @@ def _variants(folders: Sequence[RunToCompare]) -> list[str]:
 
 def keys_of(settings: Iterable[Mapping[str, Any]]) -> list[str]:
     """All keys of several settings, in their order."""
-    return list(dict.fromkeys(key for one in settings for key in one))
+    return list(dict.fromkeys(key for mapping in settings for key in mapping))
 
 
 def _part(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
@@ -271,7 +271,9 @@ def twice(folders: Sequence[RunToCompare]) -> list[str]:
     for folder in folders:
         run = folder.labels
         labels = folder.methods or [BASE]
-        for method, benchmark in [place for place in folder.evaluated() if place[0] in labels]:
+        for method, benchmark in folder.evaluated():
+            if method not in labels:
+                continue
             judge = folder.chat.get(benchmark)
             key = (run.model, method, benchmark, judge, run.variant or "", run.data_seed, run.train_seed)
             if key in seen:
@@ -293,11 +295,11 @@ def differing(folders: Sequence[RunToCompare]) -> dict[str, dict[str, str]]:
     for folder in folders:
         versions: dict[str, str] = {}
         for label, benchmark in folder.evaluated():
-            found = read_json(folder.path / "evaluate" / label / benchmark / MANIFEST)["versions"]
-            versions |= {f"version of {name}": str(version) for name, version in found.items()}
+            of_packages = read_json(folder.path / "evaluate" / label / benchmark / MANIFEST)["versions"]
+            versions |= {f"version of {name}": str(version) for name, version in of_packages.items()}
         columns.append({key: text_of(value) for key, value in folder.settings.items()} | versions)
     return {
-        key: {str(folder.path): one.get(key, "default") for folder, one in zip(folders, columns, strict=True)}
+        key: {str(folder.path): column.get(key, "default") for folder, column in zip(folders, columns, strict=True)}
         for key in keys_of(columns)
-        if len({one.get(key) for one in columns}) > 1
+        if len({column.get(key) for column in columns}) > 1
     }

@@ -46,7 +46,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A method of one variant."""
 
     method: str
@@ -62,7 +62,7 @@ class Row:
 class Difference:
     """A row's difference to the baseline's, `n` paired problems, questions or seeds; None for what is not known."""
 
-    baseline: Row
+    baseline: TableRow
     value: float
     low: float | None
     high: float | None
@@ -77,7 +77,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A row's result in one column, on the metric's scale; None for what is not known."""
 
     value: float | None
@@ -105,9 +105,9 @@ class Table:
     """Most seeds that a cell is a mean over; 1 for one run."""
     fixed: str
     """The seeds that are the same in all runs of the table."""
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     columns: tuple[Column, ...]
-    cells: Mapping[tuple[Row, Column], Cell]
+    cells: Mapping[tuple[TableRow, Column], TableCell]
 
     @property
     def caption(self) -> str:

@@ -20,16 +20,16 @@ from regretless.core.files import read_json, write_json
 from regretless.core.intervals import over_seeds
 from regretless.core.terminal import console
 from regretless.runs.recipe import Recipe, parse_recipe
-from regretless.studies.comparison import Column, Comparison, Decoding, Row
-from regretless.studies.evaluations import PASS_AT_1
+from regretless.studies.comparison import Column, Comparison, Decoding, TableRow
 from regretless.studies.job import Job
 from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
 from regretless.studies.study import Cell, Study
+from regretless.studies.tables import metric_of
 from regretless.workflow.run_folder import resolve
 
 FOLDER, FILE = "distances", "score_distance.json"
 MSE = "MSE to"
-Seeds = tuple[int | None, int | None]
+RunSeeds = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Distance:
 
         Over data seeds, if there are several: two trainings on the same data are not independent.
         """
-        groups: dict[Seeds, list[float]] = {}
-        has_data_seeds = len({one.data_seed for one in self.measured}) > 1
-        for one in self.measured:
-            unit = (one.data_seed, None if has_data_seeds else one.training_seed)
-            groups.setdefault(unit, []).append(one.value)
-        found = over_seeds([mean(values) for values in groups.values()])
-        return f"{found.mean:.3g} ± {found.sd:.2g}" if found.n > 1 else f"{found.mean:.3g}"
+        groups: dict[RunSeeds, list[float]] = {}
+        has_data_seeds = len({measurement.data_seed for measurement in self.measured}) > 1
+        for measurement in self.measured:
+            unit = (measurement.data_seed, None if has_data_seeds else measurement.training_seed)
+            groups.setdefault(unit, []).append(measurement.value)
+        spread = over_seeds([mean(values) for values in groups.values()])
+        return f"{spread.mean:.3g} ± {spread.sd:.2g}" if spread.n > 1 else f"{spread.mean:.3g}"
 
 
 def measure_distances(
@@ -75,7 +75,7 @@ def measure_distances(
 
     failures: of the study, whose failed methods are left out.
     """
-    groups: dict[tuple[str, Seeds], list[Cell]] = {}
+    groups: dict[tuple[str, RunSeeds], list[Cell]] = {}
     for cell in finished(study, failures):
         groups.setdefault((cell.model, (cell.data_seed, cell.training_seed)), []).append(cell)
     failed = failed_methods(failures)
@@ -124,19 +124,19 @@ def _recipe(study: Study, cells: Sequence[Cell], failed: set[tuple[str, str]]) -
     return recipe.model_copy(update={"name": name})
 
 
-def _row(cell: Cell, method: str) -> Row:
-    return Row(method, cell.run.variant or "")
+def _row(cell: Cell, method: str) -> TableRow:
+    return TableRow(method, cell.run.variant or "")
 
 
-def _distances(study: Study, found: Mapping[tuple[str, Seeds], Any]) -> list[Distance]:
+def _distances(study: Study, results: Mapping[tuple[str, RunSeeds], Any]) -> list[Distance]:
     targets = list(dict.fromkeys(_row(cell, study.config.distance_to).label for cell in study.cells))
     measured: dict[tuple[str, str, str], list[Measured]] = {}
-    for (model, seeds), result in found.items():
-        for one in result["models"]:
-            for row, to in ((one["first"], one["second"]), (one["second"], one["first"])):
+    for (model, seeds), result in results.items():
+        for distance in result["models"]:
+            for row, to in ((distance["first"], distance["second"]), (distance["second"], distance["first"])):
                 if to in targets:
                     measured.setdefault((model, row, to), []).append(
-                        Measured(*seeds, one["value"], one["low"], one["high"])
+                        Measured(*seeds, distance["value"], distance["low"], distance["high"])
                     )
     return [Distance(*key, tuple(several)) for key, several in measured.items()]
 
@@ -145,7 +145,7 @@ def distance_tables(
     comparison: Comparison, distances: Sequence[Distance]
 ) -> Iterator[tuple[str, list[str], dict[str, dict[str, str]]]]:
     """For each model its name, the columns, and the rows by label: greedy results, and the distances to each target."""
-    targets = list(dict.fromkeys(one.to for one in distances))
+    targets = list(dict.fromkeys(distance.to for distance in distances))
     for table in comparison.tables:
         if table.decoding is not Decoding.GREEDY:
             continue
@@ -157,9 +157,9 @@ def distance_tables(
                 for column, cell in cells.items()
             }
         columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
-        for one in distances:
-            if (one.model or table.model) == table.model and one.row in rows:
-                rows[one.row][_head(one.to)] = one.text
+        for distance in distances:
+            if (distance.model or table.model) == table.model and distance.row in rows:
+                rows[distance.row][_head(distance.to)] = distance.text
         for to in targets:
             if to in rows:
                 rows[to][_head(to)] = "0"
@@ -167,8 +167,7 @@ def distance_tables(
 
 
 def _column(column: Column) -> str:
-    metric = "Pass@1" if column.metric == PASS_AT_1 else column.metric.replace("_", " ")
-    return f"{column.benchmark} {metric} ({column.unit})"
+    return f"{column.benchmark} {metric_of(column)} ({column.unit})"
 
 
 def _head(to: str) -> str:
@@ -194,7 +193,7 @@ def show_distances(study: Study, comparison: Comparison, distances: Sequence[Dis
                 "<tbody>{}</tbody></table></div>"
             ).format(model, heads, Markup("").join(lines))
         )
-    write_json(study.folder / "comparison" / FILE, [asdict(one) for one in distances])
+    write_json(study.folder / "comparison" / FILE, [asdict(distance) for distance in distances])
     return Markup(
         "<p>MSE: mean squared difference of token log-probabilities (nats² a token) on the same pairs, none of them "
         "masked; over several seeds their mean ± standard deviation. Each value with its interval over prompts is in "

@@ -1,4 +1,4 @@
-"""Finished evaluations of the models of runs: what they measured, and what speaks against comparing them."""
+"""Finished evaluations of the models of runs: what they measured, and reasons against comparing them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from regretless.core.files import fingerprint, read_json
-from regretless.core.intervals import Interval, Sums
+from regretless.core.intervals import PERCENT, Interval, Sums
 from regretless.evaluation import harness
-from regretless.evaluation.chat.chat_results import CATEGORY, MAIN_METRICS, RESULT, SCALES, TURN, UNITS
+from regretless.evaluation.chat.chat_results import CATEGORY, CHAT_KINDS, RESULT, TURN
 from regretless.evaluation.conditions import (
     Conditions,
     differing_settings,
@@ -24,8 +24,7 @@ from regretless.evaluation.conditions import (
 from regretless.studies.compared_runs import Run, RunToCompare
 from regretless.workflow.run_folder import BASE
 
-PASS_AT_1 = "pass_at_1"
-PERCENT = 100.0
+PASS_AT_1_KEY = "pass_at_1"
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,14 @@ class GoldEvaluation(Evaluation):
             run=self.run.labels,
             method=self.label,
             benchmark=self.benchmark,
-            metric=PASS_AT_1,
+            metric=PASS_AT_1_KEY,
             unit="%",
             judge="",
             value=PERCENT * self.result["pass_at_1"],
             interval=Interval(low, high),
             n=self.result["n"],
             verdicts=self.result["verdicts"],
-            sampled={seed: PERCENT * one["pass_at_1"] for seed, one in self.passes.items()},
+            sampled={seed: PERCENT * result["pass_at_1"] for seed, result in self.passes.items()},
         )
 
 
@@ -131,24 +130,24 @@ class ChatEvaluation(Evaluation):
         return of_chat(self.root, self.label, self.benchmark, self.where, self.result, own_files)
 
     def observations(self) -> Iterator[Observation]:
-        kind = self.result["benchmark"]
-        for metric, found in self.result["metrics"].items():
+        kind = CHAT_KINDS[self.result["benchmark"]]
+        for metric, result in self.result["metrics"].items():
             if metric.startswith((CATEGORY, TURN)):
                 continue
-            low, high = (float("nan") if found[name] is None else found[name] for name in ("low", "high"))
-            values = self.result["values"] if metric == MAIN_METRICS[kind] else {}
+            low, high = (float("nan") if result[name] is None else result[name] for name in ("low", "high"))
+            values = self.result["values"] if metric == kind.main_metric else {}
             yield Observation(
                 run=self.run.labels,
                 method=self.label,
                 benchmark=self.benchmark,
                 metric=metric,
-                unit=UNITS[kind],
+                unit=kind.unit,
                 judge=self.result["judge"],
-                value=found["value"],
+                value=result["value"],
                 interval=Interval(low, high),
-                n=found["n"],
+                n=result["n"],
                 sums={key: (total, weight) for key, (total, weight) in values.items()},
-                scale=SCALES[kind],
+                scale=kind.scale,
             )
 
 
@@ -210,13 +209,17 @@ def evaluations_of(run: RunToCompare) -> Iterator[Evaluation]:
 
 def observations_of(evaluated: Sequence[Evaluation]) -> Iterator[Observation]:
     """What evaluations measured; a metric of the harness that one of them leaves out is left out of all."""
-    for one in evaluated:
-        skipped = _left_out(one.benchmark, evaluated) if isinstance(one, HarnessEvaluation) else ()
-        yield from (found for found in one.observations() if found.metric not in skipped)
+    for evaluation in evaluated:
+        skipped = _left_out(evaluation.benchmark, evaluated) if isinstance(evaluation, HarnessEvaluation) else ()
+        yield from (observation for observation in evaluation.observations() if observation.metric not in skipped)
 
 
 def _left_out(task: str, evaluated: Sequence[Evaluation]) -> set[str]:
-    parts = [one.left_out for one in evaluated if isinstance(one, HarnessEvaluation) and one.benchmark == task]
+    parts = [
+        evaluation.left_out
+        for evaluation in evaluated
+        if isinstance(evaluation, HarnessEvaluation) and evaluation.benchmark == task
+    ]
     return set[str]().union(*parts)
 
 
@@ -224,28 +227,38 @@ def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
     """Reasons why numbers cannot stand in one column, and notes about those that can."""
     problems, notes = [], []
     # A task of the harness may have the name of a benchmark.
-    for kind, benchmark in dict.fromkeys((type(one), one.benchmark) for one in evaluated):
-        group = [one for one in evaluated if (type(one), one.benchmark) == (kind, benchmark)]
+    for kind, benchmark in dict.fromkeys((type(evaluation), evaluation.benchmark) for evaluation in evaluated):
+        group = [
+            evaluation for evaluation in evaluated if (type(evaluation), evaluation.benchmark) == (kind, benchmark)
+        ]
         problems += [
             f"{benchmark}: answered or graded differently: {text}; evaluate them again alike"
-            for text in differing_settings([one.conditions for one in group])
+            for text in differing_settings([evaluation.conditions for evaluation in group])
         ]
-        seeds = {one.run.labels.data_seed for one in group}
-        if all(one.run.makes_its_problems for one in group) and len(seeds) > 1:
+        # All must have answered the same problems, or those of the same data seed.
+        seeds = {evaluation.run.labels.data_seed for evaluation in group}
+        if all(evaluation.run.makes_its_problems for evaluation in group) and len(seeds) > 1:
             # Every data seed has a world of its own; within one, all answer the same problems.
-            own = [[one for one in group if one.run.labels.data_seed == seed] for seed in seeds]
-            found = [text for part in own for text in _different_problems(benchmark, part)]
-            sizes = {len(one.conditions.problems): one.where for one in group}
+            by_seed = [
+                [evaluation for evaluation in group if evaluation.run.labels.data_seed == seed] for seed in seeds
+            ]
+            different = [text for part in by_seed for text in _different_problems(benchmark, part)]
+            sizes = {len(evaluation.conditions.problems): evaluation.where for evaluation in group}
             if len(sizes) > 1:
-                found.append(f"{benchmark}: {listed({f'{size} problems': [sizes[size]] for size in sizes})}")
-            if not found and len({fingerprint(one.conditions.problems) for one in group}) > 1:
+                different.append(f"{benchmark}: {listed({f'{size} problems': [sizes[size]] for size in sizes})}")
+            if not different and len({fingerprint(evaluation.conditions.problems) for evaluation in group}) > 1:
                 notes.append(f"{benchmark}: its problems are made with the data seed, so each has its own.")
         else:
-            found = _different_problems(benchmark, group)
-        problems += found
-        chosen = {str(one.run.path): tuple(one.run.decoding_seeds) for one in group if isinstance(one, GoldEvaluation)}
+            different = _different_problems(benchmark, group)
+        problems += different
+        chosen = {
+            str(evaluation.run.path): tuple(evaluation.run.decoding_seeds)
+            for evaluation in group
+            if isinstance(evaluation, GoldEvaluation)
+        }
         if len(set(chosen.values())) > 1:
             notes.append(f"{benchmark}: the runs have different decoding seeds (evaluate.seeds): {_by_run(chosen)}.")
+        # Metrics of the harness that have no column.
         if left_out := _left_out(benchmark, group):
             notes.append(
                 f"{benchmark}: not in the tables: {', '.join(sorted(left_out))}; a column needs scores of 0 or 1 for "
@@ -255,8 +268,8 @@ def conflicts(evaluated: Sequence[Evaluation]) -> tuple[list[str], list[str]]:
 
 
 def _different_problems(benchmark: str, group: Sequence[Evaluation]) -> list[str]:
-    found = other_problems([one.conditions for one in group])
-    return [f"{benchmark}: {found}; evaluate them on the same problems"] if found else []
+    difference = other_problems([evaluation.conditions for evaluation in group])
+    return [f"{benchmark}: {difference}; evaluate them on the same problems"] if difference else []
 
 
 def _by_run(values: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from regretless.core.files import atomic_path, read_json
 from regretless.core.intervals import over_seeds
 from regretless.core.text_cleaning import one_line
 from regretless.studies.compared_runs import SEPARATOR, Run
-from regretless.studies.comparison import Column, Comparison, Decoding, Over, Row, Table
+from regretless.studies.comparison import Column, Comparison, Decoding, Over, Table, TableRow
 from regretless.studies.tables import title_of
 from regretless.training import log
 from regretless.workflow.run_folder import BASE
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FORMATS = ("png", "pdf", "svg")
 COLORS = ("#77756f", "#0067b1", "#c9540a", "#00805c", "#a04a8c", "#8a6d00", "#3f4fb5", "#6d4c41")
 """Those of the report: the first is the base model's."""
-CURVES = {
+LOGGED_CURVES = {
     "loss": "loss",
     "rewards/margins": "reward margin (nats)",
     "rewards/accuracies": "reward accuracy",
@@ -64,8 +64,8 @@ def drawings(comparison: Comparison) -> list[Drawing]:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
         raise ConfigError("figures need matplotlib: pip install 'regretless[figures]'") from error
-    found = [*_bars(comparison), *_sweeps(comparison), *_curves(comparison), *_distances(comparison)]
-    return [Drawing(re.sub(r"[^\w.+-]", "_", drawing.name), drawing.caption, drawing.figure) for drawing in found]
+    drawn = [*_bars(comparison), *_sweeps(comparison), *_curves(comparison), *_distances(comparison)]
+    return [Drawing(re.sub(r"[^\w.+-]", "_", drawing.name), drawing.caption, drawing.figure) for drawing in drawn]
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -74,11 +74,11 @@ def check_formats(formats: Sequence[str]) -> None:
         raise ConfigError(f"format of figures: expected {', '.join(FORMATS)}; got {', '.join(unknown)}")
 
 
-def write_figures(found: Sequence[Drawing], folder: Path, formats: Sequence[str]) -> list[Path]:
+def write_figures(figures: Sequence[Drawing], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each figure as <name>.<format>; returns the paths. Raises ConfigError for an unknown format."""
     check_formats(formats)
     written = []
-    for drawing in found:
+    for drawing in figures:
         for kind in formats:
             path = folder / f"{drawing.name}.{kind}"
             with atomic_path(path) as temporary:
@@ -111,11 +111,11 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     axes = list(figure.subplots(down, across, squeeze=False).flat)
     for unused in axes[count:]:
         unused.remove()
-    for one in axes[:count]:
-        one.tick_params(labelsize=SIZE - 1)
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(axis="y", color="#ecebe7")
-        one.set_axisbelow(True)
+    for panel in axes[:count]:
+        panel.tick_params(labelsize=SIZE - 1)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(axis="y", color="#ecebe7")
+        panel.set_axisbelow(True)
     return figure, axes[:count]
 
 
@@ -171,11 +171,13 @@ def _bars(comparison: Comparison) -> Iterator[Drawing]:
                 columns = [column for column in table.columns if column.unit == unit and _any(table, column)]
                 width = 0.8 / max(1, len(table.rows))
                 for number, row in enumerate(table.rows):
-                    places, heights, errors = _bar_values(table, row, columns, (number + 0.5) * width - 0.4)
+                    positions, heights, errors = _bar_values(table, row, columns, (number + 0.5) * width - 0.4)
                     label = _text(row.label)
-                    axes.bar(places, heights, width, label=label, edgecolor="white", linewidth=0, **looks[row.label])
+                    axes.bar(positions, heights, width, label=label, edgecolor="white", linewidth=0, **looks[row.label])
                     if np.max(errors, initial=0) > 0:
-                        axes.errorbar(places, heights, errors, fmt="none", ecolor="#1c1c1b", elinewidth=0.8, capsize=2)
+                        axes.errorbar(
+                            positions, heights, errors, fmt="none", ecolor="#1c1c1b", elinewidth=0.8, capsize=2
+                        )
                 names = [_text(title_of(column)) for column in columns]
                 axes.set_xticks(range(len(columns)), names, fontsize=SIZE - 1)
                 axes.set_title(_text(table.model), fontsize=SIZE)
@@ -191,22 +193,22 @@ def _any(table: Table, column: Column) -> bool:
 
 
 def _bar_values(
-    table: Table, row: Row, columns: Sequence[Column], shift: float
+    table: Table, row: TableRow, columns: Sequence[Column], shift: float
 ) -> tuple[list[float], list[float], Any]:
     """Places, heights, and distances to the lower and upper ends (2, bars); 0 where they are not known."""
-    places, heights, errors = [], [], []
+    positions, heights, errors = [], [], []
     for position, column in enumerate(columns):
         cell = table.cells.get((row, column))
         if cell is None or cell.value is None:
             continue
-        places.append(position + shift)
+        positions.append(position + shift)
         heights.append(cell.value)
         if table.over is Over.PROBLEMS:
             low, high = (cell.value if bound is None else bound for bound in (cell.low, cell.high))
             errors.append((max(0.0, cell.value - low), max(0.0, high - cell.value)))
         else:
             errors.append((cell.sd or 0.0, cell.sd or 0.0))
-    return places, heights, np.array(errors, dtype=float).reshape(-1, 2).T
+    return positions, heights, np.array(errors, dtype=float).reshape(-1, 2).T
 
 
 # --- sweeps ----------------------------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class Axis:
     """A setting of which variants are values."""
 
     key: str
-    places: Mapping[str, tuple[float, str]]
+    values_of: Mapping[str, tuple[float, str]]
     """Variant → the setting's value in it, and its other settings."""
 
 
@@ -233,13 +235,13 @@ def axis_of(variants: Sequence[str]) -> Axis | None:
             if (match := NUMERIC.fullmatch(text)) is not None:
                 rest = SEPARATOR.join(other for other in texts if other != text)
                 numbers.setdefault(match[1], {})[variant] = (float(match[2]), rest)
-    found = []
-    for key, places in numbers.items():
-        if "" in settings and 0.0 not in {value for value, _ in places.values()}:
-            places[""] = (0.0, "")
-        if places.keys() == settings.keys() and len({value for value, _ in places.values()}) > 1:
-            found.append(Axis(key, places))
-    return found[0] if len(found) == 1 else None
+    axes = []
+    for key, values_of in numbers.items():
+        if "" in settings and 0.0 not in {value for value, _ in values_of.values()}:
+            values_of[""] = (0.0, "")
+        if values_of.keys() == settings.keys() and len({value for value, _ in values_of.values()}) > 1:
+            axes.append(Axis(key, values_of))
+    return axes[0] if len(axes) == 1 else None
 
 
 def _axis(table: Table) -> Axis | None:
@@ -251,10 +253,11 @@ def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
     for table in comparison.tables:
         if (axis := _axis(table)) is None:
             continue
-        lines: dict[str, list[tuple[float, Row]]] = {}
+        # One line for each method with equal other settings, along the values of the setting.
+        lines: dict[str, list[tuple[float, TableRow]]] = {}
         for row in (row for row in table.rows if row.method != BASE):
-            value, rest = axis.places[row.variant]
-            lines.setdefault(Row(row.method, rest).label, []).append((value, row))
+            value, rest = axis.values_of[row.variant]
+            lines.setdefault(TableRow(row.method, rest).label, []).append((value, row))
         columns = [column for column in table.columns if _any(table, column)]
         figure, panels = _panels(len(columns))
         looks = _looks(list(lines))
@@ -270,10 +273,11 @@ def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
                     color = looks[label]["color"]
                     axes.plot(x, y, "o-", ms=3, lw=1.2, color=color, label=_text(label))
                     axes.fill_between(x, y - sd, y + sd, color=color, alpha=0.18, linewidth=0)
-            base = table.cells.get((Row(BASE), column))
+            # The base model has no setting: a level line.
+            base = table.cells.get((TableRow(BASE), column))
             if base is not None and base.value is not None:
                 axes.axhline(base.value, color=COLORS[0], lw=1, ls="--", label=BASE)
-            values = sorted({value for value, _ in axis.places.values()})
+            values = sorted({value for value, _ in axis.values_of.values()})
             if values[0] > 0 and values[-1] >= LOGARITHMIC * values[0]:
                 axes.set_xscale("log")
             axes.set_xlabel(_text(axis.key), fontsize=SIZE)
@@ -292,12 +296,14 @@ def _curves(comparison: Comparison) -> Iterator[Drawing]:
     for model in dict.fromkeys(run.model or "" for run in comparison.runs):
         logs: dict[str, list[Mapping[int, Mapping[str, Any]]]] = {}
         for run in (run for run in comparison.runs if run.model == model):
-            for method in dict.fromkeys(one.method for one in comparison.observed.observations if one.run == run):
-                found = log.read(run.path / "train" / method / log.FILE)
-                if found is not None and found.lines:
-                    label = Row(method, run.variant or "").label
-                    logs.setdefault(label, []).append({int(line["step"]): line for line in found.lines})
-        measures = [key for key in CURVES if any(_curve(runs, key) for runs in logs.values())]
+            for method in dict.fromkeys(
+                observation.method for observation in comparison.observed.observations if observation.run == run
+            ):
+                training = log.read(run.path / "train" / method / log.FILE)
+                if training is not None and training.lines:
+                    label = TableRow(method, run.variant or "").label
+                    logs.setdefault(label, []).append({int(line["step"]): line for line in training.lines})
+        measures = [key for key in LOGGED_CURVES if any(_curve(runs, key) for runs in logs.values())]
         if not measures:
             continue
         figure, panels = _panels(len(measures))
@@ -311,7 +317,7 @@ def _curves(comparison: Comparison) -> Iterator[Drawing]:
                     )
                     axes.fill_between(x, y - sd, y + sd, color=looks[label]["color"], alpha=0.18, linewidth=0)
             axes.set_xlabel("step", fontsize=SIZE)
-            axes.set_ylabel(CURVES[key], fontsize=SIZE)
+            axes.set_ylabel(LOGGED_CURVES[key], fontsize=SIZE)
         _legend(figure, panels)
         most = max(map(len, logs.values()))
         band = f": means over up to {most} runs, with one standard deviation" if most > 1 else ""
@@ -325,8 +331,8 @@ def _curve(runs: Sequence[Mapping[int, Mapping[str, Any]]], key: str) -> list[tu
         values = [run[step].get(key) for run in runs]
         numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
         if len(numbers) == len(runs):
-            found = over_seeds(numbers)
-            points.append((float(step), found.mean, found.sd if found.n > 1 else 0.0))
+            spread = over_seeds(numbers)
+            points.append((float(step), spread.mean, spread.sd if spread.n > 1 else 0.0))
     return points
 
 
@@ -335,13 +341,13 @@ def _curve(runs: Sequence[Mapping[int, Mapping[str, Any]]], key: str) -> list[tu
 
 def distances(runs: Sequence[Run]) -> dict[tuple[str, str], float]:
     """Score distance of every two models of these runs (`analyze`), nats²; the mean over the runs that have it."""
-    found: dict[tuple[str, str], list[float]] = {}
+    values_of: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         file = run.path / "analyze" / "score_distance.json"
         for row in read_json(file)["models"] if file.is_file() else []:
             if row["value"] is not None:
-                found.setdefault((str(row["first"]), str(row["second"])), []).append(float(row["value"]))
-    return {pair: mean(values) for pair, values in found.items()}
+                values_of.setdefault((str(row["first"]), str(row["second"])), []).append(float(row["value"]))
+    return {pair: mean(values) for pair, values in values_of.items()}
 
 
 def _distances(comparison: Comparison) -> Iterator[Drawing]:
@@ -350,12 +356,13 @@ def _distances(comparison: Comparison) -> Iterator[Drawing]:
     for run in comparison.runs:
         groups.setdefault((run.model or "", run.variant or ""), []).append(run)
     for (model, variant), runs in groups.items():
-        found = distances(runs)
-        if not found:
+        by_pair = distances(runs)
+        if not by_pair:
             continue
-        names = list(dict.fromkeys(name for pair in found for name in pair))
+        # The symmetric matrix; NaN where two models were not compared.
+        names = list(dict.fromkeys(name for pair in by_pair for name in pair))
         matrix = np.full((len(names), len(names)), np.nan)
-        for (first, second), value in found.items():
+        for (first, second), value in by_pair.items():
             row, column = names.index(first), names.index(second)
             matrix[row, column] = matrix[column, row] = value
         np.fill_diagonal(matrix, 0.0)
@@ -365,6 +372,7 @@ def _distances(comparison: Comparison) -> Iterator[Drawing]:
         axes.pcolormesh(np.ma.masked_invalid(matrix), cmap="Blues", vmin=0)
         axes.invert_yaxis()
         axes.set_aspect("equal")
+        # The number in each square, white on dark ones.
         largest = np.nanmax(matrix)
         for (row, column), value in np.ndenumerate(matrix):
             shown = "–" if math.isnan(value) else f"{value:.3g}"

@@ -66,6 +66,6 @@ def run_job(job: Job, threads: int) -> None:
         ):
             pipeline.do_stages(recipe, folder, job.stages or ())
     except Exception as raised:
-        known = raised if isinstance(raised, RegretlessError) else storage_error(raised)
-        console.print(hide(str(known or traceback.format_exc())), soft_wrap=True)
-        raise known or raised from None
+        error = raised if isinstance(raised, RegretlessError) else storage_error(raised)
+        console.print(hide(str(error or traceback.format_exc())), soft_wrap=True)
+        raise error or raised from None

@@ -26,7 +26,7 @@ class Observed:
     notes: tuple[str, ...]
 
 
-def _found(run: Run) -> str:
+def _instead_of_run(run: Run) -> str:
     """What there is in place of a run, and what to do: nothing, a folder inside a run, or a single command's model."""
     if not run.path.is_dir():
         return "no such folder"
@@ -49,24 +49,24 @@ def observe(runs: Sequence[Run]) -> Observed:
         raise ConfigError(f"{COMPARE}: expected at least one run folder")
     problems = [f"{run.path}: named twice" for run in repeated(runs)]
     problems += [
-        f"{run.path}: expected the folder of a run, found {_found(run)}"
+        f"{run.path}: expected the folder of a run, found {_instead_of_run(run)}"
         for run in runs
         if not (run.path / RECIPE).is_file()
     ]
     reject(COMPARE, problems)
     folders = [RunToCompare(run) for run in runs]
     reject(COMPARE, [problem for folder in folders for problem in folder.unfinished()])
-    found = labeled(folders)
-    reject(COMPARE, twice(found))
+    named = labeled(folders)
+    reject(COMPARE, twice(named))
     try:
-        evaluated = [evaluation for run in found for evaluation in evaluations_of(run)]
+        evaluated = [evaluation for run in named for evaluation in evaluations_of(run)]
         problems, notes = conflicts(evaluated)
         observations = tuple(observations_of(evaluated))
-        settings = differing(found)
+        settings = differing(named)
     except UNREADABLE as error:
         raise DataError(
             f"{COMPARE}: a file of an evaluation has unexpected content ({type(error).__name__}: {error}); evaluate "
             "the runs again with this version"
         ) from error
     reject(COMPARE, problems)
-    return Observed(tuple(run.labels for run in found), observations, settings, tuple(notes))
+    return Observed(tuple(run.labels for run in named), observations, settings, tuple(notes))

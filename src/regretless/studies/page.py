@@ -46,11 +46,11 @@ def write_page(
     check_page(output / PAGE, [*(f"comparison.{suffix}" for suffix in ("md", "tex", "csv", "json")), "figures"])
     missing = ""
     try:
-        found = drawings(comparison)
+        figures = drawings(comparison)
     except ConfigError as error:
         if formats:
             raise
-        found, missing = [], str(error)
+        figures, missing = [], str(error)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regretless.studies"), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -60,7 +60,7 @@ def write_page(
         names=_short(comparison.runs),
         links={str(run.path): report_link(run, output) for run in comparison.runs},
         tables=as_html(comparison, lambda run: report_link(run, output)),
-        figures=[(drawing, Markup(as_svg(drawing))) for drawing in found],
+        figures=[(drawing, Markup(as_svg(drawing))) for drawing in figures],
         differing={key: _by_value(values) for key, values in comparison.observed.differing.items()},
         missing=missing,
         more=dict(more or {}),
@@ -71,7 +71,7 @@ def write_page(
     for suffix, text in (("md", as_markdown), ("tex", as_latex), ("csv", as_csv)):
         write_text(output / f"comparison.{suffix}", text(comparison))
     write_json(output / "comparison.json", comparison.as_json())
-    write_figures(found, output / "figures", formats)
+    write_figures(figures, output / "figures", formats)
 
 
 def write_study_page(
@@ -110,9 +110,9 @@ def _short(runs: Sequence[Run]) -> dict[str, str]:
     """The runs' folders without the folders that all of them are in."""
     parts = [run.path.parts for run in runs]
     common = 0
-    while len(runs) > 1 and len({tuple(one[: common + 1]) for one in parts}) == 1:
+    while len(runs) > 1 and len({tuple(folders[: common + 1]) for folders in parts}) == 1:
         common += 1
-    return {str(run.path): str(Path(*one[common:])) for run, one in zip(runs, parts, strict=True)}
+    return {str(run.path): str(Path(*folders[common:])) for run, folders in zip(runs, parts, strict=True)}
 
 
 def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:

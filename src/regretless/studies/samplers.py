@@ -38,14 +38,14 @@ def suggest(
     optuna = _optuna()
     kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
     study = optuna.create_study(sampler=kinds[sampler](seed=seed), direction="maximize")
-    known = _distributions(space)
+    distributions = _distributions(space)
     for values, score in trials:
         # TPE takes a pruned trial for a bad one, and leaves out one that failed.
         state = optuna.trial.TrialState.PRUNED if score is None else optuna.trial.TrialState.COMPLETE
         params = _params(values, space)
-        study.add_trial(optuna.create_trial(state=state, value=score, params=params, distributions=known))
-    found = study.ask(known).params
-    return {key: _value(found[key], values) for key, values in space.items()}
+        study.add_trial(optuna.create_trial(state=state, value=score, params=params, distributions=distributions))
+    params = study.ask(distributions).params
+    return {key: _value(params[key], values) for key, values in space.items()}
 
 
 class Journal:
@@ -108,15 +108,15 @@ def _mend(path: Path) -> None:
 
 def _distributions(space: Mapping[str, list[Any] | RangeConfig]) -> dict[str, Any]:
     kinds = _optuna().distributions
-    found: dict[str, Any] = {}
+    distributions: dict[str, Any] = {}
     for key, values in space.items():
         if isinstance(values, list):
-            found[key] = kinds.CategoricalDistribution([json.dumps(value) for value in values])
+            distributions[key] = kinds.CategoricalDistribution([json.dumps(value) for value in values])
         elif isinstance(values.low, int) and isinstance(values.high, int):
-            found[key] = kinds.IntDistribution(values.low, values.high, log=values.log)
+            distributions[key] = kinds.IntDistribution(values.low, values.high, log=values.log)
         else:
-            found[key] = kinds.FloatDistribution(values.low, values.high, log=values.log)
-    return found
+            distributions[key] = kinds.FloatDistribution(values.low, values.high, log=values.log)
+    return distributions
 
 
 def _params(values: Mapping[str, Any], space: Mapping[str, list[Any] | RangeConfig]) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from typing import Any
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint, read_json, write_json
+from regretless.core.intervals import PERCENT
 from regretless.core.settings import dump
 from regretless.core.terminal import console
 from regretless.core.versions import versions_for
-from regretless.evaluation.chat.chat_results import MAIN_METRICS, RESULT, UNITS
+from regretless.evaluation.chat.chat_results import CHAT_KINDS, RESULT
 from regretless.evaluation.results import PASS_AT_1, EvaluateConfig
 from regretless.objectives import OBJECTIVES, hyperparameter_names
 from regretless.runs.recipe import Recipe
 from regretless.runs.stage_record import NO_MATTER
-from regretless.studies.evaluations import PERCENT
 from regretless.studies.runner import Failure, failed_methods, run_study
 from regretless.studies.samplers import Journal, suggest
 from regretless.studies.study import (
@@ -39,7 +39,7 @@ from regretless.studies.study import (
 )
 from regretless.workflow.run_folder import RUN, content, existing_paths
 
-FOLDER = "search"
+SEARCH_FOLDER = "search"
 TRIAL = "trial"
 """Labels of a sampler's trials."""
 NEAR_THE_EDGE = 0.1
@@ -65,7 +65,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """What is searched for: the best settings of a method, for a model and a variant."""
 
     model: str
@@ -80,7 +80,7 @@ class Place:
 class Choice:
     """All trials of one method, model and variant, in their order."""
 
-    place: Place
+    target: Target
     metric: str
     """What trials are judged by, with its unit."""
     space: Space
@@ -92,7 +92,7 @@ class Choice:
         """The trial with the best score; of equal ones the first. Raises RegretlessError if every trial failed."""
         scored = [trial for trial in self.trials if trial.score is not None]
         if not scored:
-            raise RegretlessError(f"search: {self.place}: every trial failed; look into the logs of the search")
+            raise RegretlessError(f"search: {self.target}: every trial failed; look into the logs of the search")
         return max(scored, key=lambda trial: trial.score or 0.0)
 
     @property
@@ -109,24 +109,24 @@ class Choice:
     @property
     def remarks(self) -> list[str]:
         """What a reader of the best settings must know of how they were found."""
-        found = [f"{self.ties} other trial(s) have the same score; the first was taken"] if self.ties else []
+        remarks = [f"{self.ties} other trial(s) have the same score; the first was taken"] if self.ties else []
         if self.edges:
             names = ", ".join(self.edges)
-            found.append(f"the best value of {names} lies at the edge of those tried; a better one may lie beyond")
-        return found
+            remarks.append(f"the best value of {names} lies at the edge of those tried; a better one may lie beyond")
+        return remarks
 
     @property
     def overrides(self) -> list[str]:
         """The best settings, as settings of the method."""
-        return _settings(self.place.method, self.best.values)
+        return _settings(self.target.method, self.best.values)
 
 
 def _at_the_edge(value: Any, values: list[Any] | RangeConfig) -> bool:
     if isinstance(values, list):
-        numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+        numbers = [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
         return len(numbers) == len(values) and value in (min(numbers), max(numbers))
-    low, high, found = (log(one) if values.log else float(one) for one in (values.low, values.high, value))
-    return not NEAR_THE_EDGE < (found - low) / (high - low) < 1 - NEAR_THE_EDGE
+    low, high, position = (log(number) if values.log else float(number) for number in (values.low, values.high, value))
+    return not NEAR_THE_EDGE < (position - low) / (high - low) < 1 - NEAR_THE_EDGE
 
 
 def _settings(method: str, values: Values) -> list[str]:
@@ -157,8 +157,8 @@ def trials_of(study: Study) -> Study:
         return _study_of(study, _grid(study, search))
     least, greatest = (
         {
-            place: {key: _bound(values, is_greatest=last) for key, values in search.space(place.method).items()}
-            for place in _places(study)
+            target: {key: _bound(values, is_greatest=last) for key, values in search.space(target.method).items()}
+            for target in _targets(study)
         }
         for last in (False, True)
     )
@@ -172,9 +172,11 @@ def _bound(values: list[Any] | RangeConfig, *, is_greatest: bool) -> Any:
     return values.high if is_greatest else values.low
 
 
-def _places(study: Study) -> list[Place]:
-    found = [Place(cell.model, tuple(cell.variant.items()), method) for cell in study.cells for method in cell.methods]
-    return list(dict.fromkeys(found))
+def _targets(study: Study) -> list[Target]:
+    targets = [
+        Target(cell.model, tuple(cell.variant.items()), method) for cell in study.cells for method in cell.methods
+    ]
+    return list(dict.fromkeys(targets))
 
 
 Runs = Mapping[tuple[str, tuple[tuple[str, str], ...]], Sequence[Further]]
@@ -183,45 +185,45 @@ Runs = Mapping[tuple[str, tuple[tuple[str, str], ...]], Sequence[Further]]
 
 def _grid(study: Study, search: SearchConfig) -> Runs:
     """All combinations, each with all methods in one run that have no values of their own."""
-    found: dict[Any, list[Further]] = {}
+    runs: dict[Any, list[Further]] = {}
     together: dict[Any, list[str]] = {}
-    for place in _places(study):
-        key = place.model, place.variant
-        if place.method not in search.methods:
-            together.setdefault(key, []).append(place.method)
+    for target in _targets(study):
+        key = target.model, target.variant
+        if target.method not in search.methods:
+            together.setdefault(key, []).append(target.method)
             continue
-        found.setdefault(key, []).extend(
+        runs.setdefault(key, []).extend(
             (
-                _labels(search, place, values),
-                [override(OBJECTIVE, [place.method]), *_settings(place.method, values)],
+                _labels(search, target, values),
+                [override(OBJECTIVE, [target.method]), *_settings(target.method, values)],
             )
-            for values in search.grid(place.method)
+            for values in search.grid(target.method)
         )
     for (model, variant), names in together.items():
-        found.setdefault((model, variant), []).extend(
+        runs.setdefault((model, variant), []).extend(
             (
-                _labels(search, Place(model, variant, names[0]), values),
+                _labels(search, Target(model, variant, names[0]), values),
                 [override(OBJECTIVE, names), *(text for method in names for text in _settings(method, values))],
             )
             for values in search.grid()
         )
-    return found
+    return runs
 
 
-def _labels(search: SearchConfig, place: Place, values: Values) -> dict[str, str]:
+def _labels(search: SearchConfig, target: Target, values: Values) -> dict[str, str]:
     """Labels of the run of one combination; those of a method with values of its own name it."""
-    own = {"method": place.method} if place.method in search.methods else {}
-    return own | {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    of_method = {"method": target.method} if target.method in search.methods else {}
+    return of_method | {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 
 
-def _round(number: int, values: Mapping[Place, Values]) -> Runs:
-    """One trial of each place, each in a run of its own."""
-    found: dict[Any, list[Further]] = {}
-    for place, taken in values.items():
-        labels = {"method": place.method, TRIAL: str(number)}
-        texts = [override(OBJECTIVE, [place.method]), *_settings(place.method, taken)]
-        found.setdefault((place.model, place.variant), []).append((labels, texts))
-    return found
+def _round(number: int, values: Mapping[Target, Values]) -> Runs:
+    """One trial of each target, each in a run of its own."""
+    runs: dict[Any, list[Further]] = {}
+    for target, taken in values.items():
+        labels = {"method": target.method, TRIAL: str(number)}
+        texts = [override(OBJECTIVE, [target.method]), *_settings(target.method, taken)]
+        runs.setdefault((target.model, target.variant), []).append((labels, texts))
+    return runs
 
 
 def _study_of(study: Study, runs: Runs) -> Study:
@@ -237,7 +239,7 @@ def _study_of(study: Study, runs: Runs) -> Study:
     seeds = SeedsConfig(training=search.seeds, data=search.data_seeds or study.config.seeds.data[:1])
     config = study.config.model_copy(update={"search": None, "seeds": seeds})
     return with_cells(
-        replace(study, config=config, folder=study.folder / FOLDER, cells=[]),
+        replace(study, config=config, folder=study.folder / SEARCH_FOLDER, cells=[]),
         lambda model, variant: runs.get((model, tuple(variant.items())), []),
         judged,
     )
@@ -252,13 +254,15 @@ def _judging(search: SearchConfig, recipe: Recipe) -> EvaluateConfig:
     if evaluate is None:
         raise ConfigError("search: needs a section `evaluate` in the recipe, whose engine trials use")
     kinds = {"benchmarks": search.benchmarks, "chat": search.chat}
-    fitting = {kind: given for kind, given in kinds.items() if given and getattr(evaluate, kind)} or kinds
-    found = EvaluateConfig.parse(
+    fitting = {
+        kind: benchmarks for kind, benchmarks in kinds.items() if benchmarks and getattr(evaluate, kind)
+    } or kinds
+    judging = EvaluateConfig.parse(
         {**evaluate.model_dump(exclude_unset=True), **{key: {} for key in kinds}, **fitting, "seeds": []}, "search"
     )
-    if len(metrics := _metrics(found)) > 1:
+    if len(metrics := _metrics(judging)) > 1:
         raise ConfigError(f"search: trials are judged by one metric, got {', '.join(metrics)}; choose one of them")
-    return found
+    return judging
 
 
 # --- searching --------------------------------------------------------------------------------------------------------
@@ -280,83 +284,86 @@ def search_settings(study: Study, processes: int | None) -> tuple[Study, list[Ch
     trials = _all_of_grid(study, search, processes) if search.trials is None else _sampled(study, search, processes)
     metrics = {cell.model: _metrics(_evaluated(cell))[0] for cell in trials_of(study).cells}
     choices = [
-        Choice(place, metrics[place.model], search.space(place.method), tuple(found)) for place, found in trials.items()
+        Choice(target, metrics[target.model], search.space(target.method), tuple(tried))
+        for target, tried in trials.items()
     ]
-    write_json(study.folder / FOLDER / "search.json", [_as_json(choice) for choice in choices])
+    write_json(study.folder / SEARCH_FOLDER / "search.json", [_as_json(choice) for choice in choices])
     chosen: dict[Any, list[str]] = {}
     for choice in choices:
-        chosen.setdefault((choice.place.model, choice.place.variant), []).extend(choice.overrides)
+        chosen.setdefault((choice.target.model, choice.target.variant), []).extend(choice.overrides)
     return with_cells(study, lambda model, variant: [({}, chosen[model, tuple(variant.items())])]), choices
 
 
-def _all_of_grid(study: Study, search: SearchConfig, processes: int | None) -> dict[Place, list[Trial]]:
+def _all_of_grid(study: Study, search: SearchConfig, processes: int | None) -> dict[Target, list[Trial]]:
     trials = trials_of(study)
     failures = run_study(trials, processes=processes)
     return {
-        place: [
-            _trial(trials, failures, place, values, _labels(search, place, values))
-            for values in search.grid(place.method)
+        target: [
+            _trial(trials, failures, target, values, _labels(search, target, values))
+            for values in search.grid(target.method)
         ]
-        for place in _places(study)
+        for target in _targets(study)
     }
 
 
 def _trial(
-    trials: Study, failures: Sequence[Failure], place: Place, values: Values, labels: Mapping[str, str]
+    trials: Study, failures: Sequence[Failure], target: Target, values: Values, labels: Mapping[str, str]
 ) -> Trial:
     """The outcome of a trial's runs, one for each seed."""
-    variant, failed = {**dict(place.variant), **labels}, failed_methods(failures)
-    cells = [cell for cell in trials.cells if cell.model == place.model and dict(cell.variant) == variant]
+    variant, failed = {**dict(target.variant), **labels}, failed_methods(failures)
+    cells = [cell for cell in trials.cells if cell.model == target.model and dict(cell.variant) == variant]
     # A run folder may hold results of earlier settings, so a failure counts, whatever files there are.
-    scores = [None if (cell.name, place.method) in failed else _score(cell, place.method) for cell in cells]
-    known = tuple(score for score in scores if score is not None)
-    return Trial(values, known, len(cells) - len(known))
+    scores = [None if (cell.name, target.method) in failed else _score(cell, target.method) for cell in cells]
+    valid = tuple(score for score in scores if score is not None)
+    return Trial(values, valid, len(cells) - len(valid))
 
 
-def _sampled(study: Study, search: SearchConfig, processes: int | None) -> dict[Place, list[Trial]]:
-    """All trials that a sampler chose: in every round one of each place, whose values depend on its earlier ones.
+def _sampled(study: Study, search: SearchConfig, processes: int | None) -> dict[Target, list[Trial]]:
+    """All trials that a sampler chose: in every round one of each target, whose values depend on its earlier ones.
 
     A trial that was scored is in the journal. One that failed is not: it is tried again by the next call.
     """
     assert search.trials is not None
     names = {
-        Place(cell.model, tuple(cell.variant.items())[:-2], method): f"{_fingerprint(cell, search)[:12]}"
+        Target(cell.model, tuple(cell.variant.items())[:-2], method): f"{_fingerprint(cell, search)[:12]}"
         for cell in trials_of(study).cells
         for method in cell.methods
     }
-    found: dict[Place, list[Trial]] = {place: [] for place in _places(study)}
-    with Journal(study.folder / FOLDER) as journal:
+    tried: dict[Target, list[Trial]] = {target: [] for target in _targets(study)}
+    with Journal(study.folder / SEARCH_FOLDER) as journal:
         for number in range(search.trials):
-            todo: dict[Place, Values] = {}
-            for place, before in found.items():
-                kept = journal.read(f"{place} {names[place]}", number)
+            # Read the scored trials of this round; choose values for the others.
+            todo: dict[Target, Values] = {}
+            for target, before in tried.items():
+                kept = journal.read(f"{target} {names[target]}", number)
                 if kept is not None:
                     before.append(Trial(kept[0], kept[1], 0))
                 else:
-                    todo[place] = suggest(
+                    todo[target] = suggest(
                         search.sampler,
-                        search.space(place.method),
-                        [(one.values, one.score) for one in before],
+                        search.space(target.method),
+                        [(trial.values, trial.score) for trial in before],
                         seed=search.sampler_seed + number,
                     )
             if not todo:
                 continue
+            # Run these as one study, and record each score at once.
             trials = _study_of(study, _round(number, todo))
             failures = run_study(trials, processes=processes)
             _reject_without_data(failures)
-            for place, values in todo.items():
-                trial = _trial(trials, failures, place, values, {"method": place.method, TRIAL: str(number)})
-                found[place].append(trial)
+            for target, values in todo.items():
+                trial = _trial(trials, failures, target, values, {"method": target.method, TRIAL: str(number)})
+                tried[target].append(trial)
                 if trial.score is not None:
-                    journal.add(f"{place} {names[place]}", number, search.space(place.method), values, trial.scores)
-    return found
+                    journal.add(f"{target} {names[target]}", number, search.space(target.method), values, trial.scores)
+    return tried
 
 
 def _reject_without_data(failures: Sequence[Failure]) -> None:
     """Raise RegretlessError if a run has no data: further trials would not have them either."""
     lacking = [failure for failure in failures if failure.job.name.endswith(": data")]
     if lacking:
-        listed = "".join(f"\n  - {one.job.name}: {one.reason}" for one in lacking)
+        listed = "".join(f"\n  - {failure.job.name}: {failure.reason}" for failure in lacking)
         raise RegretlessError(f"search: {len(lacking)} trial(s) have no data; the same command resumes:{listed}")
 
 
@@ -383,9 +390,9 @@ def _fingerprint(cell: Cell, search: SearchConfig) -> str:
 
 def _metrics(evaluate: EvaluateConfig) -> list[str]:
     """What the benchmarks of an evaluation measure, with units."""
-    kinds = [chat.benchmark for chat in evaluate.chat.values()]
+    kinds = [CHAT_KINDS[chat.benchmark] for chat in evaluate.chat.values()]
     names = [PASS_AT_1] * bool(evaluate.benchmarks)
-    names += [f"{MAIN_METRICS[kind]} ({UNITS[kind]})".replace("_", " ") for kind in kinds]
+    names += [f"{kind.main_metric} ({kind.unit})".replace("_", " ") for kind in kinds]
     return list(dict.fromkeys(names))
 
 
@@ -404,7 +411,7 @@ def _value(result: Mapping[str, Any]) -> float | None:
     """The main metric of a benchmark's result."""
     if "pass_at_1" in result:
         return PERCENT * float(result["pass_at_1"])
-    value: float | None = result["metrics"][MAIN_METRICS[result["benchmark"]]]["value"]
+    value: float | None = result["metrics"][CHAT_KINDS[result["benchmark"]].main_metric]["value"]
     return value
 
 
@@ -415,14 +422,14 @@ def _evaluated(cell: Cell) -> EvaluateConfig:
 
 def _as_json(choice: Choice) -> dict[str, Any]:
     return {
-        "model": choice.place.model,
-        "variant": dict(choice.place.variant),
-        "method": choice.place.method,
+        "model": choice.target.model,
+        "variant": dict(choice.target.variant),
+        "method": choice.target.method,
         "metric": choice.metric,
         "best": dict(choice.best.values),
         "at_the_edge": choice.edges,
         "trials": [
-            {"values": dict(one.values), "scores": list(one.scores), "failed": one.failed, "score": one.score}
-            for one in choice.trials
+            {"values": dict(trial.values), "scores": list(trial.scores), "failed": trial.failed, "score": trial.score}
+            for trial in choice.trials
         ],
     }

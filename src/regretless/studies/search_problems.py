@@ -1,4 +1,4 @@
-"""Whether the problems that a search chose settings on are apart from those of the study's benchmarks."""
+"""Checks that the problems of a search and those of the benchmarks of its study do not overlap."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def check_apart(study: Study, cells: Sequence[Cell]) -> None:
 
 def _by_world(cells: Sequence[Cell]) -> dict[int | None, set[str]]:
     """Identities of the problems of runs, by data seed where a run generates its problems: each seed has its own."""
-    found: dict[int | None, set[str]] = {}
+    problems: dict[int | None, set[str]] = {}
     for cell in cells:
-        found.setdefault(cell.data_seed if cell.recipe.world is not None else None, set()).update(_problems(cell))
-    return found
+        problems.setdefault(cell.data_seed if cell.recipe.world is not None else None, set()).update(_problems(cell))
+    return problems
 
 
 def _problems(cell: Cell) -> set[str]:

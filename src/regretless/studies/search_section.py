@@ -17,7 +17,7 @@ from regretless.studies.study import SearchConfig
 def search_section(choices: Sequence[Choice], search: SearchConfig) -> Markup:
     """All trials as a section of the study's page: a table for each metric."""
     remarks = Markup("").join(
-        Markup("<li>{}: {}</li>").format(choice.place, remark) for choice in choices for remark in choice.remarks
+        Markup("<li>{}: {}</li>").format(choice.target, remark) for choice in choices for remark in choice.remarks
     )
     kinds = {"data": search.data_seeds, "training": search.seeds}
     how = "every combination" if search.trials is None else f"values chosen by the sampler {search.sampler} of Optuna"
@@ -50,14 +50,14 @@ def _rows(choice: Choice, keys: Sequence[str]) -> list[Markup]:
         if trial.score is None:
             text = Markup("{} of {} failed").format(trial.failed, trial.failed + len(trial.scores))
         else:
-            found = over_seeds(trial.scores)
-            text = Markup(f"{found.mean:.2f}" + (f" ± {found.sd:.2f}" if found.n > 1 else ""))
+            spread = over_seeds(trial.scores)
+            text = Markup(f"{spread.mean:.2f}" + (f" ± {spread.sd:.2f}" if spread.n > 1 else ""))
         if trial is choice.best:
             text = Markup("<strong>{}</strong>").format(text)
         shown = {key: _shown(value) for key, value in trial.values.items()}
         cells = Markup("").join(Markup("<td>{}</td>").format(shown.get(key, "")) for key in keys)
         row = Markup('<tr><th>{}</th>{}<td class="number">{}</td></tr>')
-        rows.append(row.format(choice.place, cells, text))
+        rows.append(row.format(choice.target, cells, text))
     return rows
 
 

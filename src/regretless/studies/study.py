@@ -34,18 +34,18 @@ MOST_RUNS = 10_000
 LONGEST_RUN_NAME = 200
 """Bytes; file systems allow 255 in a name, and prefixes and suffixes are added."""
 NOT_IN_NAMES = re.compile(r"[^\w.=+-]+")
-Seeds = list[Seed]
+SeedList = list[Seed]
 Number = Annotated[int, Field(strict=True)] | float
 
 
 class SeedsConfig(Section):
     """The three kinds of seed. An empty list leaves the recipe's own."""
 
-    training: Seeds = Field(default=[])
+    training: SeedList = Field(default=[])
     """Seeds of preference training (`train.seed`): the same pairs in another order, other adapter weights."""
-    data: Seeds = Field(default=[])
+    data: SeedList = Field(default=[])
     """Seeds of everything (`seed`): other responses, other pairs, and other weights of models that are made here."""
-    decoding: Seeds = Field(default=[])
+    decoding: SeedList = Field(default=[])
     """Seeds of sampled answers to the benchmarks (`evaluate.seeds`): one model, asked several times."""
 
     @model_validator(mode="after")
@@ -86,9 +86,9 @@ class SearchConfig(Section):
     `random`, a range. They take precedence over the method's own settings in the recipe."""
     methods: Annotated[dict[str, dict[str, list[Any] | RangeConfig]], DECIDED] = Field(default={})
     """Methods with values of their own in place of `values`; in a grid they must have as many combinations."""
-    seeds: Seeds = Field(default=[0, 1, 2])
+    seeds: SeedList = Field(default=[0, 1, 2])
     """Training seeds of each trial; the trial with the best mean over them is taken."""
-    data_seeds: Seeds = Field(default=[])
+    data_seeds: SeedList = Field(default=[])
     """Data seeds of each trial; by default the study's first. With these and `seeds` both, every combination."""
     sampler_seed: Seed = 0
     """Random seed of the sampler. The same seed gives the same first trials to every method."""
@@ -111,7 +111,9 @@ class SearchConfig(Section):
                 or key in ("train.seed", OBJECTIVE)
             ):
                 raise ValueError(f"{key}: expected a setting of training that methods have in common, as train.beta")
-            if isinstance(values, list) and (len(values) < 2 or len({json.dumps(one) for one in values}) < len(values)):
+            if isinstance(values, list) and (
+                len(values) < 2 or len({json.dumps(item) for item in values}) < len(values)
+            ):
                 raise ValueError(f"{key}: expected at least two values, each once")
         return value
 
@@ -169,10 +171,10 @@ class SearchConfig(Section):
 
         def first_and_last(values: dict[str, list[Any] | RangeConfig]) -> dict[str, list[Any] | RangeConfig]:
             return {
-                key: [one[0], one[-1]][: 1 if key.removeprefix("train.") in SET_BY_SMOKE else 2]
-                if isinstance(one, list)
-                else one
-                for key, one in values.items()
+                key: [candidates[0], candidates[-1]][: 1 if key.removeprefix("train.") in SET_BY_SMOKE else 2]
+                if isinstance(candidates, list)
+                else candidates
+                for key, candidates in values.items()
             }
 
         shrunk = {
@@ -225,8 +227,8 @@ class StudyConfig(Section):
             raise ValueError(f"{', '.join(empty)}: expected at least one value")
         if secret := [key for key in value if is_secret(key)]:
             raise ValueError(f"{', '.join(secret)}: a secret would be the name of a variant; put it under `settings`")
-        labels = {key: [_label(one) for one in values] for key, values in value.items()}
-        if twice := [f"{key}={label}" for key, found in labels.items() for label in found if found.count(label) > 1]:
+        labels = {key: [_label(item) for item in values] for key, values in value.items()}
+        if twice := [f"{key}={label}" for key, names in labels.items() for label in names if names.count(label) > 1]:
             raise ValueError(f"{', '.join(dict.fromkeys(twice))}: a value occurs twice")
         return value
 
@@ -235,7 +237,7 @@ class StudyConfig(Section):
         searched = (
             set()
             if self.search is None
-            else {key for one in (self.search.values, *self.search.methods.values()) for key in one}
+            else {key for space in (self.search.values, *self.search.methods.values()) for key in space}
         )
         if twice := sorted(searched & self.overrides.keys()):
             raise ValueError(f"search.values: {', '.join(twice)}: also in `overrides`; a value is searched or given")
@@ -383,8 +385,8 @@ def with_cells(
     every recipe. problems: of the settings together with the runs.
     Raises ConfigError that lists the problems of all recipes, of the runs' names, and these.
     """
-    found, in_recipes = _cells(study, further, change)
-    names = [cell.name for cell in found]
+    cells, in_recipes = _cells(study, further, change)
+    names = [cell.name for cell in cells]
     in_names = [f"{name}: two runs have this folder; choose other labels" for name in in_one_folder(names)]
     in_names += [
         f"{name}: expected at most {LONGEST_RUN_NAME} bytes, beginning with a letter, a digit or _: it becomes a "
@@ -392,13 +394,13 @@ def with_cells(
         for name in names
         if re.match(r"\w", name) is None or len(name.encode()) > LONGEST_RUN_NAME
     ]
-    reject(str(study.path), list(dict.fromkeys([*problems(study.config, found), *in_recipes, *in_names])))
+    reject(str(study.path), list(dict.fromkeys([*problems(study.config, cells), *in_recipes, *in_names])))
     cells = [
         replace(
             cell,
             recipe=cell.recipe.model_copy(update={"name": cell.name, "output_dir": _run_dir(study.folder, cell)}),
         )
-        for cell in found
+        for cell in cells
     ]
     return replace(study, cells=cells)
 
@@ -409,38 +411,40 @@ def _cells(
     change: Callable[[Recipe], Recipe],
 ) -> tuple[list[Cell], list[str]]:
     """The runs whose recipes have no problems, and the problems of the others."""
-    config, path = study.config, study.path
+    config = study.config
     cells: list[Cell] = []
     problems: dict[str, list[str]] = {}
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
     variants = [_labelled(values).items() for values in config.overrides.values()]
     for model, settings in (config.models or {"": {}}).items():
-        runs = [
-            (dict(zip(config.overrides, taken, strict=True)), more, data_seed, training_seed)
-            for *taken, data_seed, training_seed in itertools.product(*variants, *seeds)
-            for more in further(model, {key: label for key, (label, _) in zip(config.overrides, taken, strict=True)})
-        ]
-        for varied, (labels, more), data_seed, training_seed in runs:
-            variant = {**{key: label for key, (label, _) in varied.items()}, **labels}
-            place = ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
-            try:
-                base = find(str(settings.get(RECIPE, config.recipe)), beside=path.parent)
-                values = merge(read_yaml(base), _without_recipe(settings))
-                texts = [override(key, value) for key, value in config.settings.items()]
-                texts += [override(key, value) for key, (_, value) in varied.items()]
-                texts += [override(OBJECTIVE, config.methods)] if config.methods else []
-                texts += [override("seed", data_seed)] if data_seed is not None else []
-                texts += [override("train.seed", training_seed)] if training_seed is not None else []
-                texts += [override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
-                texts += more
-                values = apply_overrides(values, [*texts, *study.overrides], quiet=True)
-                recipe = change(parse_recipe(values, place))
-                recipe = smoke_recipe(recipe) if study.smoke else recipe
-                cells.append(Cell(model, variant, data_seed, training_seed, recipe, recipe.name))
-            except ConfigError as error:
-                for problem in error.problems:
-                    problems.setdefault(problem, []).append(place)
-    return cells, [f"{problem} (in {', '.join(dict.fromkeys(places))})" for problem, places in problems.items()]
+        for *taken, data_seed, training_seed in itertools.product(*variants, *seeds):
+            varied = {key: label for key, (label, _) in zip(config.overrides, taken, strict=True)}
+            # Settings of the study, in the order in which later ones take precedence.
+            texts = [override(key, value) for key, value in config.settings.items()]
+            texts += [override(key, value) for key, (_, value) in zip(config.overrides, taken, strict=True)]
+            texts += [override(OBJECTIVE, config.methods)] if config.methods else []
+            texts += [override("seed", data_seed)] if data_seed is not None else []
+            texts += [override("train.seed", training_seed)] if training_seed is not None else []
+            texts += [override("evaluate.seeds", config.seeds.decoding)] if config.seeds.decoding else []
+            for labels, more in further(model, varied):
+                variant = {**varied, **labels}
+                where = ", ".join([model or "recipe", *(f"{key}={label}" for key, label in variant.items())])
+                try:
+                    recipe = change(_recipe(study, settings, [*texts, *more], where))
+                    recipe = smoke_recipe(recipe) if study.smoke else recipe
+                except ConfigError as error:
+                    for problem in error.problems:
+                        problems.setdefault(problem, []).append(where)
+                else:
+                    cells.append(Cell(model, variant, data_seed, training_seed, recipe, recipe.name))
+    return cells, [f"{problem} (in {', '.join(dict.fromkeys(runs))})" for problem, runs in problems.items()]
+
+
+def _recipe(study: Study, settings: Mapping[str, Any], texts: Sequence[str], where: str) -> Recipe:
+    """The recipe of a model, with settings `key=value` of the study. Raises ConfigError with its problems."""
+    base = find(str(settings.get(RECIPE, study.config.recipe)), beside=study.path.parent)
+    values = merge(read_yaml(base), {key: value for key, value in settings.items() if key != RECIPE})
+    return parse_recipe(apply_overrides(values, [*texts, *study.overrides], quiet=True), where)
 
 
 def _run_dir(folder: Path, cell: Cell) -> str:
@@ -454,10 +458,6 @@ def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
 def _label(value: Any) -> str:
     """The label of a value without one."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _without_recipe(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != RECIPE}
 
 
 def override(key: str, value: Any) -> str:

@@ -15,15 +15,15 @@ from rich.text import Text
 
 from regretless.core.text_cleaning import one_line
 from regretless.studies.compared_runs import Run
-from regretless.studies.comparison import DIGITS, Cell, Column, Comparison, Difference, Over, Table, records
-from regretless.studies.evaluations import PASS_AT_1
+from regretless.studies.comparison import DIGITS, Column, Comparison, Difference, Over, Table, TableCell, records
+from regretless.studies.evaluations import PASS_AT_1_KEY
 
 MISSING = "–"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One place of a layout."""
+class TableEntry:
+    """One cell of a table."""
 
     value: str
     spread: str = ""
@@ -41,12 +41,12 @@ class Block:
     """The rows of one model: labels and entries."""
 
     model: str
-    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+    rows: tuple[tuple[str, tuple[TableEntry, ...]], ...]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One table, whatever it is written as."""
+class TableLayout:
+    """One table, whatever format it is written in."""
 
     name: str
     """For labels and file names."""
@@ -56,31 +56,31 @@ class Layout:
     blocks: tuple[Block, ...]
 
 
-def layouts(comparison: Comparison) -> list[Layout]:
+def layouts(comparison: Comparison) -> list[TableLayout]:
     """All tables: results, then differences to the baseline. Models with equal columns and captions share one."""
     groups: dict[tuple[str, tuple[Column, ...]], list[Table]] = {}
     for table in comparison.tables:
         groups.setdefault((table.caption, table.columns), []).append(table)
-    found = []
+    laid_out = []
     for number, ((caption, columns), tables) in enumerate(groups.items(), 1):
         heads = tuple(_head(column) for column in columns)
         blocks = tuple(Block(table.model, tuple(_results(table))) for table in tables)
-        found.append(Layout(f"results-{number}", caption, heads, blocks))
+        laid_out.append(TableLayout(f"results-{number}", caption, heads, blocks))
         if any(cell.difference for table in tables for cell in table.cells.values()):
             blocks = tuple(Block(table.model, tuple(_differences(table))) for table in tables)
             text = _difference_caption(comparison, tables)
-            found.append(Layout(f"differences-{number}", text, heads, blocks))
-    return found
+            laid_out.append(TableLayout(f"differences-{number}", text, heads, blocks))
+    return laid_out
 
 
 def title_of(column: Column) -> str:
     """The column in one line: the benchmark, and its metric if that is not Pass@1."""
-    return column.benchmark if column.metric == PASS_AT_1 else f"{column.benchmark} {metric_of(column)}"
+    return column.benchmark if column.metric == PASS_AT_1_KEY else f"{column.benchmark} {metric_of(column)}"
 
 
 def metric_of(column: Column) -> str:
     """Name of the column's metric."""
-    return "Pass@1" if column.metric == PASS_AT_1 else column.metric.replace("_", " ")
+    return "Pass@1" if column.metric == PASS_AT_1_KEY else column.metric.replace("_", " ")
 
 
 def _head(column: Column) -> tuple[str, ...]:
@@ -88,16 +88,16 @@ def _head(column: Column) -> tuple[str, ...]:
     return (column.benchmark, f"{metric_of(column)} ({column.unit})", *judge)
 
 
-def _results(table: Table) -> Iterable[tuple[str, tuple[Entry, ...]]]:
+def _results(table: Table) -> Iterable[tuple[str, tuple[TableEntry, ...]]]:
     for row in table.rows:
         yield row.label, tuple(_result(table, table.cells.get((row, column))) for column in table.columns)
 
 
-def _result(table: Table, cell: Cell | None) -> Entry:
+def _result(table: Table, cell: TableCell | None) -> TableEntry:
     if cell is None or cell.value is None:
-        return Entry(MISSING)
+        return TableEntry(MISSING)
     is_short = table.over is not Over.PROBLEMS and 1 < table.n != cell.n and cell.n > 1
-    return Entry(
+    return TableEntry(
         value=_number(cell.value),
         spread="" if cell.sd is None else _number(cell.sd),
         details=(*_interval(cell.low, cell.high), *([f"n = {cell.n}"] if is_short else [])),
@@ -106,26 +106,32 @@ def _result(table: Table, cell: Cell | None) -> Entry:
     )
 
 
-def _differences(table: Table) -> Iterable[tuple[str, tuple[Entry, ...]]]:
+def _differences(table: Table) -> Iterable[tuple[str, tuple[TableEntry, ...]]]:
     for row in table.rows:
         cells = [table.cells.get((row, column)) for column in table.columns]
         if any(cell is not None and cell.difference is not None for cell in cells):
             yield row.label, tuple(_difference(cell.difference if cell else None) for cell in cells)
 
 
-def _difference(found: Difference | None) -> Entry:
-    if found is None:
-        return Entry(MISSING)
-    p = () if found.p is None or found.p_holm is None else (f"p {_p(found.p)}, Holm {_p(found.p_holm)}",)
-    return Entry(_number(found.value, "+"), details=(*_interval(found.low, found.high, "+"), *p))
+def _difference(difference: Difference | None) -> TableEntry:
+    if difference is None:
+        return TableEntry(MISSING)
+    p = (
+        ()
+        if difference.p is None or difference.p_holm is None
+        else (f"p {_p(difference.p)}, Holm {_p(difference.p_holm)}",)
+    )
+    return TableEntry(_number(difference.value, "+"), details=(*_interval(difference.low, difference.high, "+"), *p))
 
 
 def _difference_caption(comparison: Comparison, tables: Sequence[Table]) -> str:
-    found = [cell.difference for table in tables for cell in table.cells.values() if cell.difference]
-    paired = dict.fromkeys(f"over {one.over} ({one.test} test)" for one in found if one.test)
+    differences = [cell.difference for table in tables for cell in table.cells.values() if cell.difference]
+    paired = dict.fromkeys(
+        f"over {difference.over} ({difference.test} test)" for difference in differences if difference.test
+    )
     variants = {row.variant for table in tables for row in table.rows} - {""}
     same = f" of the same {'method' if comparison.baseline in variants else 'variant'}" if variants else ""
-    untested = any(one.p is None for one in found)
+    untested = any(difference.p is None for difference in differences)
     return (
         f"Differences to {comparison.baseline}{same}"
         + (f", paired {'; '.join(paired)}, with 95 % intervals" if paired else "")
@@ -178,7 +184,7 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([\\`*<>|\[\]~]|(?<!\w)_|_(?!\w))", r"\\\1", one_line(text))
 
 
-def _markdown_entry(entry: Entry) -> str:
+def _markdown_entry(entry: TableEntry) -> str:
     value = {1: "**{}**", 2: "<ins>{}</ins>"}.get(entry.rank or 0, "{}").format(entry.value)
     return _joined(value, " ± ", entry.spread, entry.details)
 
@@ -244,7 +250,7 @@ def _latex_text(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in one_line(text))
 
 
-def _latex_value(entry: Entry) -> str:
+def _latex_value(entry: TableEntry) -> str:
     value = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}.get(entry.rank or 0, "{}").format(_latex_text(entry.value))
     return _joined(value, r" $\pm$ ", entry.spread, [])
 
@@ -307,7 +313,7 @@ def as_html(comparison: Comparison, link: Callable[[Run], str | None] = lambda r
     return Markup("\n").join(parts)
 
 
-def _html(entry: Entry, link: Callable[[Run], str | None]) -> Markup:
+def _html(entry: TableEntry, link: Callable[[Run], str | None]) -> Markup:
     value = Markup({1: "<strong>{}</strong>", 2: "<ins>{}</ins>"}.get(entry.rank or 0, "{}")).format(entry.value)
     reports = [(seed, text, address) for seed, text, run in entry.runs if (address := link(run)) is not None]
     if reports and not any(seed for seed, _, _ in reports):
@@ -347,19 +353,19 @@ FRAME = 3
 """Characters that a column of a terminal's table needs beside its text."""
 
 
-def _columns_that_fit(layout: Layout, width: int) -> list[list[int]]:
+def _columns_that_fit(layout: TableLayout, width: int) -> list[list[int]]:
     """The columns of each table on the terminal, by their numbers; at least one each."""
     groups: list[list[int]] = []
     for number in range(len(layout.heads)):
         wider = [*(groups[-1] if groups else []), number]
-        if groups and _width(layout, wider, [layout.heads[one] for one in wider]) <= width:
+        if groups and _width(layout, wider, [layout.heads[column] for column in wider]) <= width:
             groups[-1] = wider
         else:
             groups.append([number])
     return groups
 
 
-def _width(layout: Layout, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> int:
+def _width(layout: TableLayout, columns: Sequence[int], heads: Sequence[Sequence[str]]) -> int:
     """Characters that a table of these columns takes."""
     names = [
         "method",
@@ -369,14 +375,14 @@ def _width(layout: Layout, columns: Sequence[int], heads: Sequence[Sequence[str]
     for number, head in zip(columns, heads, strict=True):
         lines = [line for block in layout.blocks for _, row in block.rows for line in _lines(row[number])]
         widths.append(max(map(len, [*head, *lines])))
-    return sum(FRAME + one for one in widths) + 1
+    return sum(FRAME + width for width in widths) + 1
 
 
-def _lines(entry: Entry) -> list[str]:
+def _lines(entry: TableEntry) -> list[str]:
     return [_joined(entry.value, " ± ", entry.spread, []), *entry.details]
 
 
-def _screen(layout: Layout, columns: Sequence[int], heads: Sequence[Sequence[str]], has_models: bool) -> Screen:
+def _screen(layout: TableLayout, columns: Sequence[int], heads: Sequence[Sequence[str]], has_models: bool) -> Screen:
     table = Screen()
     table.add_column("method", overflow="fold")
     for head in heads:

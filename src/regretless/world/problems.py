@@ -12,7 +12,7 @@ from pydantic import Field
 from regretless.core.errors import ConfigError
 from regretless.core.settings import Section
 
-NAMES = ("Tom", "Eva", "Max", "Lea")
+FIRST_NAMES = ("Tom", "Eva", "Max", "Lea")
 FRIENDS = ("Ann", "Ben", "Ida", "Sam")
 ITEMS = ("apples", "books", "coins", "stamps", "shells", "cards")
 LARGEST = 99
@@ -162,7 +162,7 @@ class Generator:
             start = rng.randint(2, LARGEST)
             steps = tuple(self._steps(start, rng))
             if (start, steps) not in taken:
-                return Problem(rng.choice(NAMES), rng.choice(FRIENDS), rng.choice(ITEMS), start, steps)
+                return Problem(rng.choice(FIRST_NAMES), rng.choice(FRIENDS), rng.choice(ITEMS), start, steps)
         raise ConfigError(
             f"world: no problem of {self.steps[0]} to {self.steps[1]} steps is left besides the {len(taken)} in use; "
             "ask for fewer test problems and prompts, or allow more steps or larger amounts"

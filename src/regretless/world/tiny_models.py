@@ -26,8 +26,8 @@ def smoke_architecture(model_type: str, vocab_size: int) -> dict[str, Any]:
 
     Raises ConfigError when transformers does not know the model type.
     """
-    known = default_architecture(model_type)
-    sizes = {key: value for key, value in SMOKE.items() if hasattr(known, key)}
+    architecture = default_architecture(model_type)
+    sizes = {key: value for key, value in SMOKE.items() if hasattr(architecture, key)}
     return {"model_type": model_type, "vocab_size": vocab_size, **sizes}
 
 

@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from regretless.world.problems import FRIENDS, ITEMS, NAMES, SYMBOLS
+from regretless.world.problems import FIRST_NAMES, FRIENDS, ITEMS, SYMBOLS
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 EVENTS = (" has ", " buys ", " gives ", " to ", " doubles", " loses half", ". ", "How many?")
@@ -17,7 +17,7 @@ TOKENS = (
     *SYMBOLS.values(),
     *("=", "\n", "\\boxed{", "}"),
     *EVENTS,
-    *NAMES,
+    *FIRST_NAMES,
     *FRIENDS,
     *ITEM_TOKENS,
 )

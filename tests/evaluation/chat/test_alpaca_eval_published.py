@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from regretless.core.errors import DataError
-from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
+from regretless.evaluation.chat.alpaca_eval import JudgedAnswer, win_rates
 from regretless.evaluation.chat.length_control import (
     Coefficients,
     GamedBaselines,
@@ -48,15 +48,15 @@ def table(path: Path) -> dict[str, dict[str, str]]:
         return {row[""]: row for row in csv.DictReader(handle)}
 
 
-def comparisons(data: Path, place: str) -> dict[str, list[Comparison]]:
+def comparisons(data: Path, place: str) -> dict[str, list[JudgedAnswer]]:
     """Published judgments by model; `place` is the column that says which instruction a row belongs to."""
-    found: dict[str, list[Comparison]] = {}
+    found: dict[str, list[JudgedAnswer]] = {}
     with (data / "judgments_compact.csv").open(newline="") as handle:
         for row in csv.DictReader(handle):
             given = float(row["preference"])
             lengths = int(row["len_1"]), int(row["len_2"])
             found.setdefault(row["model"], []).append(
-                Comparison(int(row[place]), given - 1 if given else 0.5, *lengths)
+                JudgedAnswer(int(row[place]), given - 1 if given else 0.5, *lengths)
             )
     return found
 
@@ -122,10 +122,10 @@ def test_length_controlled_interval_tells_of_the_fit_and_not_only_of_its_predict
 
 def test_win_rate_when_instructions_are_few_then_its_interval_stays_possible() -> None:
     outcomes = (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-    rate = win_rates([Comparison(number, one, 10, 10) for number, one in enumerate(outcomes)], None)["metrics"]
+    rate = win_rates([JudgedAnswer(number, one, 10, 10) for number, one in enumerate(outcomes)], None)["metrics"]
     assert rate["win_rate"]["standard_error"] == pytest.approx(100 * math.sqrt(2 / 9 * 6 / 5 / 6)), "as published"
     assert (rate["win_rate"]["low"], rate["win_rate"]["high"]) == (0, pytest.approx(87.53, abs=0.01))
-    equal = win_rates([Comparison(number, 0.5, 10, 10) for number in range(6)], None)["metrics"]["win_rate"]
+    equal = win_rates([JudgedAnswer(number, 0.5, 10, 10) for number in range(6)], None)["metrics"]["win_rate"]
     assert (equal["value"], equal["low"], equal["high"]) == (50, None, None)
 
 
@@ -141,7 +141,7 @@ def test_length_controlled_win_rate_when_the_penalty_leaves_no_coefficient_is_un
     gamed = GamedBaselines(
         np.zeros((0, 3)), np.zeros(0), {index: index % 3 - 1.0 for index in indices}, dict.fromkeys(indices, 10)
     )
-    rows = [Comparison(index, (0.9, 0.0)[index % 2], 10, 10 + index % 4) for index in indices]
+    rows = [JudgedAnswer(index, (0.9, 0.0)[index % 2], 10, 10 + index % 4) for index in indices]
     metrics = win_rates(rows, gamed, rounds=20)["metrics"]
     assert metrics["win_rate"]["value"] == pytest.approx(45)
     assert metrics["length_controlled_win_rate"] == {
@@ -158,7 +158,7 @@ def test_difficulties_when_they_belong_to_another_order_are_refused(data: Path, 
     rows = comparisons(data, "pos")["alpaca-7b_verbose"]
     with pytest.raises(DataError, match=r"0 instruction\(s\) without a difficulty, \d{3} with a reference of another"):
         win_rates(rows, gamed)
-    beyond = [Comparison(2000, 0.5, 10, 20), Comparison(1, 0.5, 3394, 20)]
+    beyond = [JudgedAnswer(2000, 0.5, 10, 20), JudgedAnswer(1, 0.5, 3394, 20)]
     with pytest.raises(DataError, match=r"1 instruction\(s\) without a difficulty, 0 with"):
         win_rates(beyond, gamed)
     unknown = GamedBaselines(gamed.features, gamed.preferences, gamed.difficulty, {})

@@ -19,7 +19,7 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import path_fingerprint, read_json, write_json
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import chat_results as stage
-from regretless.evaluation.chat.alpaca_eval import Comparison, win_rates
+from regretless.evaluation.chat.alpaca_eval import JudgedAnswer, win_rates
 from regretless.evaluation.chat.mt_bench import Grade, MtBenchConfig, scores
 from regretless.evaluation.results import results_table
 from scripted_server import Act, Request, answer, serving
@@ -199,7 +199,7 @@ def test_gain_when_questions_are_few_then_its_interval_stays_possible_or_is_empt
     tmp_path: Path, before: tuple[float, ...], after: tuple[float, ...], low: float | None, high: float | None
 ) -> None:
     for label, outcomes in (("base", before), ("repo", after)):
-        comparisons = [Comparison(number, outcome, 10, 10) for number, outcome in enumerate(outcomes)]
+        comparisons = [JudgedAnswer(number, outcome, 10, 10) for number, outcome in enumerate(outcomes)]
         result = win_rates(comparisons, None) | {"judge": "j", "cut": 0, "requests": 0, "dollars": None}
         write_json(tmp_path / label / "alpaca_eval" / stage.RESULT, result)
     rows = {(row["label"], row["metric"]): row for row in stage.collect(tmp_path)}

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from regretless.core.errors import ConfigError
-from regretless.core.intervals import Sums, ratio
+from regretless.core.intervals import PERCENT, Sums, ratio
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import Response, text_key
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
@@ -37,7 +37,6 @@ from regretless.servers.reply import Reply
 FIRST, SECOND = "m", "M"
 """Tokens that name the answer in first and in second position."""
 SLOTS = {"instruction": ("instruction",), "output_1": ("output_1",), "output_2": ("output_2",)}
-PERCENT = 100.0
 
 
 class AlpacaEvalConfig(ChatBenchmarkConfig):
@@ -66,7 +65,7 @@ class AlpacaEvalConfig(ChatBenchmarkConfig):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class JudgedAnswer:
     """The judge's result for one instruction."""
 
     index: int
@@ -114,7 +113,7 @@ def evaluate(
         gamed.check_belong({index: len(references[key]) for index, key in enumerate(asked)})
     judge_answers = ask_all_judgments(config, _questions(config, asked, answers, references), output)
     comparisons = [
-        Comparison(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
+        JudgedAnswer(index, answer.value, len(references[key]), len(answers[key].response), answer.problem)
         for index, (key, answer) in enumerate(zip(asked, judge_answers.answers, strict=True))
     ]
     result = win_rates(comparisons, gamed, rounds=config.bootstrap, seed=config.seed)
@@ -185,7 +184,7 @@ def _question(
 
 
 def win_rates(
-    comparisons: Sequence[Comparison], gamed: GamedBaselines | None, *, rounds: int = 1000, seed: int = 0
+    comparisons: Sequence[JudgedAnswer], gamed: GamedBaselines | None, *, rounds: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
     """Raw and length-controlled win rate of a model in percent, with uncertainty.
 
@@ -212,7 +211,7 @@ def win_rates(
 
 
 def _length_controlled(
-    judged: Sequence[Comparison], preferences: Any, gamed: GamedBaselines | None, rounds: int, seed: int
+    judged: Sequence[JudgedAnswer], preferences: Any, gamed: GamedBaselines | None, rounds: int, seed: int
 ) -> dict[str, Any]:
     unknown = {"value": None, "standard_error": None, "low": None, "high": None, "n": len(judged)}
     if gamed is None:
@@ -223,9 +222,9 @@ def _length_controlled(
     if std_delta is None:
         return unknown | {"problem": "all answers differ from the reference's by the same length"}
     difficulty = np.array([gamed.difficulty[each.index] for each in judged])
-    found = length_controlled(preferences, std_delta, difficulty, gamed, rounds=rounds, seed=seed)
-    if found.coefficients.difficulty == 0 == found.coefficients.constant:
+    controlled = length_controlled(preferences, std_delta, difficulty, gamed, rounds=rounds, seed=seed)
+    if controlled.coefficients.difficulty == 0 == controlled.coefficients.constant:
         # The prediction is then 50 %, whatever the judge preferred.
         problem = "undetermined: the penalty that cross-validation chose removed both difficulty and constant"
         return unknown | {"problem": problem}
-    return replace(found, estimate=bounded(found.estimate, preferences, 0, PERCENT)).shown()
+    return replace(controlled, estimate=bounded(controlled.estimate, preferences, 0, PERCENT)).shown()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from regretless.core.errors import DataError
-from regretless.core.intervals import NOTHING, Array, Estimate, Sums, from_samples, ratio, resamples
+from regretless.core.intervals import NOTHING, PERCENT, Array, Estimate, Sums, from_samples, ratio, resamples
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
@@ -38,7 +38,6 @@ ADVICE = (
     "; Arena-Hard's newer settings leave system_prompt to its code (utils/judge_utils.py): add it to the file, use "
     "the older config/judge_config.yaml, which has both, or leave judge_prompt out"
 )
-PERCENT = 100.0
 
 
 class ArenaHardConfig(ChatBenchmarkConfig):
@@ -192,7 +191,9 @@ def win_rate(duels: Sequence[Duel], *, rounds: int = 1000, seed: int = 0) -> dic
         "benchmark": "arena_hard",
         "questions": len(duels),
         "questions_left_out": len(duels) - len(judged),
-        "metrics": {"win_rate": _bootstrapped(sums, [each for one in judged.values() for each in one], rounds, seed)},
+        "metrics": {
+            "win_rate": _bootstrapped(sums, [game for games in judged.values() for game in games], rounds, seed)
+        },
         "verdicts": _named(judged),
         "values": sums,
     }

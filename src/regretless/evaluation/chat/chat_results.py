@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from regretless.core.errors import DataError
 from regretless.core.files import path_fingerprint, read_json, write_json, write_jsonl
-from regretless.core.intervals import difference
+from regretless.core.intervals import PERCENT, difference
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
 from regretless.evaluation.chat.alpaca_eval import AlpacaEvalConfig
@@ -24,14 +24,30 @@ from regretless.workflow.run_folder import BASE
 
 ChatBenchmark = Annotated[AlpacaEvalConfig | ArenaHardConfig | MtBenchConfig, Field(discriminator="benchmark")]
 """Settings of one chat benchmark, discriminated by `benchmark`: for a recipe's section."""
-BENCHMARKS: Mapping[str, Any] = {"alpaca_eval": alpaca_eval, "arena_hard": arena_hard, "mt_bench": mt_bench}
-"""Modules by benchmark; each defines `next_prompts`, `judge_questions` and `evaluate`."""
-MAIN_METRICS = {"alpaca_eval": "win_rate", "arena_hard": "win_rate", "mt_bench": "score"}
-"""The metric whose per-question numbers are in `values` of a result."""
-SCALES = {"alpaca_eval": 100.0, "arena_hard": 100.0, "mt_bench": 1.0}
-"""Factor from `values` to the metric's scale."""
-UNITS = {"alpaca_eval": "%", "arena_hard": "%", "mt_bench": "1–10"}
-"""Units of the metrics."""
+
+
+class ChatKind(NamedTuple):
+    """What differs between chat benchmarks here."""
+
+    module: Any
+    """Defines `next_prompts`, `judge_questions` and `evaluate`."""
+    main_metric: str
+    """The metric whose numbers of each question are in `values` of a result."""
+    unit: str
+    """Of all its metrics; a key of `ENDS`."""
+
+    @property
+    def scale(self) -> float:
+        """Factor from `values` to the unit."""
+        return PERCENT if self.unit == "%" else 1.0
+
+
+CHAT_KINDS = {
+    "alpaca_eval": ChatKind(alpaca_eval, "win_rate", "%"),
+    "arena_hard": ChatKind(arena_hard, "win_rate", "%"),
+    "mt_bench": ChatKind(mt_bench, "score", "1–10"),
+}
+"""By the name of the benchmark."""
 ENDS = {"%": (0.0, 100.0), "1–10": (float(LOWEST), float(HIGHEST))}
 """Ends of the scale of metrics with a unit: no interval reaches beyond them, and no gain is larger than from end to
 end."""
@@ -47,13 +63,13 @@ def next_prompts(config: ChatBenchmark, responses: Sequence[Path]) -> dict[float
     and no repetition penalty, and call again with the new files added, until nothing is returned.
     Raises DataError if the responses do not match the benchmark's questions.
     """
-    rows: dict[float, list[PromptRow]] = BENCHMARKS[config.benchmark].next_prompts(config, responses)
+    rows: dict[float, list[PromptRow]] = CHAT_KINDS[config.benchmark].module.next_prompts(config, responses)
     return rows
 
 
 def judge_questions(config: ChatBenchmark, responses: Sequence[Path]) -> list[Question[Any]]:
     """What the judge is asked about the responses to all prompts. Raises DataError and ConfigError as `run` does."""
-    questions: list[Question[Any]] = BENCHMARKS[config.benchmark].judge_questions(config, responses)
+    questions: list[Question[Any]] = CHAT_KINDS[config.benchmark].module.judge_questions(config, responses)
     return questions
 
 
@@ -66,7 +82,7 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
     Raises ConfigError, DataError, BudgetError and ServerError, as the benchmarks do; after the last two, the next run
     resumes with the cached replies.
     """
-    result, judgments = BENCHMARKS[config.benchmark].evaluate(config, responses, output)
+    result, judgments = CHAT_KINDS[config.benchmark].module.evaluate(config, responses, output)
     write_jsonl(output / JUDGMENTS, judgments)
     # A path alone would not tell that another content was judged with.
     files = {name: path_fingerprint(path) for name, path in config.files().items() if name in JUDGING_FILES}
@@ -88,9 +104,8 @@ def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
         results.items(), key=lambda item: (item[0][0], item[0][1] != BASE, item[0])
     ):
         base = results.get((benchmark, BASE)) if label != BASE else None
-        gains = (
-            {} if base is None else {MAIN_METRICS[result["benchmark"]]: _gain(evaluate_dir, benchmark, label, results)}
-        )
+        kind = CHAT_KINDS[result["benchmark"]]
+        gains = {} if base is None else {kind.main_metric: _gain(evaluate_dir, benchmark, label, results)}
         for name, metric in result["metrics"].items():
             gain = gains.get(name, {})
             rows.append(
@@ -99,7 +114,7 @@ def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
                     "label": label,
                     "judge": result["judge"],
                     "metric": name,
-                    "unit": UNITS[result["benchmark"]],
+                    "unit": kind.unit,
                     **{key: metric[key] for key in ("n", "value", "standard_error", "low", "high")},
                     "gain": gain.get("value"),
                     "gain_low": gain.get("low"),
@@ -125,28 +140,9 @@ def _gain(
     before, after = (of_chat(evaluate_dir, name, benchmark, name, results[benchmark, name]) for name in (BASE, label))
     check_alike(benchmark, before, after, evaluate_dir / label / benchmark)
     first, second = base["values"], result["values"]
-    gain = difference(first, second, SCALES[result["benchmark"]])
+    kind = CHAT_KINDS[result["benchmark"]]
+    gain = difference(first, second, kind.scale)
     common = [key for key in first if key in second]
     old, new = (means({key: values[key] for key in common}) for values in (first, second))
-    low, high = ENDS[UNITS[result["benchmark"]]]
+    low, high = ENDS[kind.unit]
     return bounded(gain, [b - a for a, b in zip(old, new, strict=True)], low - high, high - low).shown()
-
-
-def table_rows(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Cells for a table on the terminal: benchmark, model, metric, n, value and gain with intervals, failed judgments.
-
-    rows: from `collect`. Single categories and turns appear only in the report.
-    """
-    for row in rows:
-        if not row["metric"].startswith((CATEGORY, TURN)):
-            value = _shown(row["value"], row["low"], row["high"])
-            gain = "" if row["gain"] is None else _shown(row["gain"], row["gain_low"], row["gain_high"], sign="+")
-            metric = f"{row['metric'].replace('_', ' ')} ({row['unit']})"
-            yield row["benchmark"], row["label"], metric, str(row["n"]), value, gain, str(row["failed"])
-
-
-def _shown(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
-    if value is None:
-        return "–"
-    bounds = "" if low is None or high is None else f" [{low:{sign}.2f}, {high:{sign}.2f}]"
-    return f"{value:{sign}.2f}{bounds}"

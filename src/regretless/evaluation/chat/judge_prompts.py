@@ -117,8 +117,8 @@ def _parse(path: str, text: str) -> Any:
         rows = [parse_json(line) for line in text.splitlines() if line.strip()]
         return {row.get("name"): row for row in rows if isinstance(row, Mapping)}
     # Up to the last end: each beginning behind it would be followed to the end of the text.
-    found = CHATML.findall(text, 0, text.rfind(CHATML_END) + len(CHATML_END))
-    parts = {role: content.strip() for role, content in found} or {"user": text}
+    messages = CHATML.findall(text, 0, text.rfind(CHATML_END) + len(CHATML_END))
+    parts = {role: content.strip() for role, content in messages} or {"user": text}
     return {"system_prompt": parts.get("system", ""), "prompt_template": parts.get("user", "")}
 
 

@@ -20,7 +20,7 @@ from sklearn.model_selection import GroupKFold
 
 from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
-from regretless.core.intervals import Array, Estimate, from_samples, known, resamples
+from regretless.core.intervals import Array, Estimate, from_samples, none_if_nan, resamples
 from regretless.evaluation.chat.files import read_table
 
 GAMED_WEIGHT = 0.1
@@ -93,7 +93,7 @@ class LengthControlled:
     def shown(self) -> dict[str, Any]:
         """As JSON."""
         return self.estimate.shown(
-            prediction_standard_error=known(self.prediction_error),
+            prediction_standard_error=none_if_nan(self.prediction_error),
             coefficients=vars(self.coefficients),
             penalty=self.penalty,
         )
@@ -140,8 +140,8 @@ def _published_lengths(path: Path, questions: str | None, indices: Collection[in
     """
     rows = [] if questions is None else read_table(questions, ["instruction"])
     lengths = [len(str(row.get("output"))) for row in rows]
-    found = fingerprint([[row["instruction"], length] for row, length in zip(rows, lengths, strict=True)])
-    if found != PUBLISHED_REFERENCE or set(indices) != set(range(len(rows))):
+    identity = fingerprint([[row["instruction"], length] for row, length in zip(rows, lengths, strict=True)])
+    if identity != PUBLISHED_REFERENCE or set(indices) != set(range(len(rows))):
         raise DataError(
             f"{path}: no column len_1 (characters of the reference's answer), so nothing shows that its rows belong to "
             f"the instructions of {questions or 'this evaluation'}, in this order; add the column, or use AlpacaEval's "
