@@ -1,7 +1,8 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
-#   make test         the same environment with the development tools, then every check
+#   make test         the same environment with the development tools, then the checks of every day (ten minutes)
 # And some for those who want to see more:
+#   make test-all     every check and test but those below; CI runs this (half an hour)
 #   make docs         the documentation's site, in build/docs; a warning is an error
 #   make bench        training speed and memory against TRL, side by side (hours; make bench QUICK=1: one case, minutes)
 #   make kill-sweep   kills a small run in every stage and compares what it ends as (make kill-sweep N=100: 100 kills)
@@ -28,16 +29,27 @@ LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 # Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-extended test-lowest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart check test test-all golden test-extended test-lowest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
 
-test: $(VENV)/.development
+check: $(VENV)/.development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations 20
+
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations 30
+
+test: check
+	$(PYTEST) -m "not extended and (everyday or not slow)"
+
+test-all: check
+	$(PYTEST)
+
+# The texts of problems, to be read in the difference to the last commit.
+golden: $(VENV)/.development
+	REGRETLESS_GOLDEN=1 $(BIN)/pytest tests/runs/test_preflight.py
 
 test-extended: $(VENV)/.cluster
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m extended --durations 20

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pytest
 from tiny_model import save_tiny_model
 
 PROJECT = Path(__file__).resolve().parents[1]
-TOGETHER = {"test_side_by_side", "test_pipeline", "test_plan", "test_token_numbers", "test_study", "test_package"}
+GOLDEN = Path(__file__).with_name("golden.txt")
+"""Every message that tests check by key and code, to be read as a whole."""
+TOGETHER = {"test_side_by_side", "test_token_numbers", "test_study", "test_package"}
 """Files whose tests share a run that takes long to make: one process of pytest-xdist makes it once for all of them."""
 
 
@@ -52,6 +54,29 @@ def shared() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return folder
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that all processes of this test session share; pytest-xdist gives each one within it."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+@pytest.fixture(scope="session")
+def golden() -> Iterator[Callable[[str, str], None]]:
+    """(name, text): asserts that `golden.txt` has this text under the name. `make golden` writes the file anew."""
+    blocks = (block.partition("\n") for block in GOLDEN.read_text(encoding="utf-8").rstrip().split("\n\n"))
+    kept, found = {name: text for name, _, text in blocks}, dict[str, str]()
+    is_new = bool(os.environ.get("REGRETLESS_GOLDEN"))
+
+    def check(name: str, text: str) -> None:
+        found[name] = text
+        assert is_new or text == kept.get(name), f"not the text in {GOLDEN.name}; `make golden` writes it, to be read"
+
+    yield check
+    if is_new:
+        GOLDEN.write_text("\n\n".join(f"{name}\n{text}" for name, text in found.items()) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

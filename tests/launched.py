@@ -1,4 +1,4 @@
-"""What the distributed tests launch: trains the given pairs and saves weights and log. Not a test by itself."""
+"""Trains the given pairs and saves weights and log, for the distributed tests to launch. Not a test by itself."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def own_tokens_only(*states: Any, sequence: SequenceGroup, by: str, **options: A
     return AttentionInterface()[by](*states, segments=(Segment(query.shape[2]),), **options)
 
 
-def main() -> None:
+def work(folder: Path) -> None:
     """Train as the task file says; process 0 writes the weights and `log.json` beside it."""
-    folder = Path(sys.argv[1])
     task = pickle.loads((folder / "task.pickle").read_bytes())
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         let_cpus_shard()
@@ -53,9 +52,9 @@ def main() -> None:
     if trainer.is_world_process_zero():
         (folder / "log.json").write_text(json.dumps(trainer.state.log_history))
     trainer.accelerator.wait_for_everyone()
-    # Without taking anything apart: that can hang, as `regretless.__main__` says.
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    work(Path(sys.argv[1]))
+    # Without taking anything apart: that can hang, as `regretless.__main__` says.
+    os._exit(0)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from launched import work
 from tiny_kinds import SIZES
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -57,10 +58,13 @@ def launch(command: list[str]) -> None:
 
 
 def train(folder: Path, launcher: list[str], **task: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and log of a run."""
+    """Weights and log of a run: in this process without a launcher."""
     folder.mkdir(exist_ok=True)
     (folder / "task.pickle").write_bytes(pickle.dumps({"model": MODEL, **task}))
-    launch([*launcher, str(Path(__file__).with_name("launched.py")), str(folder)])
+    if launcher:
+        launch([*launcher, str(Path(__file__).with_name("launched.py")), str(folder)])
+    else:
+        work(folder)
     weights = {
         name: value for file in (folder / "final").glob("*.safetensors") for name, value in load_file(file).items()
     }

@@ -273,6 +273,7 @@ def write(folder: Path, rows: list[Any]) -> Path:
 # ---- verbs that read responses --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @cases(60)
 @given(rows=mixed(GOOD_RESPONSES, BAD_RESPONSES), suffix=st.sampled_from([".jsonl", ".parquet"]))
 def test_verify_and_pair_when_rows_are_bad_then_good_ones_come_through(
@@ -339,6 +340,7 @@ def test_inspect_when_rows_are_bad_then_good_ones_are_counted(place: Path, model
     check_outputs(folder)
 
 
+@pytest.mark.slow
 @cases(6)
 @given(rows=mixed(GOOD_PAIRS, BAD_PAIRS))
 def test_train_and_analyze_when_rows_are_bad_then_good_ones_train(place: Path, model: Path, rows: list[Any]) -> None:
@@ -359,6 +361,7 @@ def test_train_and_analyze_when_rows_are_bad_then_good_ones_train(place: Path, m
 PROMPTS = [{"prompt": f"{number} {PROMPT}", "prompt_id": f"good-{number}", "answer": "9"} for number in range(4)]
 
 
+@pytest.mark.slow
 @cases(12)
 @given(rows=mixed(PROMPTS, bad_row(PROMPTS[0], ["prompt", "prompt_id", "id", "answer"])))
 def test_sample_when_rows_are_bad_then_good_ones_are_answered(place: Path, model: Path, rows: list[Any]) -> None:

@@ -56,6 +56,7 @@ def tracked(*folders: str) -> set[str]:
     return {name for name in os.fsdecode(listed.stdout).split("\0") if name and (PROJECT / name).exists()}
 
 
+@pytest.mark.everyday
 @pytest.mark.slow
 def test_wheel_and_sdist_when_built_then_they_hold_every_file_and_their_metadata_is_complete(
     built: tuple[Path, Path],

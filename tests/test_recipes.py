@@ -119,6 +119,7 @@ def test_recipe_when_run_small_then_it_goes_from_prompts_to_a_report(path: Path,
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.everyday
 @pytest.mark.slow
 def test_recipe_with_judges_when_run_small_then_each_is_asked_once_and_a_repeat_asks_nothing(tmp_path: Path) -> None:
     path = PROJECT / "recipes" / "ultrafeedback" / "qwen3-4b.yaml"

@@ -23,6 +23,7 @@ def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_site_when_built_then_there_is_no_warning_and_every_page_is_in_its_place(tmp_path: Path) -> None:
     done = build(DOCS, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ SHAPES = {
     "quickstart": ({"quickstart"}, {"base", "dpo", "repo", "repo_det"}, {""}, {"greedy"}),
 }
 
-ALWAYS = {"table4-masked", "quickstart"}
+MARKS = dict.fromkeys(("quickstart", "table4-masked"), pytest.mark.slow)
 """Chat and mathematics, masks and distances; the others are run by `make test-extended`."""
 
 
@@ -63,15 +62,12 @@ def test_claim_when_loaded_then_it_has_five_worlds_and_an_equal_search_on_three(
 
 
 @pytest.fixture(scope="session")
-def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def units(session_folder: Path) -> Path:
     """The store that the paper's studies share, for all processes of this test session."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "paper-units"
+    return session_folder / "paper-units"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.extended) for name in SHAPES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, pytest.mark.extended)) for name in SHAPES])
 def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: Path, units: Path) -> None:
     study = load_study(PROJECT / "studies" / f"{name}.yaml", output_dir=str(tmp_path / "study"), smoke=True)
     study = replace(study, store=units)

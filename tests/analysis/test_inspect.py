@@ -18,6 +18,7 @@ from regretless.data.records import Pair
 from regretless.data.rows import write_records
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
+from regretless.modeling.model_check import ModelCheck
 from regretless.world.tiny_models import smoke_architecture
 
 IM_END = 151645
@@ -25,6 +26,12 @@ PROMPT = 23
 """Tokens of the question in the chat template."""
 QUESTION = [{"role": "user", "content": "How many trees?"}]
 OBJECTIVES: dict[str, dict[str, Any]] = {"repo": {}, "dpo": {"beta": 0.1}, "repo_det": {"beta": 0.5}, "sft": {}}
+
+
+@pytest.fixture(autouse=True)
+def _without_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check of shared rows, which has tests of its own and takes long with so many tokens."""
+    monkeypatch.setattr(ModelCheck, "run", lambda check: None)
 
 
 @pytest.fixture(scope="module")

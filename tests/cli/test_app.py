@@ -379,6 +379,7 @@ def test_doctor_when_the_check_of_an_engine_fails_then_its_row_says_so_and_the_o
     assert (found["mine"], found["transformers"]) == ("no: RuntimeError: no licence", "yes")
 
 
+@pytest.mark.slow
 def test_table_when_the_terminal_has_no_such_letters_then_they_are_escaped_and_nothing_fails() -> None:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "200"}
     command = [sys.executable, "-m", "regretless", "objectives"]

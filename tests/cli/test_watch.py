@@ -61,6 +61,7 @@ def rows(text: str) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     started: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     assert len(history) == 20
 
 
+@pytest.mark.slow
 def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_where(
     started: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_hub_when_it_says_nothing_then_it_is_asked_once_for_everything(tmp_path:
         assert len(taken) == 1
 
 
+@pytest.mark.slow
 def test_hub_when_nothing_listens_then_every_load_says_so_without_trying_again(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -26,6 +26,7 @@ from regretless.workflow.stage_folder import MANIFEST, StageFolder
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.everyday
 @pytest.mark.slow
 def test_objective_of_a_plugin_when_trained_then_its_own_loss_is_taken(
     regretless: Command, model: Path, tmp_path: Path
@@ -145,6 +146,7 @@ def test_verifier_of_a_plugin_when_named_then_it_decides(regretless: Command, tm
     assert verdicts == ["correct", "wrong", "wrong"]
 
 
+@pytest.mark.slow
 def test_benchmark_of_a_plugin_when_evaluated_then_its_problems_are_answered(
     regretless: Command, model: Path, tmp_path: Path
 ) -> None:

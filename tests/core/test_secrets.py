@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,15 +50,25 @@ def recipe(tmp_path: Path, model: Path) -> Callable[..., Path]:
     return write
 
 
-def run(folder: Path, *words: str) -> tuple[int, str]:
-    """Exit code of a command, and all that it printed, after a look at every file below the folder `run`."""
-    command = [sys.executable, "-m", "regretless", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    printed = done.stdout + done.stderr
-    written = {path for path in folder.rglob("*") if path.is_file()} - {folder / "recipe.yaml", folder / "study.yaml"}
-    leaks = [str(path.relative_to(folder)) for path in written if SECRET.encode() in path.read_bytes()]
-    assert leaks == [] and SECRET not in printed, printed
-    return done.returncode, printed
+@pytest.fixture
+def run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Runs a command: its exit code, and all that it and its processes print. No file of theirs has the secret."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            app.main(list(words))
+        printed = "".join(capfd.readouterr())
+        written = {path for path in tmp_path.rglob("*") if path.is_file()}
+        written -= {tmp_path / "recipe.yaml", tmp_path / "study.yaml"}
+        leaks = [str(path.relative_to(tmp_path)) for path in written if SECRET.encode() in path.read_bytes()]
+        assert leaks == [] and SECRET not in printed, printed
+        return int(ended.value.code or 0), printed
+
+    return run
 
 
 @pytest.mark.slow
@@ -74,25 +83,29 @@ def run(folder: Path, *words: str) -> tuple[int, str]:
     ],
 )
 def test_run_with_a_secret_when_it_ends_then_no_file_and_no_message_has_it_and_it_is_done(
-    tmp_path: Path, recipe: Callable[..., Path], values: dict[str, Any], words: list[str]
+    tmp_path: Path,
+    recipe: Callable[..., Path],
+    run: Callable[..., tuple[int, str]],
+    values: dict[str, Any],
+    words: list[str],
 ) -> None:
     path = recipe(values)
     if words == ["plan"]:
-        assert run(tmp_path, "plan", str(path), "--json")[0] == 0
+        assert run("plan", str(path), "--json")[0] == 0
         return
-    assert run(tmp_path, "run", str(path), *words)[0] == 0
+    assert run("run", str(path), *words)[0] == 0
     assert (tmp_path / "run" / "train" / "dpo" / "training_args.bin").is_file()
     assert (tmp_path / "run" / "report.html").is_file() or list((tmp_path / "run").rglob("*.html"))
     # Another token is no other training; the recipe that the run folder keeps gives the same one without any.
     other = [word.replace(SECRET, "An0therPlantedSecret") for word in words]
     for again in ([str(path), *other], [str(tmp_path / "run" / "recipe.yaml"), "--output-dir", str(tmp_path / "run")]):
-        code, printed = run(tmp_path, "run", *again)
+        code, printed = run("run", *again)
         assert code == 0 and "train/dpo: unchanged" in printed, printed
 
 
 @pytest.mark.slow
 def test_study_with_a_secret_when_it_ends_then_no_file_and_no_message_has_it(
-    tmp_path: Path, recipe: Callable[..., Path]
+    tmp_path: Path, recipe: Callable[..., Path], run: Callable[..., tuple[int, str]]
 ) -> None:
     recipe({"report": None})
     study = {
@@ -103,7 +116,7 @@ def test_study_with_a_secret_when_it_ends_then_no_file_and_no_message_has_it(
         "output_dir": "run",
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
-    code, printed = run(tmp_path, "study", "study.yaml")
+    code, printed = run("study", "study.yaml")
     assert code == 0, printed
     assert list(tmp_path.rglob("training_args.bin"))
 

@@ -140,6 +140,7 @@ def test_entropies_when_sampled_then_they_are_those_of_the_model_and_every_stage
         assert left == whole[: len(row["rejected_token_ids"])] and len(whole) - len(left) in (2, 3)
 
 
+@pytest.mark.everyday
 @pytest.mark.slow
 def test_entropies_when_trained_on_then_the_objective_reads_those_of_the_file(
     run: Path, regretless: Command, tmp_path: Path

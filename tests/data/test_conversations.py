@@ -484,15 +484,14 @@ MARKED = (
 )
 @pytest.mark.parametrize("thought", ["", "hm."])
 def test_marks_when_they_are_empty_split_or_include_line_breaks_then_the_same_tokens_are_trained(
-    written: str, marked: str, thought: str, shared: Path
+    written: str, marked: str, thought: str, qwen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers/qwen2")
     assert written in MARKED
-    tokenizer.chat_template = MARKED.replace(written, marked)
+    monkeypatch.setattr(qwen, "chat_template", MARKED.replace(written, marked))
     texts = [("assistant", "f"), ("tool", "4"), ("assistant", "It")]
     chosen = [{"role": role, "content": text} for role, text in texts]
     chosen[-1]["reasoning_content"] = thought  # with it, the template writes the last message as well
     pair = read({"prompt": QUESTION, "chosen": chosen, "rejected": [{"role": "assistant", "content": "5"}]})
-    own, context = own_and_context(tokenizer, tokenized(pair, tokenizer).chosen.ids)
+    own, context = own_and_context(qwen, tokenized(pair, qwen).chosen.ids)
     assert own == f"f<|im_end|>{thought}It<|im_end|>"
     assert context == "\n<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n"

@@ -170,11 +170,13 @@ TEMPLATED = {
 }
 
 
+TEXTS = ["It is 4.", "4", "答案是 4", "I\n\tt", "`4`"]
+
+
 @pytest.mark.parametrize("template", TEMPLATED)
 @pytest.mark.parametrize(("name", "special"), [("mistral-v1", []), ("mistral-v1", HEADERS), ("qwen2", HEADERS)])
-@pytest.mark.parametrize("text", ["It is 4.", "4", "答案是 4", "I\n\tt", "`4`"])
 def test_response_when_tokenized_then_its_tokens_are_those_of_the_whole_conversation(
-    name: str, special: list[str], template: str, text: str, shared: Path
+    name: str, special: list[str], template: str, shared: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers" / name)
     tokenizer.bos_token = tokenizer.bos_token or "<|im_start|>"
@@ -184,22 +186,23 @@ def test_response_when_tokenized_then_its_tokens_are_those_of_the_whole_conversa
         if not special:
             pytest.skip("what ends a turn has to be a token")
         tokenizer.eos_token = "<|im_end|>"
-    answer = {"role": "assistant", "content": text}
-    whole = tokenizer.apply_chat_template([*QUESTION, answer], tokenize=False)
-    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
-    prompt = encode_prompt(tokenizer, QUESTION)
-    pair = pair_of(prompt=QUESTION, chosen=[answer], rejected=[{**answer, "content": "It is 5."}])
-    for response in (encode_response(tokenizer, QUESTION, text), one(pair, tokenizer).chosen.ids):
-        body = [*prompt, *own_ids(response)][:-1]
-        assert body == ids[: len(body)]
-        assert "".join(tokenizer.decode(ids[len(body) :]).split()) in ("</s>", "<|im_end|>")
-    # The tokens between the messages of a response, and those of all its messages, are those of the whole as well.
-    turns = [answer, {"role": "user", "content": "sure?"}, answer]
-    pair = pair_of(prompt=QUESTION, chosen=turns, rejected=[*turns[:2], {**answer, "content": "no"}])
-    whole = tokenizer.apply_chat_template([*QUESTION, *turns], tokenize=False)
-    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
-    body = [*prompt, *read_ids(one(pair, tokenizer).chosen.ids)][:-1]
-    assert body == ids[: len(body)]
+    for text in TEXTS:
+        answer = {"role": "assistant", "content": text}
+        whole = tokenizer.apply_chat_template([*QUESTION, answer], tokenize=False)
+        ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+        prompt = encode_prompt(tokenizer, QUESTION)
+        pair = pair_of(prompt=QUESTION, chosen=[answer], rejected=[{**answer, "content": "It is 5."}])
+        for response in (encode_response(tokenizer, QUESTION, text), one(pair, tokenizer).chosen.ids):
+            body = [*prompt, *own_ids(response)][:-1]
+            assert body == ids[: len(body)], text
+            assert "".join(tokenizer.decode(ids[len(body) :]).split()) in ("</s>", "<|im_end|>"), text
+        # The tokens between the messages of a response, and those of all its messages, are those of the whole as well.
+        turns = [answer, {"role": "user", "content": "sure?"}, answer]
+        pair = pair_of(prompt=QUESTION, chosen=turns, rejected=[*turns[:2], {**answer, "content": "no"}])
+        whole = tokenizer.apply_chat_template([*QUESTION, *turns], tokenize=False)
+        ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
+        body = [*prompt, *read_ids(one(pair, tokenizer).chosen.ids)][:-1]
+        assert body == ids[: len(body)], text
 
 
 def test_response_when_a_token_would_join_it_with_its_prompt_then_the_prompts_tokens_stay(qwen: Any) -> None:

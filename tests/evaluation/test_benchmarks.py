@@ -26,7 +26,9 @@ UNPARSED = {
 """Gold answers that math-verify cannot parse: a response matches them by its text, else it is unknown."""
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "math" else ()) for name in ROWS]
+)
 def test_benchmark_when_local_then_all_gold_answers_are_accepted_and_the_unparsed_are_known(
     shared: Path, name: str
 ) -> None:

@@ -27,10 +27,12 @@ COMMON = {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "olmo2"
 
 REPEATED = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
 """Long ones whose layers are those of qwen3_5_text and qwen3_next; `make test-extended` has them."""
+LONG = {"blt", "dots3_note_text", "lara_mini", "qwen3_5_text", "zamba2"}
 
 
-def cases(model_types: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.extended if name in REPEATED else []) for name in model_types]
+def cases(model_types: Iterable[str], long: set[str]) -> list[Any]:
+    marks = dict.fromkeys(long, pytest.mark.slow) | dict.fromkeys(REPEATED, pytest.mark.extended)
+    return [pytest.param(name, marks=marks.get(name, ())) for name in model_types]
 
 
 def numbers(count: int, seed: int) -> tuple[int, ...]:
@@ -63,7 +65,7 @@ def assert_right(model: PreTrainedModel, rows: RowKind, tolerance: float = 1e-5)
         assert float(difference.norm()) <= tolerance * largest, name
 
 
-@pytest.mark.parametrize("model_type", cases(architectures.MODEL_TYPES))
+@pytest.mark.parametrize("model_type", cases(architectures.MODEL_TYPES, LONG))
 def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_rows(model_type: str) -> None:
     found = architectures.verdict(model_type)
     if f"transformers {transformers.__version__}" in PAGE:
@@ -87,7 +89,8 @@ def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_
 
 
 @pytest.mark.parametrize(
-    "model_type", cases(sorted({*itertools.chain(*architectures.MODELS_OF_2026.values()), *ADAPTED}))
+    "model_type",
+    cases(sorted({*itertools.chain(*architectures.MODELS_OF_2026.values()), *ADAPTED}), {*LONG, "qwen3_next"}),
 )
 def test_architecture_when_it_has_an_adapter_then_it_is_computed_in_the_same_rows(model_type: str) -> None:
     found = architectures.verdict(model_type, adapter=True)

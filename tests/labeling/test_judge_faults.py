@@ -67,6 +67,7 @@ class Faulty:
         return good
 
 
+@pytest.mark.slow
 def test_thousand_requests_when_a_fifth_goes_wrong_are_each_judged_exactly_once(tmp_path: Path) -> None:
     responses = write_responses(tmp_path / "in.parquet", 250, lambda n: [f"a {n % 5 + 1}", f"b {(n + 1) % 5 + 1}"])
     (tmp_path / "judge").mkdir()
@@ -89,6 +90,7 @@ def test_thousand_requests_when_a_fifth_goes_wrong_are_each_judged_exactly_once(
         assert (len(server.requests), again["replies_reused"]) == (before, 1000)
 
 
+@pytest.mark.slow
 def test_run_when_killed_asks_again_only_what_was_under_way(tmp_path: Path) -> None:
     responses = write_responses(tmp_path / "in.parquet", 60, lambda n: [f"a {n % 5 + 1}", "b 3"])
     (tmp_path / "judge").mkdir()

@@ -69,6 +69,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", pytest.param("gemma2", marks=pytest.mark.extended)])
 def test_layers_when_compiled_then_results_are_equal_and_new_rows_compile_nothing(kind: str) -> None:
     model, layouts = adapted(kind), rows(8)
@@ -91,6 +92,7 @@ def test_layers_when_compiled_then_results_are_equal_and_new_rows_compile_nothin
     assert counter.frame_count == counts[0]
 
 
+@pytest.mark.slow
 def test_layers_when_there_are_more_then_they_share_what_is_compiled() -> None:
     counts = []
     for layers in (2, 3):  # the first of a model gets an input without gradient, for which it is compiled once more
@@ -102,6 +104,7 @@ def test_layers_when_there_are_more_then_they_share_what_is_compiled() -> None:
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.slow
 def test_layers_when_compiled_by_inductor_then_the_model_passes_the_check_that_it_is_trained_after() -> None:
     model, (layout,) = adapted("qwen3", num_hidden_layers=1), rows(1)
     logps, gradient = results(model, layout)

@@ -350,6 +350,7 @@ def test_curves_when_in_focus_then_arrow_keys_read_their_values(opened: Browser,
     assert plot.find_element(By.CSS_SELECTOR, ".line.c2").value_of_css_property("opacity") == "1"
 
 
+@pytest.mark.slow
 def test_explorer_when_there_are_100_responses_of_1000_tokens_then_only_what_is_in_view_is_worked_on(
     browser: Browser, tmp_path: Path
 ) -> None:

@@ -20,42 +20,17 @@ import torch
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
-from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import results_of, run_recipe, show
-from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
+from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.studies.compared_runs import Run as CompareRun
 from regretless.studies.compared_runs import RunToCompare
 from run_contents import contents
-
-QUICKSTART = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
-SMALL = ["train.objective=[dpo,repo]", "train.save_steps=1", "pretrain.base.save_strategy=steps", "evaluate.seeds=[41]"]
-
-
-def small(folder: Path, *overrides: str) -> Recipe:
-    """The quickstart with two methods, shrunk; the overrides hold for the shrunk recipe."""
-    values = smoke_recipe(load_recipe(QUICKSTART, SMALL)).model_dump(exclude_unset=True)
-    path = folder.parent / f"{folder.name}.yaml"
-    path.write_text(json.dumps({**values, "output_dir": str(folder)}))  # JSON is YAML
-    return load_recipe(path, ["pretrain.base.save_steps=20", "pretrain.base.logging_steps=15", *overrides])
+from small_runs import small
 
 
 def run(recipe: Recipe) -> set[str]:
     """Run it; what did not stand there already."""
     return {name for name, outcome in run_recipe(recipe).outcomes.items() if outcome.ran}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    ran = run(small(folder))
-    assert {"world", "pretrain/base", "sample", "train/dpo", "evaluate/repo/arithmetic/seed-41", "report"} <= ran
-    return folder
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a finished run, in another place."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def test_run_when_repeated_in_a_moved_folder_then_nothing_runs(folder: Path) -> None:
@@ -256,34 +231,34 @@ def attempt(folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_same_result(
-    finished: Path, tmp_path: Path
-) -> None:
-    # In the place of the finished run, because responses name the folders of the models that wrote them.
-    expected = outputs(finished)
-    shutil.move(finished, tmp_path / "uninterrupted")
+def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_same_result(tmp_path: Path) -> None:
+    # At the same place, because responses name the folders of the models that wrote them.
+    folder = tmp_path / "run"
+    run(small(folder))
+    expected = outputs(folder)
+    folder.rename(tmp_path / "uninterrupted")
     # Forked from a process that has imported everything: the time goes into the work that is to be killed.
     context = multiprocessing.get_context("forkserver")
-    preload = ["regretless.runs.pipeline", "regretless.runs.miniature", "regretless.workflow.fork_origin"]
+    preload = ["regretless.runs.pipeline", "small_runs", "regretless.workflow.fork_origin"]
     context.set_forkserver_preload(preload)
     rng = random.Random(0)
     begun: set[str] = set()
     killed_in: set[str] = set()
     while True:
-        process = context.Process(target=attempt, args=(str(finished),))
+        process = context.Process(target=attempt, args=(str(folder),))
         process.start()
         # One kill for every stage that is seen to begin, however fast the machine; every second one at once.
-        while process.exitcode is None and not under_way(finished) - begun:
+        while process.exitcode is None and not under_way(folder) - begun:
             process.join(0.005)
-        begun |= under_way(finished)
+        begun |= under_way(folder)
         process.join(rng.choice([0.0, rng.uniform(0.0, 2.0)]))
         if process.exitcode is not None:
             break
         process.kill()
         process.join()
-        killed_in |= under_way(finished)
+        killed_in |= under_way(folder)
     assert process.exitcode == 0
     assert len(killed_in) >= 3, killed_in
-    found = outputs(finished)
+    found = outputs(folder)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []

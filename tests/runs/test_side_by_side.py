@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from test_pipeline import small
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.runs import side_by_side
@@ -24,6 +23,7 @@ from regretless.runs.side_by_side import LocalWorkers, SideBySide, cores, parall
 from regretless.training.log import FILE, read
 from regretless.workflow.workers import Advance, Need
 from run_contents import contents, differences
+from small_runs import small
 
 MANY_BATCHES = "sample.batch_size=4"
 

@@ -177,6 +177,7 @@ def test_samples_when_prompt_model_or_seed_differ_are_drawn_anew(settings: dict[
     assert [row.token_ids for row in other] != ids
 
 
+@pytest.mark.slow
 def test_stage_when_killed_and_taken_up_again_gives_the_same_bytes(settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**settings, "n": 5, "batch_size": 1}
     (tmp_path / "settings.json").write_text(json.dumps(settings))

@@ -38,6 +38,7 @@ def load(folder: Path, search: dict[str, Any], **changes: Any) -> Study:
     return load_study(folder / "study.yaml")
 
 
+@pytest.mark.slow
 def test_search_when_done_then_the_study_trains_with_the_best_trial_and_a_failed_one_is_never_best(
     tmp_path: Path,
 ) -> None:

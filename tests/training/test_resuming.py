@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.data.tokenization import TokenizedPair
-from regretless.modeling.training_folder import list_files
+from regretless.modeling.training_folder import checkpoint_problem, last_complete_checkpoint, list_files
 from regretless.training.resuming import FILE, Start
 from regretless.training.trainer import PreferenceTrainer
 
@@ -63,26 +63,33 @@ def test_resume_when_a_file_of_the_last_checkpoint_is_damaged_then_the_one_befor
     whole.train()
     expected = weights_of(whole)
     shutil.rmtree(out / "checkpoint-6")
-    shutil.move(out, tmp_path / "kept")
-    files = [file.name for file in sorted((tmp_path / "kept" / "checkpoint-4").iterdir())]
+    shutil.copytree(out, tmp_path / "kept")
+    last, kept = out / "checkpoint-4", tmp_path / "kept" / "checkpoint-4"
+    files = [file.name for file in sorted(kept.iterdir())]
     states = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "log_state.json"}
     weights = "adapter_model.safetensors" if lora else "model.safetensors"
     assert {*states, weights, "files.json", "started_with.json"} <= {*files}
     for name in files:
-        shutil.copytree(tmp_path / "kept", out, dirs_exist_ok=True)
-        FAULTS[fault](out / "checkpoint-4" / name)
-        kept = tmp_path / "kept" / "checkpoint-4" / name
-        is_same = (out / "checkpoint-4" / name).is_file() and filecmp.cmp(out / "checkpoint-4" / name, kept, False)
-        capsys.readouterr()
-        resumed = make_trainer(**options)
-        resumed.train(resume_from_checkpoint=True)
-        said = " ".join(capsys.readouterr().err.split())
-        # With the list of another step, the first file of the list is not as that one was.
-        named = "README.md" if (fault, name) == ("of another step", "files.json") else name
-        assert (f"checkpoint-4: {named} " in said and "; it is not resumed from" in said) != is_same, (name, said)
-        found = weights_of(resumed)
-        assert {key: torch.equal(value, found[key]) for key, value in expected.items()} == dict.fromkeys(expected, True)
-        shutil.rmtree(out)
+        FAULTS[fault](last / name)
+        chosen, problems = last_complete_checkpoint(out)
+        if (last / name).is_file() and filecmp.cmp(last / name, kept / name, False):
+            assert (chosen, problems) == (str(last), []), "the file of the other step is the same"
+        else:
+            # With the list of another step, the first file of the list is not as that one was.
+            named = "README.md" if (fault, name) == ("of another step", "files.json") else name
+            assert chosen == str(out / "checkpoint-2") and len(problems) == 1
+            assert problems[0].startswith(f"checkpoint-4: {named} ")
+        shutil.copy(kept / name, last / name)
+    for name in files:
+        FAULTS[fault](last / name)
+    capsys.readouterr()
+    resumed = make_trainer(**options)
+    resumed.train(resume_from_checkpoint=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "checkpoint-4: trainer_state.json is " in said and "; it is not resumed from" in said
+    found = weights_of(resumed)
+    assert {key: torch.equal(value, found[key]) for key, value in expected.items()} == dict.fromkeys(expected, True)
+    assert checkpoint_problem(last) is None, "it was written anew"
 
 
 def test_resume_when_no_checkpoint_is_complete_then_the_reasons_are_said(make_trainer: Make, tmp_path: Path) -> None:

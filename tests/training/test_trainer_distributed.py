@@ -29,6 +29,7 @@ from launching import (
     torchrun,
     train,
 )
+from regretless.cli import app
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.training_folder import checkpoint_problem, last_complete_checkpoint
 from regretless.training.sharding import FSDP2
@@ -39,7 +40,7 @@ from regretless.training.sharding import FSDP2
     ("launcher", "objective", "lora"),
     [
         pytest.param(torchrun(2), "kto", False, marks=pytest.mark.extended),
-        (accelerate("ddp.yaml"), "repo", True),
+        pytest.param(accelerate("ddp.yaml"), "repo", True, marks=pytest.mark.everyday),
         (accelerate("fsdp2.yaml"), "repo", False),
         pytest.param(accelerate("fsdp2.yaml"), "kto", True, marks=pytest.mark.extended),
         pytest.param(accelerate("fsdp2.yaml"), "tdpo", True, marks=pytest.mark.extended),
@@ -178,21 +179,15 @@ def test_train_verb_when_two_processes_hold_out_pairs_then_scores_and_adapter_ar
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def run(name: str, launcher: list[str]) -> Path:
-        command = [
-            "-m",
-            "regretless",
-            "train",
-            "--pairs",
-            str(tmp_path / "pairs.jsonl"),
-            "--output",
-            str(tmp_path / name),
-        ]
-        settings = ["objective=dpo", "eval_pairs=9", "pairs_per_step=8", "optim=sgd", "max_steps=2"]
-        launch([*launcher, *command, "--model", str(tmp_path / "model"), *settings, "lora.dropout=0", "lora.r=4"])
-        return tmp_path / name
+    def command(output: Path) -> list[str]:
+        files = {"--pairs": tmp_path / "pairs.jsonl", "--model": tmp_path / "model", "--output": output}
+        settings = ["objective=dpo", "eval_pairs=9", "pairs_per_step=8", "optim=sgd", "max_steps=2", "lora.r=4"]
+        return ["train", *(str(word) for item in files.items() for word in item), *settings, "lora.dropout=0"]
 
-    one, two = run("one", ALONE), run("two", torchrun(2))
+    one, two = tmp_path / "one", tmp_path / "two"
+    with pytest.raises(SystemExit, match="0"):
+        app.main(command(one))
+    launch([*torchrun(2), "-m", "regretless", *command(two)])
     scores = [[json.loads(line) for line in (run / "pair_scores.jsonl").open()] for run in (one, two)]
     assert len(scores[0]) in (9, 10)  # whole prompts
     assert [row["pair_id"] for row in scores[0]] == [row["pair_id"] for row in scores[1]]

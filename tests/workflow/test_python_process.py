@@ -87,12 +87,14 @@ def run(folder: Path, *words: str, code: int = 0, **environment: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_verify_when_files_are_called_like_modules_then_none_of_them_runs(folder: Path) -> None:
     row = {"prompt": "What is x + x?", "response": "It is $\\boxed{x + x}$.", "answer": "2x"}
     (folder / "responses.jsonl").write_text(json.dumps(row) + "\n")
     assert "correct 1" in run(folder, "verify", "--responses", "responses.jsonl", "--output", "verified")
 
 
+@pytest.mark.slow
 def test_harness_when_files_are_called_like_modules_then_the_environments_is_run(folder: Path, model: Path) -> None:
     package = folder.parent / "packages" / "lm_eval"
     package.mkdir(parents=True)

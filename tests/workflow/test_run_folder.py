@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit_of_work import write_rows
+from unit_of_work import kill_before_each_write, write_rows
 
-from killed import AtWrite
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError, storage_error
 from regretless.core.files import write_text
@@ -280,25 +277,27 @@ def test_report_verb_when_the_folder_report_is_somebody_elses_then_it_is_left_al
     assert [path.name for path in (tmp_path / "run" / "report").iterdir()] == ["thesis.txt"]
 
 
+def killed(folder: Path, replacing: bool = False) -> list[Path]:
+    """Run folders in which the work was killed before each write in turn; in the last one it ended."""
+    # Not the server of forks: a process has one, which other tests start with more than this one needs.
+    process = multiprocessing.get_context("spawn").Process(target=kill_before_each_write, args=(folder, replacing))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    return sorted(folder.iterdir(), key=lambda path: int(path.name))
+
+
 def test_unit_when_killed_before_any_write_then_the_next_run_leaves_what_an_undisturbed_one_does(
     tmp_path: Path,
 ) -> None:
-    # Not the server of forks: a process has one, which other tests start with more than this one needs.
-    context = multiprocessing.get_context("spawn")
     write_rows(tmp_path / "whole")
     expected = contents(tmp_path / "whole")
     assert expected.keys() == {"unit/manifest.json", "unit/rows.jsonl"}
-    for number in itertools.count():
-        folder = tmp_path / str(number)
-        process = context.Process(target=write_rows, args=(folder, AtWrite(folder, number)))
-        process.start()
-        process.join()
+    folders = killed(tmp_path / "killed")
+    for folder in folders:
         write_rows(folder)
-        assert not differences(expected, contents(folder)), f"killed before write {number}"
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-    assert number >= 8
+        assert not differences(expected, contents(folder)), f"killed before write {folder.name}"
+    assert int(folders[-1].name) >= 8
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -306,23 +305,15 @@ def test_finished_unit_when_its_replacement_is_killed_before_any_write_then_it_i
     tmp_path: Path, seed: int
 ) -> None:
     """Seed 1 is finished, the work of seed 2 is killed, and `seed` is asked for next."""
-    context = multiprocessing.get_context("spawn")
     write_rows(tmp_path / "whole", seed=seed)
     expected = contents(tmp_path / "whole")
-    for number in itertools.count():
-        folder = tmp_path / str(number)
-        write_rows(folder)
-        process = context.Process(target=write_rows, args=(folder, AtWrite(folder, number), 2))
-        process.start()
-        process.join()
+    folders = killed(tmp_path / "killed", replacing=True)
+    for folder in folders:
         write_rows(folder, seed=seed)
         # What a killed process has written is known to nobody, and so not deleted.
         shutil.rmtree(folder / "unused", ignore_errors=True)
-        assert not differences(expected, contents(folder)), f"killed before write {number}"
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-    assert number >= 12
+        assert not differences(expected, contents(folder)), f"killed before write {folder.name}"
+    assert int(folders[-1].name) >= 12
 
 
 def test_finished_unit_when_other_work_fails_in_its_place_then_it_comes_back_and_disk_space_does_too(

@@ -1,7 +1,11 @@
-"""A unit of work in a process of its own. Light to import, as each process imports it anew."""
+"""A unit of work, and processes that are killed in it. Light to import, as the process that forks them is a new one."""
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +26,18 @@ def write_rows(folder: Path, killed: AtWrite | None = None, seed: int = 1) -> No
 
     with run.locked():
         run.do("unit", {"seed": seed}, work)
+
+
+def kill_before_each_write(folder: Path, replacing: bool) -> None:
+    """Kill the work before its first write, before its second, and so on, until it ends: each in a run folder of that
+    number. replacing: the unit is done with seed 1 before, and the work with seed 2 is killed."""
+    context = multiprocessing.get_context("fork")
+    for number in itertools.count():
+        run = folder / str(number)
+        if replacing:
+            write_rows(run)
+        process = context.Process(target=write_rows, args=(run, AtWrite(run, number), 1 + replacing))
+        process.start()
+        process.join()
+        if process.exitcode != -signal.SIGKILL:
+            sys.exit(process.exitcode)

@@ -73,7 +73,7 @@ class Request:
         try:
             recipe = checked_recipe(self._values(missing), where, partial(self._ahead, missing=missing))
         except ConfigError as error:
-            problems = [text for text in map(self._in_flags, error.problems or [str(error)]) if MISSING not in text]
+            problems = [text for text in map(self._in_flags, error.problems) if MISSING not in text]
         reject(where, [*required, *problems])
         return recipe
 

@@ -19,6 +19,29 @@ class RegretlessError(Exception):
     exit_code = 1
 
 
+CODE_WORDS = 3
+"""Most words of a problem's code."""
+
+
+class Problem(str):
+    """A problem of settings, as a line of a message. Tests and programs read its key and code, people its text."""
+
+    __slots__ = ()
+
+    @property
+    def key(self) -> str:
+        """The setting that the problem is about, such as `train.lora.r`; empty if the line names none."""
+        key, colon, _ = self.partition(": ")
+        return key if colon else ""
+
+    @property
+    def code(self) -> str:
+        """What is wrong, without values: the first words after the key, such as `no-such-file`."""
+        text = re.sub(r"input should be (?=\w)", "", self.removeprefix(f"{self.key}: "))
+        words = re.search(r"[A-Za-z]\w*(?: [A-Za-z]\w*)*", text)
+        return "-".join(words[0].lower().split()[:CODE_WORDS]) if words else ""
+
+
 class ConfigError(RegretlessError):
     """Settings that cannot work. Raised once, with every problem."""
 
@@ -26,7 +49,7 @@ class ConfigError(RegretlessError):
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.problems = list(problems) or [message]
+        self.problems = [Problem(problem) for problem in problems or [message]]
         """The problems in the message, one by one."""
 
 

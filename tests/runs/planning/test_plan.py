@@ -17,7 +17,7 @@ from regretless.core.errors import BudgetError
 from regretless.core.files import read_json
 from regretless.labeling.pairing_rules import RULES
 from regretless.runs.miniature import smoke_recipe, surroundings
-from regretless.runs.pipeline import between, run_recipe
+from regretless.runs.pipeline import run_recipe
 from regretless.runs.planning.counts import Assumed
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
 from regretless.runs.planning.lengths import ResponseLengths
@@ -28,36 +28,9 @@ from regretless.workflow.run_folder import Unit
 from regretless.workflow.stage_folder import MANIFEST, StageFolder
 from regretless.workflow.workers import Need
 from scripted_server import serving
+from small_runs import STEPS, small
 
 PROJECT = Path(__file__).resolve().parents[3]
-METHODS = ["train.objective=[dpo,repo]", "evaluate.seeds=[41]"]
-LATER = {
-    "train.max_steps": -1,
-    "train.num_train_epochs": 2,
-    "train.save_steps": 1,
-    "train.pairs_per_step": 8,
-}
-
-
-def small(folder: Path, *overrides: str) -> Recipe:
-    """The quickstart with two methods, shrunk; trained for two epochs."""
-    values = smoke_recipe(load_recipe(PROJECT / "recipes" / "quickstart.yaml", METHODS)).model_dump(exclude_unset=True)
-    path = folder.parent / f"{folder.name}.yaml"
-    path.write_text(json.dumps({**values, "output_dir": str(folder)}))  # JSON is YAML
-    return load_recipe(path, [*(f"{key}={value}" for key, value in LATER.items()), *overrides])
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    run_recipe(small(folder))
-    return folder
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """A copy of a finished run, in another place."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 def tree(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -105,14 +78,12 @@ def test_plan_of_a_fresh_recipe_when_it_has_run_then_the_exact_counts_were_right
     assert "pairs" not in counts(plan, "pair")  # nobody can know yet
 
 
-def test_plan_when_the_responses_are_verified_then_the_pairs_are_those_of_the_run(
-    tmp_path: Path, finished: Path
-) -> None:
-    recipe = small(tmp_path / "run")
-    run_recipe(recipe, between(recipe, None, "verify"))
-    plan = planned(recipe)
+def test_plan_when_the_responses_are_verified_then_the_pairs_are_those_of_the_run(folder: Path) -> None:
+    pairs = summary(folder, "pair")["pairs"]
+    shutil.rmtree(folder / "pair")
+    plan = planned(small(folder))
     assert states(plan)["verify"] is State.DONE and states(plan)["pair"] is State.RUN
-    assert counts(plan, "pair")["pairs"] == summary(finished, "pair")["pairs"]
+    assert counts(plan, "pair")["pairs"] == pairs
 
 
 @pytest.mark.parametrize(
@@ -151,7 +122,7 @@ def test_sampling_when_earlier_responses_cover_a_part_then_only_the_others_are_l
     requests = one.counts["requests"]
     assert one.unit.state is State.RUN
     assert one.parts == (requests * n / (n + 4), requests)
-    run_recipe(recipe)
+    run_recipe(recipe, ["sample"])
     assert summary(folder, "sample")["kept"] == one.parts[0]
 
 
@@ -267,7 +238,7 @@ def test_settings_that_cannot_be_parsed_when_planned_then_they_are_reported(tmp_
 
 def test_plan_of_a_finished_run_when_printed_then_there_is_a_row_for_each_stage(folder: Path) -> None:
     small(folder)
-    result = CliRunner().invoke(app, ["plan", str(folder.parent / "run.yaml"), *(f"{k}={v}" for k, v in LATER.items())])
+    result = CliRunner().invoke(app, ["plan", str(folder.parent / "run.yaml"), *STEPS])
     assert result.exit_code == 0, f"{result.output} {result.exception}"
     for stage in ("world", "pretrain", "sample", "verify", "pair", "inspect", "train", "evaluate", "analyze", "report"):
         assert stage in result.output
