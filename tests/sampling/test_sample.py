@@ -22,7 +22,7 @@ from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, SamplingParams
 from regretless.sampling.engines import ENGINES, EngineKind
-from regretless.sampling.sample import SampleConfig, run, sample_prompts
+from regretless.sampling.sample import SampleConfig, run, sample_models
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.world.tiny_models import smoke_architecture
 
@@ -248,10 +248,10 @@ def test_work_when_parts_of_another_question_are_left_then_none_is_used(
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):
         patch.setattr("regretless.sampling.job.write_records", _interrupted_after(3))
-        sample_prompts(model, asked, SamplingParams(**params), file)
+        sample_models([model], asked, SamplingParams(**params), file)
     assert len(list((tmp_path / "responses.parts").iterdir())) == 3
-    sample_prompts(model, others, changed, file)
-    sample_prompts(model, others, changed, clean)
+    sample_models([model], others, changed, file)
+    sample_models([model], others, changed, clean)
     assert pq.read_table(file) == pq.read_table(clean)
     assert not (tmp_path / "responses.parts").exists()
 
@@ -296,21 +296,21 @@ def test_config_when_values_cannot_work_says_so_together(settings: dict[str, Any
         parse(settings, temperature=0)
 
 
-def test_sample_prompts_when_the_context_is_too_short_says_what_to_lower(
+def test_sample_models_when_the_context_is_too_short_says_what_to_lower(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model = ModelConfig(**settings["models"][0])
     small = model.model_copy(update={"architecture": {**(model.architecture or {}), "max_position_embeddings": 8}})
     prompts = [PromptRow("a", "w1 w1 w1"), PromptRow("b", "w1")]
     with pytest.raises(ConfigError, match=r"1 of 2 prompts \(the longest has 3 tokens\).*exceed its 8 positions"):
-        sample_prompts(small, prompts, SamplingParams(n=1, max_new_tokens=6), tmp_path / "out.parquet")
+        sample_models([small], prompts, SamplingParams(n=1, max_new_tokens=6), tmp_path / "out.parquet")
     greedy = SamplingParams(n=1, temperature=0, max_new_tokens=5)
-    summary = sample_prompts(small, prompts, greedy, tmp_path / "out.parquet")
+    summary = sample_models([small], prompts, greedy, tmp_path / "out.parquet")
     responses, _ = read_responses(tmp_path / "out.parquet")
     assert summary["responses"] == 2
     assert [(row.prompt_id, row.sampled_logps) for row in responses] == [("a", None), ("b", None)]
     with pytest.raises(DataError, match="same prompt_id"):
-        sample_prompts(small, prompts * 2, greedy, tmp_path / "out.parquet")
+        sample_models([small], prompts * 2, greedy, tmp_path / "out.parquet")
 
 
 def test_stage_when_the_template_is_math_writes_prompts_by_the_chat_template(

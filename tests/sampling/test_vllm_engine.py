@@ -37,7 +37,7 @@ from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
 from regretless.sampling.base import Completion, SamplingParams, VllmOptions
-from regretless.sampling.sample import sample_prompts
+from regretless.sampling.sample import sample_models
 from regretless.sampling.vllm_engine import VllmEngine, check_vllm
 from regretless.training.merge import merge_adapter
 from regretless.workflow.cluster import connected
@@ -363,9 +363,9 @@ def test_stage_when_two_workers_of_a_cluster_run_vllm_then_tokens_are_those_of_o
     nodes = Nodes()
     with connected(nodes.config, tmp_path):
         assert executor().workers(Need("sample", gpus=1)) == 2
-        sample_prompts(model, prompts, params, tmp_path / "together.parquet")
+        sample_models([model], prompts, params, tmp_path / "together.parquet")
     nodes.cluster.shutdown()
-    sample_prompts(model, prompts, params, tmp_path / "alone.parquet")
+    sample_models([model], prompts, params, tmp_path / "alone.parquet")
     names = ("alone", "together")
     alone, together = (read_responses(tmp_path / f"{name}.parquet")[0] for name in names)
     assert [row.response_id for row in together] == [row.response_id for row in alone]

@@ -146,7 +146,7 @@ def asked_for(recipe: Recipe) -> Iterator[tuple[str, Collection[str], Collection
     run = Run.of(recipe, RunFolder(recipe.run_dir))
     yield "", {stage.place for stage in run.stages()}, {stage.place for stage in STAGES.values()}
     for stage in run.stages():
-        yield from stage.folders(run.section(stage.name), run)
+        yield from stage.folders(getattr(recipe, stage.name), run)
 
 
 def _units(recipe: Recipe, name: str) -> list[Path]:

@@ -74,13 +74,6 @@ def usable_prompts(config: SampleConfig) -> tuple[list[PromptRow], list[Refusal]
     return prompts, refused + unwritable
 
 
-def sample_prompts(
-    model: ModelConfig, prompts: Sequence[PromptRow], params: SamplingParams, output: Path
-) -> dict[str, Any]:
-    """Answers of one model to prompts, written to the parquet file `output`; like `sample_models`."""
-    return sample_models([model], prompts, params, output)
-
-
 def sample_models(
     models: Sequence[ModelConfig], prompts: Sequence[PromptRow], params: SamplingParams, output: Path
 ) -> dict[str, Any]:

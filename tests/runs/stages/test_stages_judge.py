@@ -11,6 +11,9 @@ from judge_helpers import judge_by, last_digit, write_responses
 from regretless.cli.app import main
 from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.preflight import recipe_problems
+from regretless.runs.recipe import parse_recipe
 from scripted_server import serving
 
 
@@ -48,6 +51,24 @@ def test_recipe_with_a_judge_when_run_twice_then_pairs_are_best_against_worse_an
     for pair in pairs:
         assert pair["chosen"][0]["content"] == "b 5"
         assert pair["chosen_score"] == 5 > pair["rejected_score"]
+
+
+def test_finished_judge_when_its_key_is_gone_then_only_other_settings_or_responses_need_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responses = write_responses(tmp_path / "in.parquet", 1, texts)
+    with serving(judge_by(last_digit)) as server:
+        judge = {"model": "judge-1", "server": {"base_url": server.url, "api_key_env": "KEY_OF_THE_JUDGE"}}
+        values = {"name": "x", "output_dir": str(tmp_path / "run"), "responses": str(responses), "judge": judge}
+        monkeypatch.setenv("KEY_OF_THE_JUDGE", "secret")
+        run_recipe(parse_recipe(values, "x"))
+    monkeypatch.delenv("KEY_OF_THE_JUDGE")
+    assert recipe_problems(parse_recipe(values, "x")) == []
+    other = {**values, "judge": {**judge, "model": "judge-2"}}
+    (problem,) = recipe_problems(parse_recipe(other, "x"))
+    assert problem.startswith("judge.server: ") and "KEY_OF_THE_JUDGE" in problem
+    write_responses(responses, 2, texts)
+    assert recipe_problems(parse_recipe(values, "x")) == [problem]
 
 
 def test_judge_verb_when_given_files_then_scores_and_replies_stay(tmp_path: Path) -> None:

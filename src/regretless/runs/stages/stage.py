@@ -205,10 +205,6 @@ class Run:
             raise ConfigError(f"{before}: no stage makes {result}")
         return self.inputs[result]
 
-    def section(self, name: str) -> Any:
-        """The recipe's section of that name."""
-        return getattr(self.recipe, name)
-
     def stages(self) -> list[Stage[Any]]:
         """The stages that the recipe has a section for, in the order in which they run."""
         return [STAGES[name] for name in stages_of(self.recipe)]
@@ -218,9 +214,10 @@ class Run:
         wanted = set(only)
         for stage in self.stages():
             if not wanted or stage.name in wanted:
-                yield from stage.units(self.section(stage.name), self)
+                config = getattr(self.recipe, stage.name)
+                yield from stage.units(config, self)
                 if not self.only_listed and not self.awaits(stage.place):
-                    stage.after(self.section(stage.name), self)
+                    stage.after(config, self)
 
     def sub(self, name: str, recipe: Recipe, inputs: Mapping[str, Path | str] | None = None) -> Run:
         """A run of its own in the folder `name` of this one, for a stage that is made of stages.
@@ -292,7 +289,7 @@ class Listing(RunFolder):
         """False if the stage could not name all of its units."""
         run = Run.of(recipe, self, only_listed=True)
         with contextlib.suppress(RegretlessError, OSError):  # whoever does the work says what is wrong
-            for units in STAGES[name].units(run.section(name), run):
+            for units in STAGES[name].units(getattr(recipe, name), run):
                 self.groups.append(units)
             self.is_whole = True
 
