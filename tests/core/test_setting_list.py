@@ -17,7 +17,7 @@ from regretless.cli.info import settings_of_stage
 from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
 from regretless.runs.recipe import Recipe
-from regretless.training.train_config import UNUSED
+from regretless.training.arguments import NOT_IN_RECIPES
 from regretless.workflow.stages import STAGES
 
 
@@ -99,7 +99,7 @@ def test_settings_when_listed_then_a_recipe_takes_every_one_and_those_of_no_sect
     """Some arguments of the trainer are no settings: a recipe refuses them."""
     keys = {one.key for one in settings_of_stage("train")}
     assert "train.max_length" in keys
-    assert not {f"train.{name}" for name in UNUSED} & keys
+    assert not {f"train.{name}" for name in NOT_IN_RECIPES} & keys
     assert settings_of_stage("seed") == [
         Setting("seed", "integer ≥ 0, ≤ 4294967295", 0, Recipe.model_fields["seed"].description or "")
     ]

@@ -20,7 +20,7 @@ _compiled: WeakKeyDictionary[PreTrainedModel, dict[nn.Module, Callable[..., Any]
 """By model, its layers with their compiled calls."""
 
 
-class Row:
+class RowKeywords:
     """Keywords that describe a row to attention. Compiled code passes the object on and does not depend on it."""
 
     def __init__(self, keywords: Mapping[str, Any]) -> None:
@@ -87,5 +87,5 @@ def _register_attention() -> None:
         AttentionInterface.register(name, torch.compiler.disable(of_row))  # type: ignore[no-untyped-call]
 
 
-def _attention_of_row(attend: Callable[..., Any], *args: Any, row: Row | None = None, **kwargs: Any) -> Any:
+def _attention_of_row(attend: Callable[..., Any], *args: Any, row: RowKeywords | None = None, **kwargs: Any) -> Any:
     return attend(*args, **kwargs, **(row.keywords if row else {}))

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention, sequence_parallel
 from regretless.modeling.adapters import fused_adapters
-from regretless.modeling.compiled_layers import Row, compiled_layers, is_compiled
+from regretless.modeling.compiled_layers import RowKeywords, compiled_layers, is_compiled
 from regretless.modeling.gated_mlp import lean_mlps
 from regretless.modeling.layout import Layout, Segment
 from regretless.modeling.norms import fused_norms
@@ -82,7 +82,7 @@ def grouped(model: nn.Module, *, one_row: bool | None = None, sequence: Sequence
             extra["segments"] = (*layout.segments, Segment(padding))
         if sequence is not None:
             input_ids, position_ids = sequence.part(input_ids), sequence.part(position_ids)
-        extra = {"row": Row(extra)} if compiled else extra | asked(layout, hidden_only=hidden_only)
+        extra = {"row": RowKeywords(extra)} if compiled else extra | asked(layout, hidden_only=hidden_only)
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         hidden, predict, targets = output.last_hidden_state, layout.predict, layout.targets
         if sequence is not None:

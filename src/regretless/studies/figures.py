@@ -293,7 +293,7 @@ def _curves(comparison: Comparison) -> Iterator[Drawing]:
         logs: dict[str, list[Mapping[int, Mapping[str, Any]]]] = {}
         for run in (run for run in comparison.runs if run.model == model):
             for method in dict.fromkeys(one.method for one in comparison.observed.observations if one.run == run):
-                found = log.read(run.path / "train" / method / log.FILE)
+                found = log.read(run.path / "train" / method / log.LOG_FILE)
                 if found is not None and found.lines:
                     label = Row(method, run.variant or "").label
                     logs.setdefault(label, []).append({int(line["step"]): line for line in found.lines})

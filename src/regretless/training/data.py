@@ -75,9 +75,9 @@ class PairDataset(Dataset[TrainingPair]):
         sizes = np.diff(groups.bounds)
         rank = np.arange(len(self)) - np.repeat(groups.bounds[:-1], sizes)
         others = rank % np.repeat(np.roll(sizes, -1), sizes) + np.repeat(np.roll(groups.bounds[:-1], -1), sizes)
-        found = np.empty(len(self), np.int64)
-        found[groups.members] = groups.members[others]
-        return found
+        partners = np.empty(len(self), np.int64)
+        partners[groups.members] = groups.members[others]
+        return partners
 
     @property
     def key(self) -> str | None:

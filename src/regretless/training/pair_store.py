@@ -130,12 +130,12 @@ def _numbers(side: TokenizedSide) -> dict[str | None, tuple[float, ...]]:
 
 
 def _unpack(data: bytes) -> TokenizedPair:
-    place = 0
+    offset = 0
 
     def take(count: int, kind: type[np.int32] | type[np.float32] = np.int32) -> tuple[Any, ...]:
-        nonlocal place
-        values = np.frombuffer(data, kind, count, place).tolist()
-        place += 4 * count
+        nonlocal offset
+        values = np.frombuffer(data, kind, count, offset).tolist()
+        offset += 4 * count
         return tuple(values)
 
     size = int(np.frombuffer(data[-4:], np.int32)[0])
@@ -144,8 +144,8 @@ def _unpack(data: bytes) -> TokenizedPair:
     lengths = take(count)
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
     sides = []
-    for response, own in zip(ids, names, strict=True):
-        numbers = {name: take(len(own_ids(response)), np.float32) for name in own}
+    for response, names_of_side in zip(ids, names, strict=True):
+        numbers = {name: take(len(own_ids(response)), np.float32) for name in names_of_side}
         sides.append(TokenizedSide(response, numbers.pop(None, None), numbers))
     return TokenizedPair(
         pair_id=pair_id,
