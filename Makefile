@@ -59,7 +59,7 @@ test-extended: $(VENV)/.cluster
 # Without the tests that compare with TRL, which needs newer versions of the same packages.
 test-lowest: $(LOWEST)/.installed
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 tests/objectives tests/modeling tests/data tests/training \
-		--ignore tests/training/test_trl_arguments.py
+		--ignore tests/training/test_arguments_trl.py
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/regretless run recipes/quickstart.yaml --smoke
 
 docs: $(VENV)/.docs

@@ -39,7 +39,7 @@ from regretless.evaluation.chat.style_control import style
 from regretless.evaluation.chat.verdicts import _bracketed as bracketed
 from regretless.labeling.judge_prompt import _check_layout
 from regretless.labeling.judge_replies import HEADING
-from regretless.training.log import FILE
+from regretless.training.log import LOG_FILE
 from regretless.world.local_judge import serving
 
 CASES = int(os.environ.get("REGRETLESS_FUZZ", "0"))
@@ -450,7 +450,7 @@ def test_run_folder_when_damaged_then_report_and_watch_end_with_a_documented_cod
     shutil.copytree(run_folder, folder)
     texts = [
         folder / "recipe.yaml",
-        *(folder / "train" / "dpo" / name for name in (FILE, "manifest.json", "trainer_state.json")),
+        *(folder / "train" / "dpo" / name for name in (LOG_FILE, "manifest.json", "trainer_state.json")),
     ]
     file = data.draw(st.sampled_from(texts))
     content = file.read_bytes()

@@ -17,7 +17,7 @@ from rich.console import Console
 from regretless.cli.watch import look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_jsonl
-from regretless.training.log import FILE, TrainingLog, read
+from regretless.training.log import LOG_FILE, TrainingLog, read
 from tiny_model import save_tiny_model
 
 
@@ -36,7 +36,7 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         [*command, "--output", "out", *settings, "learning_rate=1e-3"], cwd=tmp_path, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 600  # on a busy machine it takes long to start
-    while not ((log := read(tmp_path / "out" / FILE)) and len(log.lines) >= 2):
+    while not ((log := read(tmp_path / "out" / LOG_FILE)) and len(log.lines) >= 2):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     yield process
@@ -66,7 +66,7 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     started: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     started.send_signal(signal.SIGSTOP)  # so that log and frame are of the same moment
-    log, text = read(tmp_path / "out" / FILE), frame(tmp_path / "out")
+    log, text = read(tmp_path / "out" / LOG_FILE), frame(tmp_path / "out")
     assert log is not None and log.state == "running" and 20 <= log.step < 200
     shown = rows(text)
     last = log.lines[-1]
@@ -79,7 +79,7 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     started.send_signal(signal.SIGCONT)
     watched = Console(file=io.StringIO(), width=120)
     watch_training(tmp_path / "out", once=False, every=0.5, console=watched)
-    log = read(tmp_path / "out" / FILE)
+    log = read(tmp_path / "out" / LOG_FILE)
     assert log is not None and (log.state, log.step) == ("ended", 200)
     assert "step 200 of 200" in watched.file.getvalue()
     assert started.wait(600) == 0
@@ -108,7 +108,7 @@ def test_watch_when_nothing_trains_then_the_error_says_what_was_expected(tmp_pat
 
 def event(folder: Path, *lines: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / LOG_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 START = {"event": "start", "objective": "dpo", "step": 0, "steps": 60, "process": 1, "host": "elsewhere", "time": 100.0}

@@ -21,7 +21,7 @@ from regretless.core.yaml_settings import merge
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import STAGES
 from regretless.studies.study import StudyConfig
-from regretless.training.train_config import UNUSED
+from regretless.training.arguments import NOT_IN_RECIPES
 
 
 class Inner(Section):
@@ -102,7 +102,7 @@ def test_settings_when_listed_then_a_recipe_takes_every_one_and_those_of_no_sect
     """Some arguments of the trainer are no settings: a recipe refuses them."""
     keys = {one.key for one in settings_of_stage("train")}
     assert "train.max_length" in keys
-    assert not {f"train.{name}" for name in UNUSED} & keys
+    assert not {f"train.{name}" for name in NOT_IN_RECIPES} & keys
     assert settings_of_stage("seed") == [
         Setting("seed", "integer ≥ 0, ≤ 4294967295", 0, Recipe.model_fields["seed"].description or "")
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regretless.objectives import Logps, build
-from regretless.training.trl_arguments import hyperparameters_of, objective_of
+from regretless.training.trl_losses import hyperparameters_of, objective_of
 
 PROMPT = 2
 LENGTHS = [5, 2, 3, 3, 1, 6]

@@ -20,7 +20,7 @@ from regretless.runs import side_by_side
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.runs.side_by_side import LocalWorkers, SideBySide, cores, parallel_problems, places
-from regretless.training.log import FILE, read
+from regretless.training.log import LOG_FILE, read
 from regretless.workflow.workers import Advance, Need
 from run_contents import contents, differences
 from small_runs import small
@@ -47,7 +47,7 @@ def test_run_when_parts_run_side_by_side_then_files_and_outcomes_are_those_of_on
     run = run_recipe(recipe)
     assert differences(expected, contents(folder)) == []
     assert {name for name, outcome in run.outcomes.items() if not outcome.ran} == set()
-    logs = {name: read(folder / name / FILE) for name in ("pretrain/base", "pretrain/behavior", "train/dpo")}
+    logs = {name: read(folder / name / LOG_FILE) for name in ("pretrain/base", "pretrain/behavior", "train/dpo")}
     trained_by = {log.start["process"] for log in logs.values() if log is not None}
     assert len(trained_by) == 3 and os.getpid() not in trained_by
     said = capsys.readouterr().err.splitlines()

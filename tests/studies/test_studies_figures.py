@@ -98,7 +98,7 @@ def test_curves_and_distances_when_runs_have_them_then_they_are_means_over_the_s
     found = compare([Run(run) for run in quickstarts])
     figures = named(drawings(found))
     panels = {axes.get_ylabel(): axes for axes in figures["curves-quickstart"].axes}
-    logs = [log.read(run / "train" / "repo" / log.FILE) for run in quickstarts]
+    logs = [log.read(run / "train" / "repo" / log.LOG_FILE) for run in quickstarts]
     losses = [[(line["step"], line["loss"]) for line in one.lines] for one in logs if one is not None]
     line = next(line for line in panels["loss"].lines if line.get_label() == "repo")
     assert len(losses) == 3 and len(losses[0]) > 2

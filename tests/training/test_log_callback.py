@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 from regretless.core.errors import NonFiniteLossError
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import token_count
-from regretless.training.log import FILE, read
+from regretless.training.log import LOG_FILE, read
 from regretless.training.metrics import Speed
 from regretless.training.trainer import PreferenceTrainer
 
@@ -90,12 +90,12 @@ def test_speed_when_a_step_is_taken_then_the_tokens_that_the_model_reads_are_cou
 def test_log_of_training_when_resumed_then_it_goes_on_behind_the_checkpoint(make_trainer: Make, tmp_path: Path) -> None:
     options = {"objective": "dpo", "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 1}
     make_trainer(**options).train()
-    whole = read(tmp_path / "out" / FILE)
+    whole = read(tmp_path / "out" / LOG_FILE)
     assert whole is not None and (whole.state, whole.step, whole.start["step"]) == ("ended", 8, 0)
     for step in (6, 8):
         (tmp_path / "out" / f"checkpoint-{step}" / "trainer_state.json").unlink()
     make_trainer(**options).train(resume_from_checkpoint=True)
-    resumed = read(tmp_path / "out" / FILE)
+    resumed = read(tmp_path / "out" / LOG_FILE)
     assert resumed is not None and (resumed.state, resumed.start["step"]) == ("ended", 4)
     assert [line["step"] for line in resumed.lines] == list(range(1, 9))
     assert [line["loss"] for line in resumed.lines] == pytest.approx([line["loss"] for line in whole.lines])
@@ -106,6 +106,6 @@ def test_log_of_training_when_it_fails_then_its_end_says_why(make_trainer: Make,
     trainer = make_trainer(objective="dpo", learning_rate=1e30, max_grad_norm=0.0, num_train_epochs=5)
     with pytest.raises(NonFiniteLossError):
         trainer.train()
-    log = read(tmp_path / "out" / FILE)
+    log = read(tmp_path / "out" / LOG_FILE)
     assert log is not None and log.state == "failed" and log.end is not None
     assert log.end["failed"].startswith("NonFiniteLossError: step")

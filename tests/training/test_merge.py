@@ -12,7 +12,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.training.merge import TOLERANCE, merge_adapter
+from regretless.training.merge import MERGE_TOLERANCE, merge_adapter
 
 TEMPLATES = {"default": "{{ messages }}", "tool_use": "{{ tools }}{{ messages }}"}
 
@@ -45,7 +45,7 @@ def test_merge_when_done_then_transformers_computes_what_the_adapter_did_in_the_
     adapter = save_adapter(model, tmp_path, dtype=getattr(torch, dtype))
     result = merge_adapter(adapter, tmp_path / "merged")
     assert result.dtype == dtype
-    assert result.difference <= TOLERANCE[dtype]
+    assert result.difference <= MERGE_TOLERANCE[dtype]
     assert result.change > 10 * result.difference
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.dtype == getattr(torch, dtype)
@@ -58,7 +58,7 @@ def test_merge_when_done_then_transformers_computes_what_the_adapter_did_in_the_
     with torch.no_grad():
         expected = PeftModel.from_pretrained(base, adapter)(ids).logits.log_softmax(-1)
         found = merged.float()(ids).logits.log_softmax(-1)
-    assert (expected - found).abs().mean() <= TOLERANCE[dtype]
+    assert (expected - found).abs().mean() <= MERGE_TOLERANCE[dtype]
 
 
 def test_merge_with_a_wrong_scale_when_checked_then_nothing_is_written(
@@ -100,7 +100,7 @@ def test_merge_when_embeddings_are_adapted_then_head_and_embeddings_keep_what_ea
     base: str, settings: dict[str, Any], stays_tied: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     adapter = save_adapter(request.getfixturevalue(base), tmp_path, **settings)
-    assert merge_adapter(adapter, tmp_path / "merged").difference <= TOLERANCE["float32"]
+    assert merge_adapter(adapter, tmp_path / "merged").difference <= MERGE_TOLERANCE["float32"]
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     is_tied = base == "tied" and stays_tied
     assert merged.config.tie_word_embeddings == is_tied

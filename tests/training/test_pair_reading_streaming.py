@@ -292,7 +292,7 @@ def test_rows_when_packed_by_length_then_they_are_fuller_and_prompts_stay_whole(
 def test_reference_values_when_in_many_parts_then_each_is_read_back_and_none_is_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regretless.training.reference.PART", 7)
+    monkeypatch.setattr("regretless.training.reference.RESPONSES_IN_A_PART", 7)
     monkeypatch.setattr("regretless.training.reference.OPEN_PARTS", 2)
     numbers = np.random.default_rng(0)
     items = [((1, number), tuple(numbers.integers(50, size=1 + number % 5).tolist())) for number in range(40)]

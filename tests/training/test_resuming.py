@@ -19,7 +19,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.training_folder import checkpoint_problem, last_complete_checkpoint, list_files
-from regretless.training.resuming import FILE, Start
+from regretless.training.resuming import START_FILE, Start
 from regretless.training.trainer import PreferenceTrainer
 
 SAVED = {"objective": "dpo", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
@@ -221,7 +221,7 @@ def test_resume_when_a_step_has_another_number_of_pairs_then_it_is_refused_with_
     make_trainer: Make,
 ) -> None:
     checkpoint = stopped(make_trainer)
-    started = read_json(checkpoint / FILE)
+    started = read_json(checkpoint / START_FILE)
     assert started["pairs_per_step"] == 5
     trainer = make_trainer(**SAVED, per_device_train_batch_size=2, gradient_accumulation_steps=2)
     with pytest.raises(ConfigError, match=r"with 5 pairs in .* has 4, .*_size 4 × 1 .*_size to 5$"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from pydantic import ValidationError
 
@@ -9,6 +11,8 @@ from regretless.core.errors import ConfigError
 from regretless.objectives import OBJECTIVES
 from regretless.objectives.dpo import DPO
 from regretless.training import train_config
+from regretless.training.argument_checks import Verdict
+from regretless.training.arguments import ARGUMENTS
 from regretless.training.train_config import TrainConfig
 
 
@@ -113,3 +117,30 @@ def test_hyperparameter_when_it_is_named_like_a_setting_of_training_then_it_is_r
     ]
     # It is not in the way of others.
     assert TrainConfig.parse({"objective": "ipo", "learning_rate": 1e-4}, "train").split_for("ipo")[0] == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("hub_strategy", "checkpoint", "optimizer states are not uploaded, so nothing could resume"),
+        ("max_steps", 0, "expected 1 to 1000000000000, or -1 for as many as num_train_epochs takes, got 0"),
+        ("save_strategy", "epochs", "expected one of no, steps, epoch, best, got 'epochs'"),
+        ("report_to", 5, "expected a tracker's name, or a list of them, got 5"),
+        ("dataset_num_proc", 1, "the tokenizer uses all cores in one process"),
+        ("padding_free", True, "not used here: rows have no padding"),
+        ("sync_ref_model", False, "not used here: the reference is fixed"),
+        ("do_eval", True, "training has no such switch here; set eval_pairs"),
+    ],
+)
+def test_argument_when_a_recipe_cannot_have_it_then_the_recipe_is_refused_as_it_is_read(
+    key: str, value: object, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.parse({key: value}, "train")
+    (line,) = caught.value.problems
+    assert line.startswith(key) and problem in line
+
+
+def test_rules_of_arguments_when_they_refuse_or_leave_out_then_they_say_what_to_do() -> None:
+    assert {rule.verdict for rule in ARGUMENTS.values()} == set(get_args(Verdict))
+    assert not [name for name, rule in ARGUMENTS.items() if bool(rule.advice) != (rule.verdict != "taken")]

@@ -173,7 +173,7 @@ def test_upload_when_the_report_goes_along_then_the_card_links_to_it_and_otherwi
     with_it, _ = uploads(folder, "owner/model", report=report)
     assert set(listing(with_it)) - set(listing(without)) == {"report.html"}
     for found, expected in ((without, False), (with_it, True)):
-        (card,) = [one.content for one in found if one.place == CARD]
+        (card,) = [one.content for one in found if one.path == CARD]
         assert isinstance(card, bytes)
         assert (b"](report.html)" in card) == expected
 

@@ -15,8 +15,7 @@ from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting,
 from regretless.core.terminal import print_json, terminal
 from regretless.objectives import OBJECTIVES, Objective
 from regretless.runs.recipe import Recipe
-from regretless.training.arguments import PreferenceConfig
-from regretless.training.train_config import UNUSED
+from regretless.training.arguments import NOT_IN_RECIPES, PreferenceConfig
 
 TRAINING_NOTE = (
     "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_steps, …) is a setting too, and so is "
@@ -46,7 +45,7 @@ def settings_of_stage(name: str) -> list[Setting]:
             str(argument.metadata["help"]),
         )
         for argument in arguments
-        if argument.name not in ("objective", "remove_unused_columns", *UNUSED)
+        if argument.name not in ("objective", "remove_unused_columns", *NOT_IN_RECIPES)
     ]
 
 

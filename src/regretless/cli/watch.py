@@ -20,7 +20,7 @@ from regretless.core.errors import DataError, RegretlessError
 from regretless.core.paths import refuse_urls
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
-from regretless.training.log import FILE, TrainingLog, is_alive, read
+from regretless.training.log import LOG_FILE, TrainingLog, is_alive, read
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.workflow.run_folder import LOCK, OWNER
 from regretless.workflow.stage_folder import MANIFEST
@@ -89,8 +89,8 @@ def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Con
     trainings = look(folder)
     if trainings.current is None and not (trainings.to_come and trainings.run_is_alive):
         raise DataError(
-            f"{folder}: no training here; expected {FILE} in it, or in train/<name> or pretrain/<name> below it, as "
-            "`regretless run`, `regretless train` and PreferenceTrainer write it once training begins"
+            f"{folder}: no training here; expected {LOG_FILE} in it, or in train/<name> or pretrain/<name> below it, "
+            "as `regretless run`, `regretless train` and PreferenceTrainer write it once training begins"
         )
     if once:
         console.print(frame(folder, trainings))
@@ -106,7 +106,11 @@ def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Con
 
 def look(folder: Path) -> Trainings:
     """The trainings of a folder at this moment."""
-    files = [folder / FILE, *sorted(folder.glob(f"pretrain/*/{FILE}")), *sorted(folder.glob(f"train/*/{FILE}"))]
+    files = [
+        folder / LOG_FILE,
+        *sorted(folder.glob(f"pretrain/*/{LOG_FILE}")),
+        *sorted(folder.glob(f"train/*/{LOG_FILE}")),
+    ]
     logs = {file.parent.relative_to(folder).as_posix(): log for file in files if (log := read(file)) is not None}
     ended = {name for name, log in logs.items() if log.state == "ended"}
     to_come = [name for name in _asked_for(folder) if name not in ended and not (folder / name / MANIFEST).is_file()]

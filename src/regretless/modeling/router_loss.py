@@ -20,7 +20,7 @@ from regretless.core.errors import ConfigError
 from regretless.modeling.layout import Layout
 from regretless.modeling.token_logps import TokenScores
 
-ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]
+LOSS_ARGUMENTS = ["gate_logits", "num_experts", "top_k", "attention_mask"]
 """Of `load_balancing_loss_func` in transformers' models; a function with others means something else."""
 
 
@@ -29,7 +29,7 @@ def has_router_loss(model: PreTrainedModel) -> bool:
     # Under FSDP2 the class is one that torch derives; the model's own is behind it.
     modules = [sys.modules.get(kind.__module__) for kind in type(model).__mro__]
     functions = [found for module in modules if (found := getattr(module, "load_balancing_loss_func", None))]
-    known = bool(functions) and list(inspect.signature(functions[0]).parameters) == ARGUMENTS
+    known = bool(functions) and list(inspect.signature(functions[0]).parameters) == LOSS_ARGUMENTS
     return known and None not in _experts(model)
 
 

@@ -13,8 +13,8 @@ from regretless.core.yaml_settings import read_yaml
 from regretless.evaluation import harness
 from regretless.evaluation.chat.chat_results import RESULT
 from regretless.runs.stage_record import DESCRIBING, NO_MATTER, of_other_settings
+from regretless.training.card_facts import RECORDING
 from regretless.training.methods import methods_of
-from regretless.training.publish import RECORDING
 from regretless.workflow.run_folder import BASE, RECIPE, RUN
 from regretless.workflow.stage_folder import MANIFEST
 

@@ -299,7 +299,7 @@ def _curves(comparison: Comparison) -> Iterator[Drawing]:
             for method in dict.fromkeys(
                 observation.method for observation in comparison.observed.observations if observation.run == run
             ):
-                training = log.read(run.path / "train" / method / log.FILE)
+                training = log.read(run.path / "train" / method / log.LOG_FILE)
                 if training is not None and training.lines:
                     label = TableRow(method, run.variant or "").label
                     logs.setdefault(label, []).append({int(line["step"]): line for line in training.lines})

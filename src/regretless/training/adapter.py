@@ -21,7 +21,7 @@ WITHOUT_ADAPTER = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2",
 """By model type, layers for which peft refuses an adapter: fused Mamba kernels read their weights alone."""
 
 
-SAMPLE = 256
+COMPARED_NUMBERS = 256
 """Numbers of each weight that show whether an adapter has changed it."""
 MODEL_CODE = ("transformers.models.", "transformers_modules.")
 """Modules with the code of architectures. Quantized layers, which peft knows, are defined elsewhere."""
@@ -115,7 +115,7 @@ class BaseWeights:
 
 def _first_numbers(weight: Tensor) -> Tensor:
     # All numbers of a matrix change together: to compare some of them takes no second copy of the model.
-    return weight.detach().flatten()[:SAMPLE].clone()
+    return weight.detach().flatten()[:COMPARED_NUMBERS].clone()
 
 
 def _is_all_linear(config: PeftConfig) -> bool:
@@ -127,12 +127,12 @@ def no_products(model: nn.Module) -> list[str]:
 
     Routers that return scores and logits, for example, and products by groups: an adapter's output cannot be added.
     """
-    found = []
+    names = []
     for name, layer in model.named_modules():
-        own = isinstance(layer, nn.Linear) and type(layer).forward is not nn.Linear.forward
-        if own and type(layer).__module__.startswith(MODEL_CODE) and not _gives_product(layer):
-            found.append(name)
-    return found
+        has_own_code = isinstance(layer, nn.Linear) and type(layer).forward is not nn.Linear.forward
+        if has_own_code and type(layer).__module__.startswith(MODEL_CODE) and not _gives_product(layer):
+            names.append(name)
+    return names
 
 
 def _gives_product(layer: Any) -> bool:
@@ -172,11 +172,11 @@ def coverage(model: PeftModel) -> tuple[dict[str, int], dict[str, int]]:
                 parameters.add(id(getattr(base, name)))
             else:
                 adapted |= {id(weight) for weight in base.parameters()}
-    found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    counts: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for name, weight in inner.named_parameters():
         if weight.ndim > 1 and not weight.requires_grad and id(weight) not in adapted:
             plain = re.sub(r"\.base_layer(?=\.)|\.\d+(?=\.)", "", name)
-            side = found[0] if id(weight) in parameters else found[1]
+            side = counts[0] if id(weight) in parameters else counts[1]
             short = plain.rpartition("layers.")[2]
             side[short] = side.get(short, 0) + weight.numel()
-    return found
+    return counts

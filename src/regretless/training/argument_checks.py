@@ -1,4 +1,4 @@
-"""Checks of training arguments, key by key: transformers checks few of them, and only when training starts."""
+"""How training arguments are checked, one by one: transformers checks few, and only when training starts."""
 
 from __future__ import annotations
 
@@ -12,58 +12,53 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import Enum
-from typing import Annotated, Any, Union
+from dataclasses import dataclass
+from enum import Enum, EnumType
+from itertools import chain
+from typing import Annotated, Any, Literal, Union
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_available_reporting_integrations
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.trainer_pt_utils import AcceleratorConfig
-from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy, SchedulerType
-from transformers.training_args import OptimizerNames, trainer_log_levels
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
 
 from regretless.core.errors import ConfigError
 from regretless.core.paths import NOTHING
-from regretless.core.settings import MOST_SEED, Unquoted
+from regretless.core.settings import Unquoted
 
-MOST_STEPS = 10**12
-"""Steps, and passes over the data, that no training takes; their products still are whole numbers of 64 bits."""
-BOUNDED: tuple[tuple[Mapping[str, float], tuple[str, ...]], ...] = (
-    ({"gt": 0, "le": MOST_STEPS}, ("num_train_epochs",)),
-    ({"gt": 0}, ("learning_rate", "adam_epsilon", "logging_steps", "save_steps", "eval_steps")),
-    ({"ge": 0}, ("warmup_steps", "weight_decay", "max_grad_norm", "eval_delay")),
-    ({"ge": 0, "le": MOST_SEED}, ("seed", "data_seed")),
-    ({"ge": 0}, ("dataloader_num_workers",)),
-    ({"ge": 1}, ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")),
-    ({"ge": 1}, ("save_total_limit", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_timeout")),
-    ({"ge": 1}, ("dataloader_prefetch_factor", "ddp_bucket_cap_mb")),
-    ({"ge": 1}, ("max_length", "max_prompt_length", "max_tokens_per_microbatch", "sequence_parallel_size")),
-    ({"ge": 1}, ("log_completions_steps", "log_completions_prompts")),
-    ({"ge": 0, "lt": 1}, ("adam_beta1", "adam_beta2", "label_smoothing_factor")),
-    ({"ge": 0, "lt": 0.5}, ("label_smoothing",)),
-    ({"ge": 0, "le": 1}, ("ld_alpha",)),
-    ({"ge": 1}, ("dataset_num_proc",)),
-    ({"ge": 0}, ("router_aux_loss_coef",)),
-)
-BOUNDS: Mapping[str, Mapping[str, float]] = {name: bounds for bounds, names in BOUNDED for name in names}
-"""Bounds of numbers, as pydantic's `Field` takes them."""
 BOUND_TEXTS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "at most"}
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "optim": tuple(OptimizerNames),
-    "lr_scheduler_type": tuple(SchedulerType),
-    "logging_strategy": tuple(IntervalStrategy),
-    "eval_strategy": tuple(IntervalStrategy),
-    "save_strategy": tuple(SaveStrategy),
-    "hub_strategy": tuple(HubStrategy),
-    "log_level": tuple(trainer_log_levels),
-    "log_level_replica": tuple(trainer_log_levels),
-    "ddp_backend": ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"),
-    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
-}
-"""Text arguments with a fixed set of values."""
+Verdict = Literal["taken", "taken in Python", "no effect", "refused"]
+
+
+@dataclass(frozen=True)
+class ArgumentRule:
+    """What holds for one argument of training beyond its type."""
+
+    verdict: Verdict = "taken"
+    """`taken in Python`: the stage train sets it itself, or it has no meaning there. `no effect`: taken with a note."""
+    advice: str = ""
+    """What to do instead, or why there is nothing to do; for every verdict but `taken`."""
+    harmless: tuple[Any, ...] = ()
+    """Values that ask for what is done anyway; they are accepted without a word."""
+    gt: float | None = None
+    """Bounds of a number, as pydantic's `Field` takes them."""
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    choices: tuple[str, ...] = ()
+    """The values of a text, where no `Enum` of the argument's type says them."""
+    problem: Callable[[Any], str | None] | None = None
+    """What is wrong with a value of any type; None for one that type, bounds and choices decide about."""
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds that are set, by their names."""
+        return {name: limit for name in BOUND_TEXTS if (limit := getattr(self, name)) is not None}
+
+
+NO_RULE = ArgumentRule()
+"""The rule of an argument that only its type is checked of."""
 TYPES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -88,29 +83,27 @@ def as_declared(kind: type[TrainingArguments], name: str, text: Unquoted) -> Any
     return str(text)
 
 
-def argument_problems(kind: type[TrainingArguments], values: Mapping[str, Any]) -> dict[str, str]:
+def argument_problems(
+    kind: type[TrainingArguments], values: Mapping[str, Any], rules: Mapping[str, ArgumentRule]
+) -> dict[str, str]:
     """Problems of training arguments by themselves, by name; names that `kind` does not have are skipped.
 
-    Types as `kind` declares them (without conversion: a text is no number, and none is empty), bounds, and names that
-    are taken from a list. A package that `report_to` needs is looked for here too.
+    Types as `kind` declares them (without conversion: a text is no number, and none is empty), and what the rules say of values.
     """
-    hints = _hints(kind)
-    # HfArgumentParser makes None of the default of `debug`, and `dataclasses.replace` passes an object on.
-    known = {
-        name: value
-        for name, value in values.items()
-        if name in hints and (name, value) != ("debug", None) and not isinstance(value, AcceleratorConfig)
-    }
-    found = {name: _problem(hints[name], name, value) for name, value in known.items()}
-    found |= {
-        name: NOTHING
-        for name, value in known.items()
-        if isinstance(value, str) and not value.strip() and value != getattr(kind, name, None)
-    }
-    return {name: problem for name, problem in found.items() if problem is not None}
+    hints, problems = _hints(kind), {}
+    for name, value in values.items():
+        rule = rules.get(name, NO_RULE)
+        # `dataclasses.replace` passes the object on that transformers has made of a mapping.
+        if name not in hints or isinstance(value, AcceleratorConfig) or any(value is each for each in rule.harmless):
+            continue
+        if isinstance(value, str) and not value.strip() and value != getattr(kind, name, None):
+            problems[name] = NOTHING
+        elif (problem := _problem(hints[name], value, rule)) is not None:
+            problems[name] = problem
+    return problems
 
 
-def given_arguments(args: TrainingArguments) -> dict[str, Any]:
+def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     """The arguments whose values are not the defaults."""
     values = {field.name: (field, getattr(args, field.name)) for field in dataclasses.fields(args) if field.init}
     return {
@@ -120,36 +113,30 @@ def given_arguments(args: TrainingArguments) -> dict[str, Any]:
     }
 
 
-def _problem(hint: Any, name: str, value: Any) -> str | None:
-    if name == "report_to":
-        return _tracker_problem(value)
-    if name in CHOICES and isinstance(value, str) and not isinstance(value, Enum):
-        return None if value in CHOICES[name] else f"expected {_choices(CHOICES[name], value)}, got {value!r}"
-    if name == "max_steps" and type(value) is int and not 1 <= value <= MOST_STEPS and value != -1:
-        return f"expected 1 to {MOST_STEPS}, or -1 for as many as num_train_epochs takes, got {value}"
+def _problem(hint: Any, value: Any, rule: ArgumentRule) -> str | None:
+    if rule.problem is not None and (problem := rule.problem(value)) is not None:
+        return problem
     options = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if not all(_is_plain(option) for option in options):
-        # An object of some library's own; this one also has a form in files, which the Trainer does not take.
-        written = name == "parallelism_config" and isinstance(value, Mapping | str)
-        return (
-            f"expected null; sequence_parallel_size divides sequences (docs/large_models.md), got {value!r:.80}"
-            if written
-            else None
-        )
-    try:
-        typed, bounded = _checkers(hint, float in options, name)
-        typed.validate_python(_plain(value), strict=True)
-        if value is not None and bounded is not None:
-            bounded.validate_python(value)
-    except ValidationError:
-        return f"expected {_expected(options, name)}, got {value!r:.80}"
+    choices = rule.choices or tuple(chain.from_iterable(option for option in options if isinstance(option, EnumType)))
+    if choices and isinstance(value, str) and not isinstance(value, Enum):
+        if value not in choices:
+            return f"expected {_choices(choices, value)}, got {value!r}"
+    # An argument that takes an object of a library has no type that could be checked.
+    elif all(map(_is_plain, options)):
+        typed, bounded = _checkers(hint, float in options, rule)
+        try:
+            typed.validate_python(_plain(value), strict=True)
+            if value is not None and bounded is not None:
+                bounded.validate_python(value)
+        except ValidationError:
+            return f"expected {_expected(options, rule)}, got {value!r:.80}"
     return None
 
 
 @functools.cache
-def _checkers(hint: Any, is_float: bool, name: str) -> tuple[TypeAdapter[Any], TypeAdapter[float] | None]:
+def _checkers(hint: Any, is_float: bool, rule: ArgumentRule) -> tuple[TypeAdapter[Any], TypeAdapter[float] | None]:
     """Checks of an argument's type and of its bounds; to make one takes far longer than to use it."""
-    bounds: dict[str, Any] = dict(BOUNDS.get(name, {}))
+    bounds: dict[str, Any] = rule.bounds
     typed: Any = Annotated[hint, Field(allow_inf_nan=False)] if is_float else hint
     return TypeAdapter(typed), TypeAdapter(Annotated[float, Field(**bounds)]) if bounds else None
 
@@ -168,37 +155,22 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, numbers.Number) and hasattr(value, "item") else value
 
 
-def _expected(options: tuple[Any, ...], name: str) -> str:
+def _expected(options: tuple[Any, ...], rule: ArgumentRule) -> str:
+    limits = " and ".join(f"{BOUND_TEXTS[name]} {limit}" for name, limit in rule.bounds.items())
     names = []
     for option in options:
         base = typing.get_origin(option) or option
         if base is typing.Literal:
-            names += [repr(one) for one in typing.get_args(option)]
+            names += [repr(choice) for choice in typing.get_args(option)]
         elif base in TYPES:
-            limits = [f"{BOUND_TEXTS[key]} {limit}" for key, limit in BOUNDS.get(name, {}).items()]
-            names.append(" ".join([TYPES[base], " and ".join(limits)]).strip() if base in (int, float) else TYPES[base])
+            names.append(f"{TYPES[base]} {limits}".strip() if base in (int, float) else TYPES[base])
     return " or ".join(names)
 
 
-def _choices(known: tuple[str, ...], value: str) -> str:
-    texts = [str(getattr(one, "value", one)) for one in known]
+def _choices(choices: tuple[str, ...], value: str) -> str:
+    texts = [str(getattr(choice, "value", choice)) for choice in choices]
     near = difflib.get_close_matches(value, texts, CHOICES_NAMED, cutoff=0.0 if len(texts) > CHOICES_NAMED else 1.0)
     return f"one of {', '.join(near or texts)}" + (", …" if len(near or texts) < len(texts) else "")
-
-
-def _tracker_problem(value: Any) -> str | None:
-    names = [value] if isinstance(value, str) else value
-    if names is None or names in (["none"], ["all"]):
-        return None
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return f"expected a tracker's name, or a list of them, got {value!r:.80}"
-    known = tuple(INTEGRATION_TO_CALLBACK)
-    if unknown := [name for name in names if name not in known]:
-        return f"expected none, all, or of {', '.join(known)}, got {', '.join(map(repr, unknown))}"
-    if absent := [name for name in names if name not in get_available_reporting_integrations()]:
-        packages = ", ".join("tensorboard, or tensorboardX" if name == "tensorboard" else name for name in absent)
-        return f"{', '.join(absent)} needs a package: install {packages}"
-    return None
 
 
 def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -226,15 +198,15 @@ def argument_problems_here(kind: type[TrainingArguments], values: Mapping[str, A
 
 def check_schedule(args: TrainingArguments) -> None:
     """Raise ConfigError if transformers cannot make this optimizer, or this schedule of the learning rate."""
-    place = "optim"
+    cause = "optim"
     try:
         Trainer.get_optimizer_cls_and_kwargs(args, torch.nn.Linear(1, 1))
-        place = "lr_scheduler_kwargs" if args.lr_scheduler_kwargs else "lr_scheduler_type"
+        cause = "lr_scheduler_kwargs" if args.lr_scheduler_kwargs else "lr_scheduler_type"
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
         kwargs = dict(args.lr_scheduler_kwargs or {})
         get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
     except Exception as error:  # what is raised depends on the optimizer's package
-        raise ConfigError(f"{place}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise ConfigError(f"{cause}: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def check_liger(args: TrainingArguments) -> None:

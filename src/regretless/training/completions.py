@@ -14,11 +14,11 @@ from regretless.modeling.layout import read_ids
 from regretless.training.data import PairDataset, TrainingPair
 
 COLUMNS = ("step", "prompt", "chosen", "rejected", "model")
-NAME = "completions"
+TABLE = "completions"
 """Name of the table in a tracker, as TRL has it."""
 TRACKERS = ("WandbCallback", "TrackioCallback", "TensorBoardCallback")
 """transformers' callbacks of the trackers that show tables or text."""
-MOST_TOKENS = 256
+MOST_ANSWER_TOKENS = 256
 
 
 class CompletionTables(TrainerCallback):
@@ -49,7 +49,7 @@ class CompletionTables(TrainerCallback):
         settings: Any = args
         if settings.log_completions_steps is not None and self._trainer.is_fsdp_enabled:
             raise ConfigError("log_completions_steps: a sharded model cannot answer on one process; leave it out")
-        shown = any(type(one).__name__ in TRACKERS for one in self._trainer.callback_handler.callbacks)
+        shown = any(type(callback).__name__ in TRACKERS for callback in self._trainer.callback_handler.callbacks)
         if settings.log_completions_steps is not None and not shown:
             print_note("note: log_completions_steps has no effect without report_to: wandb, trackio or tensorboard")
 
@@ -62,18 +62,18 @@ class CompletionTables(TrainerCallback):
         model.eval()
         try:
             with torch.no_grad(), self._trainer.accelerator.autocast():
-                own = [self._answer(model, tokenizer, one) for one in pairs]
+                answers = [self._answer(model, tokenizer, item) for item in pairs]
         finally:
             model.train(was_training)
         return [
             [
                 step,
-                tokenizer.decode(one.pair.prompt_ids),
-                *(tokenizer.decode(read_ids(side.ids)) for side in one.pair.sides),
-                *[""] * (2 - len(one.pair.sides)),
+                tokenizer.decode(item.pair.prompt_ids),
+                *(tokenizer.decode(read_ids(side.ids)) for side in item.pair.sides),
+                *[""] * (2 - len(item.pair.sides)),
                 answer,
             ]
-            for one, answer in zip(pairs, own, strict=True)
+            for item, answer in zip(pairs, answers, strict=True)
         ]
 
     def _pairs(self, count: int) -> Sequence[TrainingPair]:
@@ -89,20 +89,20 @@ class CompletionTables(TrainerCallback):
                 break
         return [data[index] for index in first.values()]
 
-    def _answer(self, model: Any, tokenizer: Any, one: TrainingPair) -> str:
-        ids = torch.tensor([one.pair.prompt_ids], device=model.device)
-        most = max(len(side.ids) for side in one.pair.sides)
-        found = model.generate(
+    def _answer(self, model: Any, tokenizer: Any, item: TrainingPair) -> str:
+        ids = torch.tensor([item.pair.prompt_ids], device=model.device)
+        most = max(len(side.ids) for side in item.pair.sides)
+        output = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             temperature=None,
             top_p=None,
             top_k=None,
-            max_new_tokens=min(MOST_TOKENS, 2 * most),
+            max_new_tokens=min(MOST_ANSWER_TOKENS, 2 * most),
             pad_token_id=tokenizer.pad_token_id,
         )
-        return str(tokenizer.decode(found[0, ids.shape[1] :]))
+        return str(tokenizer.decode(output[0, ids.shape[1] :]))
 
 
 def _log(callback: Any, rows: Sequence[Sequence[Any]], step: int) -> None:
@@ -110,14 +110,14 @@ def _log(callback: Any, rows: Sequence[Sequence[Any]], step: int) -> None:
     kind = type(callback).__name__
     if kind == "WandbCallback" and callback._wandb is not None:
         table = callback._wandb.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
-        callback._wandb.log({NAME: table, "train/global_step": step})
+        callback._wandb.log({TABLE: table, "train/global_step": step})
     elif kind == "TrackioCallback" and callback._initialized:
         import pandas
 
         table = callback._trackio.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))
-        callback._trackio.log({NAME: table, "train/global_step": step})
+        callback._trackio.log({TABLE: table, "train/global_step": step})
     elif kind == "TensorBoardCallback" and callback.tb_writer is not None:
-        callback.tb_writer.add_text(NAME, _markdown(rows), step)
+        callback.tb_writer.add_text(TABLE, _markdown(rows), step)
         callback.tb_writer.flush()
 
 

@@ -32,9 +32,8 @@ from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
 from regretless.objectives import Objective
 from regretless.training.adapter import BaseWeights, add_adapter, check_trainable
-from regretless.training.arguments import PreferenceConfig, deepspeed_problems
+from regretless.training.arguments import ARGUMENTS, PreferenceConfig, deepspeed_problems
 from regretless.training.precision import fit_trained_weights, match_reference
-from regretless.training.trl_arguments import NOT_TAKEN
 
 LOGITS = "evaluation keeps no logits; the rewards of each pair are in evaluation_loop(…).predictions, and a callback's "
 INSTEAD = {
@@ -52,16 +51,16 @@ INSTEAD = {
 """Unsupported arguments of transformers' Trainer, and of other preference trainers, and what to use instead."""
 
 
-def check_arguments(given: Mapping[str, Any]) -> None:
+def check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise ConfigError for unsupported or unknown arguments; one that is None counts as not set."""
-    known = [name for name in inspect.signature(Trainer.__init__).parameters if name not in {"self", *INSTEAD}]
+    names = [name for name in inspect.signature(Trainer.__init__).parameters if name not in {"self", *INSTEAD}]
     problems = []
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in INSTEAD and value is not None:
             problems.append(f"{name}: not used here: {INSTEAD[name]}")
-        elif name not in INSTEAD and name not in known:
-            close = difflib.get_close_matches(name, [*known, "ref_model", "peft_config", "quantization_config"], 1)
-            if name in {field.name for field in dataclasses.fields(PreferenceConfig)} or name in NOT_TAKEN:
+        elif name not in INSTEAD and name not in names:
+            close = difflib.get_close_matches(name, [*names, "ref_model", "peft_config", "quantization_config"], 1)
+            if name in {field.name for field in dataclasses.fields(PreferenceConfig)} or name in ARGUMENTS:
                 problems.append(f"{name}: it belongs to PreferenceConfig")
             else:
                 problems.append(f"{name}: unknown argument" + (f"; did you mean {close[0]}?" if close else ""))
@@ -125,9 +124,9 @@ def models_of(
     check_quantized(policy, adapter=peft_config is not None)
     adapters_off = False
     if peft_config is not None:
-        given = BaseWeights(policy)
+        before = BaseWeights(policy)
         policy = add_adapter(policy, peft_config, args.seed)
-        adapters_off = given.are_left_by(policy)
+        adapters_off = before.are_left_by(policy)
     if not any(weight.requires_grad for weight in policy.parameters()):
         raise ConfigError(
             "model: none of its weights has requires_grad, so nothing would be trained; load an adapter with "
@@ -165,10 +164,14 @@ def policy_of(model: Any, args: PreferenceConfig, tokenizer: PreTrainedTokenizer
 
 def _check_loaded(args: PreferenceConfig, quantization_config: Any) -> None:
     """Raise ConfigError for arguments about how a model is loaded, which a model object cannot follow."""
-    given = {"quantization_config": quantization_config, "model_init_kwargs": args.model_init_kwargs}
+    settings = {"quantization_config": quantization_config, "model_init_kwargs": args.model_init_kwargs}
     reject(
         "PreferenceTrainer",
-        [f"{name}: the model is an object, so it is loaded already; pass its name" for name in given if given[name]],
+        [
+            f"{name}: the model is an object, so it is loaded already; pass its name"
+            for name in settings
+            if settings[name]
+        ],
     )
 
 
@@ -230,9 +233,9 @@ def turn_off_dropout(*models: nn.Module | None) -> None:
                     setattr(holder, name, 0.0)
 
 
-def taken(given: Mapping[str, Any]) -> dict[str, Any]:
+def taken(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that are passed on to transformers' Trainer."""
-    return {name: value for name, value in given.items() if name not in INSTEAD}
+    return {name: value for name, value in arguments.items() if name not in INSTEAD}
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from regretless.core.files import write_json
-from regretless.training.processes import ENDED, LOGS, end_with_parent
+from regretless.training.processes import ENDED_FILE, LOGS, end_with_parent
 from regretless.workflow.python_process import run_module
 
 
@@ -39,7 +39,7 @@ def main() -> None:
         elastic_launch(config, interpreter)(*arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        write_json(folder / ENDED, {"rank": rank, "exit_code": failure.exitcode})
+        write_json(folder / ENDED_FILE, {"rank": rank, "exit_code": failure.exitcode})
         sys.exit(1)
 
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from regretless.core.files import write_text
 
-FILE = "training.log"
+LOG_FILE = "training.log"
 """File name of the log, in training's output folder."""
-TIMED = 10
+SPEED_LINES = 10
 """Number of latest log lines used to compute the speed."""
 
 
@@ -46,12 +46,12 @@ class TrainingLog:
         """`lost`: its process, on this machine, is gone without an entry. On another machine it counts as running."""
         if self.end is not None:
             return "failed" if "failed" in self.end else "ended"
-        here = self.start["host"] == platform.node()
-        return "lost" if here and not is_alive(int(self.start["process"])) else "running"
+        is_on_this_machine = self.start["host"] == platform.node()
+        return "lost" if is_on_this_machine and not is_alive(int(self.start["process"])) else "running"
 
     def seconds_left(self) -> float | None:
         """Time left at the speed of the latest log lines; None before the first one."""
-        timed = [line for line in (self.start, *self.lines) if "time" in line][-TIMED:]
+        timed = [line for line in (self.start, *self.lines) if "time" in line][-SPEED_LINES:]
         steps, seconds = timed[-1]["step"] - timed[0]["step"], timed[-1]["time"] - timed[0]["time"]
         return (self.steps - self.step) * seconds / steps if steps else None
 
@@ -61,13 +61,13 @@ def begin(folder: Path, objective: str, step: int, steps: int, history: Iterable
     where = {"process": os.getpid(), "host": platform.node(), "time": time.time()}
     first = {"event": "start", "objective": objective, "step": step, "steps": steps, **where}
     past = ({"event": "log", **line} for line in history if "loss" in line and line["step"] <= step)
-    write_text(folder / FILE, "".join(json.dumps(line) + "\n" for line in (first, *past)))
+    write_text(folder / LOG_FILE, "".join(json.dumps(line) + "\n" for line in (first, *past)))
 
 
 def add(folder: Path, event: Literal["log", "end"], values: Mapping[str, Any]) -> None:
     """Append a line. An interruption may leave the last one incomplete: the reader then ignores it."""
     line = json.dumps({"event": event, "time": time.time(), **values}, default=float)
-    with (folder / FILE).open("a", encoding="utf-8") as handle:
+    with (folder / LOG_FILE).open("a", encoding="utf-8") as handle:
         handle.write(line + "\n")
 
 
@@ -75,15 +75,15 @@ def read(file: Path) -> TrainingLog | None:
     """The log in a file; None if there is none."""
     if not file.is_file():
         return None
-    found = [line for text in file.read_bytes().splitlines() if (line := _line(text)) is not None]
-    start = next((line for line in found if line["event"] == "start"), None)
+    entries = [line for text in file.read_bytes().splitlines() if (line := _line(text)) is not None]
+    start = next((line for line in entries if line["event"] == "start"), None)
     if start is None:
         return None
-    lines = tuple(line for line in found if line["event"] == "log")
-    return TrainingLog(start, lines, next((line for line in found if line["event"] == "end"), None))
+    lines = tuple(line for line in entries if line["event"] == "log")
+    return TrainingLog(start, lines, next((line for line in entries if line["event"] == "end"), None))
 
 
-LARGEST = 1e12
+LARGEST_NUMBER = 1e12
 """Upper bound on a step, process id or time."""
 NUMBERS = {"start": ("step", "steps", "process", "time"), "log": ("step",), "end": ("step",)}
 """Numeric fields in the lines of each event."""
@@ -102,7 +102,7 @@ def _line(text: bytes) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
 
 
 def is_alive(process: int) -> bool:

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.core.files import read_json, write_text
 from regretless.modeling.training_folder import LOG_STATE
 from regretless.training.metrics import RunningMeans, TokenCount
+from regretless.training.trainer_internals import HookedTrainer, LossSums
 
 
 class LogState(TrainerCallback):
@@ -26,11 +28,9 @@ class LogState(TrainerCallback):
     there starts with the next epoch, and would miss those lines.
     """
 
-    def __init__(self, trainer: Trainer, means: RunningMeans, tokens: TokenCount) -> None:
+    def __init__(self, trainer: HookedTrainer, means: RunningMeans, tokens: TokenCount) -> None:
         """`means`: the metrics' means since the last log line; `tokens`: those trained on since the beginning."""
         self._trainer, self._means, self._tokens = trainer, means, tokens
-        self.checkpoint: Path | None = None
-        """The checkpoint that training resumes from."""
         self._first_step = 0
         self._postponed = False
 
@@ -38,42 +38,42 @@ class LogState(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Restore the sums of the checkpoint; without them (another Trainer's checkpoint), sums start at its step."""
-        file = None if self.checkpoint is None else self.checkpoint / LOG_STATE
+        checkpoint = self._trainer.resumed_from
+        file = None if checkpoint is None else checkpoint / LOG_STATE
         self._postponed = False
         if file is None or not file.is_file():
             self._first_step = state.global_step
             self._means.restore([])
             self._tokens.mine = 0
             return
-        found = read_json(file)
-        trainer, process, parts = self._trainer, args.process_index, found["processes"]
-        self._first_step = found["first_step"]
-        trainer._total_loss_scalar = found["total_loss"]
-        trainer._globalstep_last_logged = found["last_logged"]
+        sums = read_json(file)
+        process, parts = args.process_index, sums["processes"]
+        self._first_step = sums["first_step"]
         if len(parts) == args.world_size:
             loss, means, tokens = parts[process]["loss"], [parts[process]["means"]], parts[process]["tokens"]
         else:  # Losses are averaged over the processes, and means are added up: other processes share them.
             loss = sum(part["loss"] for part in parts) / len(parts)
             means = [part["means"] for part in parts] if process == 0 else []
             tokens = sum(part["tokens"] for part in parts) if process == 0 else 0
-        trainer._tr_loss.fill_(loss)
+        exact = torch.tensor(loss, dtype=torch.float64)
+        self._trainer.loss_sums = LossSums(exact, sums["total_loss"], sums["last_logged"])
         self._means.restore(means)
         self._tokens.mine = tokens
 
     def save(self, folder: Path) -> None:
         """Write the sums into a checkpoint's folder; every process has to call it."""
-        trainer = self._trainer
-        mine = {"loss": float(trainer._tr_loss), "means": self._means.state(), "tokens": self._tokens.mine}
-        parts: Sequence[Mapping[str, Any]] = gather_object([mine]) if trainer.args.world_size > 1 else [mine]
-        if not trainer.args.should_save:
+        args, sums = self._trainer.args, self._trainer.loss_sums
+        mine = {"loss": float(sums.loss), "means": self._means.state(), "tokens": self._tokens.mine}
+        parts: Sequence[Mapping[str, Any]] = gather_object([mine]) if args.world_size > 1 else [mine]
+        if not args.should_save:
             return
-        sums = {
+        values = {
             "first_step": self._first_step,
-            "last_logged": trainer._globalstep_last_logged,
-            "total_loss": trainer._total_loss_scalar,
+            "last_logged": sums.last_logged,
+            "total_loss": sums.total,
             "processes": parts,
         }
-        write_text(folder / LOG_STATE, json.dumps(sums))  # NaN stays NaN, as in the log
+        write_text(folder / LOG_STATE, json.dumps(values))  # NaN stays NaN, as in the log
 
     def mean_loss(self) -> float:
         """Mean loss of all steps up to now, those before the checkpoint included; every process has to call it.
@@ -82,7 +82,7 @@ class LogState(TrainerCallback):
         sum, in place of their mean over the processes.
         """
         trainer = self._trainer
-        total, mine = float(trainer._total_loss_scalar), trainer._tr_loss
+        mine, total, _ = trainer.loss_sums
         if trainer.args.world_size > 1:
             total += float(trainer.accelerator.reduce(mine, "mean") - mine)
         return total / max(trainer.state.global_step - self._first_step, 0.001)

@@ -15,21 +15,28 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.modeling.load import ModelConfig, best_device, load_model, load_tokenizer, put_adapter, stored_dtype
+from regretless.modeling.load import (
+    ADAPTER,
+    ModelConfig,
+    best_device,
+    load_model,
+    load_tokenizer,
+    put_adapter,
+    stored_dtype,
+)
 from regretless.modeling.quantization import quantization_of
 from regretless.training.model_card import CARD, read_facts, write_card
 from regretless.training.upload import tokenizer_files
 
-ADAPTER = "adapter_config.json"
-TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+MERGE_TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Most that the mean |difference| of a token's log-probability (nats) may be, by the type of the merged weights: they
 are rounded once, to 24, 11 or 8 bits."""
 SHARE = 0.25
 """Most that this difference may be of the change that the adapter makes: an adapter of small weights would otherwise
 pass whatever became of it."""
-NOISE = 1e-5
+ROUNDING_NOISE = 1e-5
 """Nats; a change of this size cannot be told from rounding in float32."""
-SEQUENCES, LENGTH = 8, 48
+CHECKED_SEQUENCES, CHECKED_LENGTH = 8, 48
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class Merged:
     def __str__(self) -> str:
         return (
             f"mean |difference| of log-probabilities {self.difference:.2g} nats per token (largest {self.largest:.2g}; "
-            f"tolerance {TOLERANCE[self.dtype]:g} in {self.dtype}), where the adapter changes them by {self.change:.2g}"
+            f"tolerance {MERGE_TOLERANCE[self.dtype]:g} in {self.dtype}), where the adapter changes them by "
+            f"{self.change:.2g}"
         )
 
 
@@ -67,11 +75,11 @@ def merge_adapter(adapter: Path, out: Path, *, base: str | None = None, dtype: s
     name = base or str(config.base_model_name_or_path or "")
     if not name:
         raise ConfigError(f"{adapter}: its {ADAPTER} names no base model; name one with --base")
-    if dtype not in ("auto", *TOLERANCE):
-        raise ConfigError(f"dtype: expected auto, {', '.join(TOLERANCE)}, got {dtype}")
+    if dtype not in ("auto", *MERGE_TOLERANCE):
+        raise ConfigError(f"dtype: expected auto, {', '.join(MERGE_TOLERANCE)}, got {dtype}")
     settings = ModelConfig(name_or_path=name, revision=None if base else config.revision, dtype="float32")
     kind = stored_dtype(settings) if dtype == "auto" else dtype
-    if kind not in TOLERANCE:
+    if kind not in MERGE_TOLERANCE:
         raise ConfigError(f"{name}: its weights are {kind}; name the type of the merged ones with --dtype")
     quantization = None if base else quantization_of(str(adapter), None)
     if quantization is not None:
@@ -166,7 +174,7 @@ def _some_tokens(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> Tensor
     size = min(len(tokenizer), model.config.get_text_config().vocab_size)
     special = set(tokenizer.all_special_ids)
     usable = torch.tensor([number for number in range(size) if number not in special])
-    drawn = torch.randint(len(usable), (SEQUENCES, LENGTH), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(len(usable), (CHECKED_SEQUENCES, CHECKED_LENGTH), generator=torch.Generator().manual_seed(0))
     return usable[drawn]
 
 
@@ -185,8 +193,8 @@ def _read_back(folder: Path) -> Any:
 
 
 def _check(result: Merged) -> None:
-    too_far = not result.difference <= TOLERANCE[result.dtype]  # NaN too
-    lost = result.change > 2 * NOISE and not result.difference <= SHARE * result.change
+    too_far = not result.difference <= MERGE_TOLERANCE[result.dtype]  # NaN too
+    lost = result.change > 2 * ROUNDING_NOISE and not result.difference <= SHARE * result.change
     if too_far or lost:
         advice = (
             f"rounding to {result.dtype} may lose small changes: try --dtype float32"

@@ -40,10 +40,10 @@ class RunningMeans:
 
     def state(self) -> dict[str, Any]:
         """This process's additions since the last `take`: single sums and the count, by name."""
-        found = {name: torch.stack(sums).cpu().double().tolist() for name, sums in self._sums.items()}
+        sums_by_name = {name: torch.stack(sums).cpu().double().tolist() for name, sums in self._sums.items()}
         return {
-            name: {"sums": self._restored.get(name, []) + found.get(name, []), "count": self._counts[name]}
-            for name in {**self._restored, **found}
+            name: {"sums": self._restored.get(name, []) + sums_by_name.get(name, []), "count": self._counts[name]}
+            for name in {**self._restored, **sums_by_name}
         }
 
     def restore(self, states: Iterable[Mapping[str, Any]]) -> None:
@@ -63,11 +63,11 @@ class RunningMeans:
         mine = {name: (_sum(part["sums"]), part["count"]) for name, part in self.state().items()}
         self._clear()
         everyone = [mine] if accelerator.num_processes == 1 else gather_object([mine])
-        found = {}
+        means = {}
         for name in sorted({name for part in everyone for name in part}):
             parts = [part[name] for part in everyone if name in part]
-            found[name] = sum(total for total, _ in parts) / sum(count for _, count in parts)
-        return found
+            means[name] = sum(total for total, _ in parts) / sum(count for _, count in parts)
+        return means
 
 
 class TokenCount:
@@ -124,21 +124,21 @@ def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: 
     """
     sides = {"chosen": pairs[:, 0], "rejected": pairs[:, 1]} if with_rejected else {"chosen": pairs[:, 0]}
     sums = logps.policy.detach().sum(-1)
-    found = {f"logps/{side}": sums[rows] for side, rows in sides.items()}
+    metrics = {f"logps/{side}": sums[rows] for side, rows in sides.items()}
     if logps.reference is not None:
         ratios = logps.log_ratio().detach()
-        found |= {f"logratios/{side}": ratios[rows] for side, rows in sides.items()}
+        metrics |= {f"logratios/{side}": ratios[rows] for side, rows in sides.items()}
     if (by_pair := output.pair_rewards(pairs)) is not None:
         rewards = {side: by_pair[:, number] for number, side in enumerate(sides)}
-        found |= {f"rewards/{side}": values for side, values in rewards.items()}
+        metrics |= {f"rewards/{side}": values for side, values in rewards.items()}
         if with_rejected:
             margins = rewards["chosen"] - rewards["rejected"]
-            found |= {
+            metrics |= {
                 "rewards/margins": margins,
                 "rewards/accuracies": (margins > 0).float(),
                 "rewards/saturated": (margins.abs() > SATURATED).float(),
             }
-    return found
+    return metrics
 
 
 def add_token_metrics(

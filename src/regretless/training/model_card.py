@@ -29,7 +29,7 @@ from regretless.core.hub import may_be_repository
 CARD, FACTS = "README.md", "card.json"
 PLACEHOLDER = "[More Information Needed]"
 """What peft's own card has in place of facts."""
-TAGS = ("regretless", "preference-optimization")
+CARD_TAGS = ("regretless", "preference-optimization")
 UNKNOWN_LICENSE = "unknown"
 """The hub's identifier where no license is stated."""
 MARKDOWN_SPECIAL = re.compile(r"[\\`*_\[\]<>#!|~&]|:(?=//)")
@@ -111,8 +111,9 @@ class Facts:
             raise DataError(f"{FACTS}: not the facts of a card: {error}") from error
 
 
-def write_card(folder: Path, facts: Facts) -> bool:
+def write_card(folder: str | Path, facts: Facts) -> bool:
     """Write the card and its facts into a model's folder; False if a card that was edited by hand stays."""
+    folder = Path(folder)
     card = folder / CARD
     if card.is_file() and not _is_ours(card.read_text(encoding="utf-8", errors="replace")):
         return False
@@ -170,15 +171,15 @@ def metadata(facts: Facts) -> ModelCardData:
         EvalResult(
             task_type="text-generation",
             task_name="Text Generation",
-            dataset_type=one.dataset or one.benchmark,
-            dataset_name=one.benchmark,
-            metric_type=one.metric.partition(" (")[0].lower(),
-            metric_name=one.metric,
-            metric_value=round(one.value, 4),
+            dataset_type=result.dataset or result.benchmark,
+            dataset_name=result.benchmark,
+            metric_type=result.metric.partition(" (")[0].lower(),
+            metric_name=result.metric,
+            metric_value=round(result.value, 4),
         )
-        for one in facts.results
+        for result in facts.results
     ]
-    tags = dict.fromkeys([*TAGS, facts.objective, *(["lora"] if facts.is_adapter else []), *facts.tags])
+    tags = dict.fromkeys([*CARD_TAGS, facts.objective, *(["lora"] if facts.is_adapter else []), *facts.tags])
     optional: dict[str, Any] = {
         "base_model": facts.base if facts.base_on_hub else None,
         "base_model_relation": ("adapter" if facts.is_adapter else "finetune") if facts.base_on_hub else None,
@@ -210,9 +211,9 @@ def base_license(base: str) -> dict[str, str]:
         values = metadata_load(Path(card)) or {}
     except (ValueError, OSError, yaml.YAMLError):
         return {}
-    found = {name: values.get(name) for name in ("license", "license_name", "license_link")}
-    stated = found["license"] not in (None, UNKNOWN_LICENSE)
-    return {name: value for name, value in found.items() if isinstance(value, str) and stated}
+    fields = {name: values.get(name) for name in ("license", "license_name", "license_link")}
+    stated = fields["license"] not in (None, UNKNOWN_LICENSE)
+    return {name: value for name, value in fields.items() if isinstance(value, str) and stated}
 
 
 def named(source: str) -> tuple[str, bool]:

@@ -61,19 +61,21 @@ def pack_rows(
     if kind == "plain":
         order = sorted(range(len(units)), key=lambda index: -max(map(row_length, units[index])))
         packed = fill_rows([units[index] for index in order], filled, kind)
-        return [[order[place] for place in row] for row in packed]
+        return [[order[number] for number in row] for row in packed]
     pieces: list[tuple[int, list[int]]] = []
     for _, run in groupby(range(len(units)), key=lambda index: units[index][0][0]):
+        # Units of one prompt: one micro-batch if they fit.
         together = list(run)
         items = list(dict.fromkeys(item for index in together for item in units[index]))
         size = token_count(items)
         parts = [(size, together)]
         if size > max_tokens:
-            # Pairs of one chosen response come together, masked ones too.
-            place = {item: number for number, item in enumerate(items)}
-            order = sorted(together, key=lambda index: place[units[index][0]])
+            # Else several, each with all responses of its units. Pairs of one chosen response come together.
+            order_of = {item: number for number, item in enumerate(items)}
+            order = sorted(together, key=lambda index: order_of[units[index][0]])
             rows = [[order[number] for number in row] for row in fill_rows([units[i] for i in order], max_tokens)]
             apart = [(token_count([item for index in row for item in units[index]]), row) for row in rows]
+            # Or one whose responses are spread over rows.
             cut = [token_count(row) for row in cut_rows(items, max_tokens)]
             # All rows but the first are computed without gradient before (`training.passes`).
             cost = COST_WITH_GRADIENT * sum(cut) + sum(cut[1:])
@@ -118,8 +120,8 @@ def _parts(prompt: Ids, responses: Sequence[Ids], space: int) -> list[tuple[int,
     # From the last branch to the first: what continues a branch comes before it.
     for number, branch in reversed([*enumerate(branches)]):
         ends = [(0, whole[branch.response])] if branch.is_end else _first_fit(parts[number], space - branch.stop)
-        found = [(branch.stop - branch.start + used, row) for used, row in ends]
-        (top if branch.parent is None else parts[branch.parent])[:0] = found
+        pieces = [(branch.stop - branch.start + used, row) for used, row in ends]
+        (top if branch.parent is None else parts[branch.parent])[:0] = pieces
     return top
 
 

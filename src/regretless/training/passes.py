@@ -72,8 +72,8 @@ class FirstPass:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """Passes that count for nothing: under sharding every process has to make equally many."""
+class DummyPasses:
+    """Passes that count for nothing: they keep the processes' collective operations in step under FSDP."""
 
     first: int = 0
     """Those without gradient."""
@@ -89,22 +89,22 @@ class Passes:
         self._accelerator, self._model, self._score, self._loss = accelerator, model, score, loss
         self._left = 0
 
-    def gradients(self, work: Sequence[tuple[PairBatch, float]], idle: Idle = Idle()) -> Tensor:
+    def gradients(self, work: Sequence[tuple[PairBatch, float]], dummy: DummyPasses = DummyPasses()) -> Tensor:
         """Add the gradient of Σ weight · mean loss of the micro-batches; returns that sum, detached.
 
         A micro-batch with weight 0 is computed and counts for nothing. Raises ConfigError if a model's scores differ
         between its two passes over a row.
         """
-        self._left = sum(len(batch.layouts) for batch, _ in work) + idle.trained
+        self._left = sum(len(batch.layouts) for batch, _ in work) + dummy.trained
         # Under sharding all processes make their passes without gradient first, then all others.
-        firsts = [
-            [self._first(layout, statistics=weight > 0) for layout in batch.layouts[1:]] for batch, weight in work
-        ]
+        firsts = []
+        for batch, weight in work:
+            firsts.append([self._first(layout, statistics=weight > 0) for layout in batch.layouts[1:]])
         some_layout = work[0][0].layouts[0]
-        for _ in range(idle.first):
+        for _ in range(dummy.first):
             self._first(some_layout)
         losses = [self._trained(batch, weight, first) for (batch, weight), first in zip(work, firsts, strict=True)]
-        for _ in range(idle.trained):
+        for _ in range(dummy.trained):
             with self._synchronized_if_last():
                 self._accelerator.backward(self._score(some_layout, False).logps.sum() * 0.0)
         return torch.stack(losses).sum()
@@ -163,9 +163,9 @@ def derivatives_by_row(loss: Tensor, scores: TokenScores, parts: Sequence[TokenS
     """The loss's derivative by each of the scores, which are `leaves` of the `parts`, as those of each row by name."""
     inputs = {name: tensor for name in DIFFERENTIABLE if (tensor := getattr(scores, name)) is not None}
     # A method may leave out the divergences, or weigh them with 0.
-    found = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
+    derivatives = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True, materialize_grads=True)
     sizes = {name: [getattr(part, name).shape[-1] for part in parts] for name in inputs}
-    split = (torch.split(each, sizes[name], dim=-1) for name, each in zip(inputs, found, strict=True))
+    split = (torch.split(each, sizes[name], dim=-1) for name, each in zip(inputs, derivatives, strict=True))
     by_row = zip(*split, strict=True)
     return [dict(zip(inputs, row, strict=True)) for row in by_row]
 

@@ -96,5 +96,5 @@ def share_lost(weights: Iterable[Tensor], update: float) -> float:
 def keeps_small_updates(args: PreferenceConfig) -> bool:
     """True if the optimizer in `optim` and `optim_args` compensates for the rounding of its updates."""
     option, default = KEEPS_SMALL_UPDATES.get(str(getattr(args.optim, "value", args.optim)), ("", False))
-    given = dict(entry.split("=", 1) for entry in (args.optim_args or "").replace(" ", "").split(",") if "=" in entry)
-    return str(given.get(option, default)).lower() in ("true", "1", "yes")
+    options = dict(entry.split("=", 1) for entry in (args.optim_args or "").replace(" ", "").split(",") if "=" in entry)
+    return str(options.get(option, default)).lower() in ("true", "1", "yes")

@@ -25,11 +25,11 @@ from regretless.core.files import read_json, write_json
 from regretless.core.secrets import hide
 from regretless.workflow.python_process import run_module
 
-TASK, RESULT, ENDED = "task.json", "result.json", "ended.json"
+TASK_FILE, RESULT_FILE, ENDED_FILE = "task.json", "result.json", "ended.json"
 """Files in the folder: what to train; what rank 0 returned; which process ended first when training failed."""
-FAILED = "failed-{rank}.json"
+FAILURE_FILE = "failed-{rank}.json"
 LOGS = "logs"
-KINDS: Mapping[str, type[RegretlessError]] = {
+ERROR_KINDS: Mapping[str, type[RegretlessError]] = {
     kind.__name__: kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, RegretlessError)
@@ -53,7 +53,7 @@ def train_in_processes(
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_json(folder / TASK, task)
+    write_json(folder / TASK_FILE, task)
     _free_gpu_memory()
     # The processes read standard input until its end, which comes when this process closes it or is gone. A session of
     # their own keeps the terminal's Ctrl-C from them: this process answers it.
@@ -64,9 +64,9 @@ def train_in_processes(
         start_new_session=True,
     ) as launcher:
         code = launcher.wait()
-    if code != 0 or not (folder / RESULT).is_file():
+    if code != 0 or not (folder / RESULT_FILE).is_file():
         raise failure_in(folder, count)
-    result = dict(read_json(folder / RESULT))
+    result = dict(read_json(folder / RESULT_FILE))
     shutil.rmtree(folder)
     return result
 
@@ -97,14 +97,14 @@ def end_with_parent() -> None:
 
 def write_failure(folder: Path, error: Exception, rank: int) -> None:
     """Write why a process failed, for `train_in_processes` to raise."""
-    known = error if isinstance(error, RegretlessError) else storage_error(error)
+    explained = error if isinstance(error, RegretlessError) else storage_error(error)
     values = {
-        "kind": None if known is None else type(known).__name__,
-        "message": hide(str(known or error)),
-        "problems": list(map(hide, known.problems)) if isinstance(known, ConfigError) else [],
+        "kind": None if explained is None else type(explained).__name__,
+        "message": hide(str(explained or error)),
+        "problems": list(map(hide, explained.problems)) if isinstance(explained, ConfigError) else [],
         "traceback": hide("".join(traceback.format_exception(error))),
     }
-    write_json(folder / FAILED.format(rank=rank), values)
+    write_json(folder / FAILURE_FILE.format(rank=rank), values)
 
 
 class TrainingProcessError(Exception):
@@ -113,7 +113,7 @@ class TrainingProcessError(Exception):
 
 def _reports(folder: Path) -> list[tuple[int, Any]]:
     """(rank, report) of each process that said why it failed."""
-    files = {int(file.stem.rpartition("-")[2]): file for file in folder.glob(FAILED.format(rank="*"))}
+    files = {int(file.stem.rpartition("-")[2]): file for file in folder.glob(FAILURE_FILE.format(rank="*"))}
     return [(rank, read_json(files[rank])) for rank in sorted(files)]
 
 
@@ -129,7 +129,7 @@ def failure_in(folder: Path, count: int) -> Exception:
     for _, report in reports:
         if report["kind"] is not None:
             return _known_error(report["kind"], report["message"], report["problems"])
-    ended = read_json(folder / ENDED) if (folder / ENDED).is_file() else {}
+    ended = read_json(folder / ENDED_FILE) if (folder / ENDED_FILE).is_file() else {}
     for rank, report in sorted(reports, key=lambda item: item[0] != ended.get("rank")):
         return TrainingProcessError(f"training process {rank} of {count} failed\n{report['traceback']}")
     if ended.get("exit_code", 0) < 0:
@@ -147,4 +147,4 @@ def failure_in(folder: Path, count: int) -> Exception:
 def _known_error(kind: str, message: str, problems: Iterable[str]) -> RegretlessError:
     if kind == ConfigError.__name__:
         return ConfigError(message, list(problems))
-    return KINDS.get(kind, RegretlessError)(message)
+    return ERROR_KINDS.get(kind, RegretlessError)(message)

@@ -18,13 +18,13 @@ from regretless.core.ranks import is_first_process
 from regretless.core.secrets import Secret, revealed
 from regretless.core.terminal import print_note
 from regretless.training import log
-from regretless.training.processes import RESULT, failure_in, is_explained, write_failure
+from regretless.training.processes import RESULT_FILE, failure_in, is_explained, write_failure
 from regretless.training.resuming import note_skipped
 from regretless.workflow.cluster import WorkersConfig
 
 STARTED = "started-{number}.json"
 """Where each start of the workers began; in the folder that they and the driver share."""
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_REPORTS = 0.5
 ONE_NUMBER = "expected one number: a training has as many workers at its end as at its start"
 
 
@@ -74,13 +74,13 @@ def train_on_ray(
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    here = str(folder.resolve())
+    shared = str(folder.resolve())
     trainer = TorchTrainer(
         _worker,
         # Ray gives each worker a working directory of its own: relative paths start here.
         train_loop_config={
             "task": dict(task),
-            "folder": here,
+            "folder": shared,
             "directory": str(Path.cwd()),
             "environment": {name: Secret(value) for name, value in environment.items()},
         },
@@ -91,7 +91,7 @@ def train_on_ray(
         ),
         run_config=ray.train.RunConfig(
             name="ray",
-            storage_path=here,
+            storage_path=shared,
             failure_config=ray.train.FailureConfig(max_failures=workers.max_failures),
         ),
     )
@@ -99,9 +99,9 @@ def train_on_ray(
     # a driver that is gone end too.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         training = thread.submit(trainer.fit)
-        _report(training, folder, Path(task["output"]) / log.FILE)
-    if (folder / RESULT).is_file():
-        result = dict(read_json(folder / RESULT))
+        _report(training, folder, Path(task["output"]) / log.LOG_FILE)
+    if (folder / RESULT_FILE).is_file():
+        result = dict(read_json(folder / RESULT_FILE))
         shutil.rmtree(folder)
         return result
     if is_explained(folder) or training.exception() is None:
@@ -119,14 +119,14 @@ def _report(training: concurrent.futures.Future[Any], folder: Path, file: Path) 
             ended = training.done()
             number = _report_starts(folder, number)
             # Before the first start, the log is that of an earlier run.
-            if number and (found := log.read(file)) is not None:
+            if number and (progress := log.read(file)) is not None:
                 if advance is None:
-                    advance = stack.enter_context(bar(f"train {found.start['objective']}", found.steps))
-                advance(found.step - done)
-                done = found.step
+                    advance = stack.enter_context(bar(f"train {progress.start['objective']}", progress.steps))
+                advance(progress.step - done)
+                done = progress.step
             if ended:
                 return
-            concurrent.futures.wait([training], timeout=SECONDS_BETWEEN_LOOKS)
+            concurrent.futures.wait([training], timeout=SECONDS_BETWEEN_REPORTS)
 
 
 def _report_starts(folder: Path, number: int) -> int:
@@ -167,4 +167,4 @@ def _worker(config: dict[str, Any]) -> None:
         write_failure(folder, error, int(os.environ["RANK"]))
         raise
     if is_first_process():
-        write_json(folder / RESULT, summary)
+        write_json(folder / RESULT_FILE, summary)

@@ -29,12 +29,12 @@ from regretless.modeling.token_logps import ReferenceHead
 
 Scorer = Callable[[Sequence[Item]], list[NDArray[np.float32]]]
 
-PART = 4096
+RESPONSES_IN_A_PART = 4096
 """Responses computed between two writes: the most that an interruption can lose."""
 OPEN_PARTS = 64
 COMPLETE = ".complete"
 """End of the name of a file that marks data for which nothing is missing."""
-PLACE = np.dtype([("high", "u8"), ("low", "u8"), ("start", "i8"), ("length", "i4"), ("part", "i4")])
+LOCATION = np.dtype([("high", "u8"), ("low", "u8"), ("start", "i8"), ("length", "i4"), ("part", "i4")])
 """Hash of an item, and the location of its values."""
 
 
@@ -112,7 +112,7 @@ def adapter_settings(model: nn.Module) -> list[Any]:
 
 def _sorted_sets(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _sorted_sets(one) for key, one in value.items()}
+        return {str(key): _sorted_sets(item) for key, item in value.items()}
     return sorted(map(str, value)) if isinstance(value, set) else value
 
 
@@ -137,20 +137,20 @@ class ReferenceLogps:
         """
         self.folder = folder
         self._parts: list[Path] = []
-        self._places = np.empty(0, PLACE)
+        self._places = np.empty(0, LOCATION)
         self._open = lru_cache(maxsize=OPEN_PARTS)(lambda part: self._parts[part].open("rb"))
         # A mark is written behind the parts that it vouches for, so it is looked for before them.
         names = [file.name for pattern in (f"*{COMPLETE}", "part-*.npy") for file in folder.glob(pattern)]
-        found = seen_by_all(names)
-        self._complete = {name for name in found if name.endswith(COMPLETE)}
-        self._merge([self._read(folder / name) for name in found if name not in self._complete])
+        seen = seen_by_all(names)
+        self._complete = {name for name in seen if name.endswith(COMPLETE)}
+        self._merge([self._read(folder / name) for name in seen if name not in self._complete])
 
     def __getitem__(self, item: Item) -> NDArray[np.float32]:
-        place = self._find(_item_key(item))
-        if place is None:
+        location = self._find(_item_key(item))
+        if location is None:
             raise KeyError(f"no reference log-probabilities for a response of {len(item[1])} tokens")
-        size = 4 * int(place["length"])
-        data = os.pread(self._open(int(place["part"])).fileno(), size, int(place["start"]))
+        size = 4 * int(location["length"])
+        data = os.pread(self._open(int(location["part"])).fileno(), size, int(location["start"]))
         return np.frombuffer(data, np.float32).copy()
 
     def missing(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -165,10 +165,10 @@ class ReferenceLogps:
         Equal prompts should be adjacent: they share a computation. Of several processes one `writes`, and all `wait`
         for it. Raises DataError when a process does not see what another one wrote.
         """
-        found, waiting = [], self.missing(items)
-        known: set[Item] = set()
-        while part := list(islice(_distinct(waiting, known), PART)):
-            known = set(part)
+        parts, waiting = [], self.missing(items)
+        computed: set[Item] = set()
+        while part := list(islice(_distinct(waiting, computed), RESPONSES_IN_A_PART)):
+            computed = set(part)
             keys = np.array([_item_key(item) for item in part], np.uint64)
             values = score(part)
             path = self.folder / f"part-{hashlib.sha256(keys.tobytes()).hexdigest()[:16]}.npy"
@@ -180,9 +180,9 @@ class ReferenceLogps:
                     f"{path}: written by the first process and not there for this one; use a folder that all of them "
                     "share (reference_cache_dir), or set save_on_each_node"
                 )
-            found.append(self._read(path))
-        self._merge(found)
-        return sum(map(len, found))
+            parts.append(self._read(path))
+        self._merge(parts)
+        return sum(map(len, parts))
 
     def covers(self, data: str) -> bool:
         """True if `mark` recorded that nothing is missing for these data: then they need not be read."""
@@ -212,7 +212,7 @@ class ReferenceLogps:
         with part.open("rb") as handle:
             keys, lengths = np.load(handle), np.load(handle)
             start = handle.tell()
-        places = np.empty(len(keys), PLACE)
+        places = np.empty(len(keys), LOCATION)
         places["high"], places["low"], places["length"] = keys[:, 0], keys[:, 1], lengths
         places["part"] = len(self._parts)
         places["start"] = start + 4 * (np.cumsum(lengths) - lengths)
@@ -220,8 +220,8 @@ class ReferenceLogps:
         return places
 
 
-def _distinct(items: Iterable[Item], known: set[Item]) -> Iterator[Item]:
-    seen = set(known)
+def _distinct(items: Iterable[Item], computed: set[Item]) -> Iterator[Item]:
+    seen = set(computed)
     for item in items:
         if item not in seen:
             seen.add(item)

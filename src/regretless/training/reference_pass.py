@@ -18,14 +18,14 @@ from regretless.training.reference import ReferenceLogps, Scorer
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Pairs of data whose responses need log-probabilities of the reference."""
+class ScoredPairs:
+    """Pairs whose responses need log-probabilities of the reference."""
 
     data: PairDataset
     numbers: NDArray[np.int64] | None = None
     """Indices of the pairs; None for all."""
-    known: NDArray[np.int64] | None = None
-    """Indices of more pairs than these: where they are complete, so are these."""
+    superset: NDArray[np.int64] | None = None
+    """Indices of these pairs and more: where those are complete, so are these."""
     with_rejected: bool = True
     """Whether the rejected responses are among them."""
 
@@ -47,24 +47,24 @@ class Asked:
 
 
 def fill(
-    values: ReferenceLogps, asked: Asked, score: Scorer, *, is_lost: bool, writes: bool, wait: Callable[[], None]
+    values: ReferenceLogps, pairs: ScoredPairs, score: Scorer, *, is_lost: bool, writes: bool, wait: Callable[[], None]
 ) -> None:
-    """Compute what is missing for the pairs asked for; of several processes one `writes`, and all `wait` for it.
+    """Compute what is missing for the pairs; of several processes one `writes`, and all `wait` for it.
 
     is_lost: whether the reference cannot be computed any more. Raises ConfigError if it is needed then.
     """
     # Complete data are not read again: a resumed run starts where it was.
-    mark = asked.mark(asked.numbers)
-    marks = [mark, asked.mark(asked.known), asked.mark(None)]
+    mark = pairs.mark(pairs.numbers)
+    marks = [mark, pairs.mark(pairs.superset), pairs.mark(None)]
     if any(each is not None and values.covers(each) for each in marks):
         return
-    if is_lost and next(values.missing(asked.items()), None) is not None:
+    if is_lost and next(values.missing(pairs.items()), None) is not None:
         raise ConfigError(
             "the reference is the model as it was before training, and these data came after it: pass them to the "
             "trainer at construction, and call prepare_reference() before training if it reads more of them later; "
             "or pass ref_model"
         )
-    values.compute(asked.items(), score, writes=writes, wait=wait)
+    values.compute(pairs.items(), score, writes=writes, wait=wait)
     if mark is not None:
         values.mark(mark, writes=writes)
 
@@ -79,8 +79,8 @@ def pairs_read(
     last = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * len(steps))
     # Without skipping, a resumed run starts with the first step of its epoch.
     first = done - done % len(steps) if args.ignore_data_skip else done
-    known, numbers = steps.read_by(0, last), steps.read_by(first, first + last - done)
+    superset, numbers = steps.read_by(0, last), steps.read_by(first, first + last - done)
     if processes > 1:
         # What a process without pairs computes in an epoch's last step.
-        known, numbers = np.union1d(known, [0]), np.union1d(numbers, [0])
-    return known, numbers
+        superset, numbers = np.union1d(superset, [0]), np.union1d(numbers, [0])
+    return superset, numbers

@@ -19,7 +19,7 @@ from regretless.core.files import read_json, write_text
 from regretless.core.hub import why
 from regretless.core.terminal import print_note
 
-FILE = "started_with.json"
+START_FILE = "started_with.json"
 """File name in a checkpoint."""
 OPTIMIZER = (
     *("learning_rate", "optim", "optim_args", "optim_target_modules", "weight_decay"),
@@ -38,7 +38,7 @@ IN_EFFECT = (
 
 @dataclass(frozen=True)
 class Start:
-    """What decides about a training."""
+    """What a training is compared with when it resumes: some of it has to agree, differences in the rest are noted."""
 
     reference: str | None
     """Key of the reference (`ReferenceModel.key`); None if the objective reads none."""
@@ -51,7 +51,7 @@ class Start:
 
     def write(self, checkpoint: Path) -> None:
         """Write it into a checkpoint's folder."""
-        write_text(checkpoint / FILE, json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, default=str))
+        write_text(checkpoint / START_FILE, json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, default=str))
 
     def check(self, checkpoint: Path, *, same_bytes: bool, parts: int) -> None:
         """Compare with the start of the training that wrote a checkpoint; for other differences, print a note.
@@ -61,7 +61,7 @@ class Start:
         optimizer and schedule: part of the settings would be those of the checkpoint, and part those of now. So does a
         different reference, unless not even an equal start has the `same_bytes` on every machine: then it is noted.
         """
-        file = checkpoint / FILE
+        file = checkpoint / START_FILE
         if not file.is_file():
             print_note(
                 f"note: {checkpoint} was written by another Trainer: it does not say whether it was trained with this "
@@ -108,11 +108,11 @@ def optimization_of(
     steps: of the whole training. optimizer: settings of one that a script has made, or chosen, in place of those in
     `args`. scheduler: the kind of a schedule that a script has made.
     """
-    found = dict(optimizer) or {name: getattr(args, name) for name in OPTIMIZER}
+    settings = dict(optimizer) or {name: getattr(args, name) for name in OPTIMIZER}
     if scheduler is not None:
-        return {**found, "lr_scheduler": scheduler}
-    found |= {name: getattr(args, name) for name in SCHEDULE} | {"warmup_steps": args.get_warmup_steps(steps)}
-    return found if args.lr_scheduler_type in ENDLESS else {**found, "steps of the whole training": steps}
+        return {**settings, "lr_scheduler": scheduler}
+    settings |= {name: getattr(args, name) for name in SCHEDULE} | {"warmup_steps": args.get_warmup_steps(steps)}
+    return settings if args.lr_scheduler_type in ENDLESS else {**settings, "steps of the whole training": steps}
 
 
 def given_optimizer(optimizer: Any, kind_and_settings: tuple[type, Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -132,12 +132,13 @@ def note_skipped(problems: Sequence[str]) -> None:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Each setting that differs, with both values."""
-    flat = [dict(_flat(values)) for values in (before, now)]
-    return ", ".join(
-        f"{name} {values[0]} then and {values[1]} now"
-        for name in dict.fromkeys([*flat[0], *flat[1]])
-        if (values := [each.get(name, "not set") for each in flat])[0] != values[1]
-    )
+    flat_before, flat_now = dict(_flat(before)), dict(_flat(now))
+    different = []
+    for name in dict.fromkeys([*flat_before, *flat_now]):
+        value_before, value_now = flat_before.get(name, "not set"), flat_now.get(name, "not set")
+        if value_before != value_now:
+            different.append(f"{name} {value_before} then and {value_now} now")
+    return ", ".join(different)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -57,12 +57,12 @@ def check_together(model: nn.Module, layout: Layout, sequence: SequenceGroup, ac
         model.train(training)
     differences = (together.double() - alone.double()).abs()
     is_exact = inner.device.type == "cpu" and inner.dtype == torch.float32 and accelerator.mixed_precision == "no"
-    found, allowed = (
+    difference, allowed = (
         (differences.max(), TOLERANCE) if is_exact else (differences.square().mean().sqrt(), LARGEST_DIFFERENCE)
     )
-    if not found <= allowed:
+    if not difference <= allowed:
         raise ConfigError(
-            f"sequence_parallel_size: {type(inner).__name__} gives log-probabilities that differ by {float(found):.2g} "
-            f"nats (at most {allowed:g} expected) when {sequence.size} processes compute a row together: it mixes "
-            "tokens elsewhere than in attention. Set sequence_parallel_size to 1"
+            f"sequence_parallel_size: {type(inner).__name__} gives log-probabilities that differ by "
+            f"{float(difference):.2g} nats (at most {allowed:g} expected) when {sequence.size} processes compute "
+            "a row together: it mixes tokens elsewhere than in attention. Set sequence_parallel_size to 1"
         )

@@ -29,10 +29,10 @@ from regretless.core.terminal import console, print_note
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, weights_of
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
+from regretless.training.card_facts import stage_command
 from regretless.training.data import Groups, PairDataset
 from regretless.training.pair_reading import pair_table
 from regretless.training.pair_store import PairTable
-from regretless.training.publish import stage_command
 from regretless.training.resuming import note_skipped
 from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
@@ -90,15 +90,17 @@ def train_in_this_process(
             f"{trainer.accelerator.num_processes} in the environment; start the processes with torchrun or accelerate "
             "launch, or leave them to the setting train.processes"
         )
-    trainer.data_name = str(pairs)
-    trainer.start = model.adapter if model.name_or_path is None else weights_of(model).adapter
-    trainer.command = stage_command(
-        objective,
-        config.result_settings(objective, count),
-        None if config.lora is None else config.lora.model_dump(exclude_none=True),
-        config.eval_pairs,
-        model,
-        str(pairs),
+    trainer.card.describe(
+        data=str(pairs),
+        start=model.adapter if model.name_or_path is None else weights_of(model).adapter,
+        command=stage_command(
+            objective,
+            config.result_settings(objective, count),
+            None if config.lora is None else config.lora.model_dump(exclude_none=True),
+            config.eval_pairs,
+            model,
+            str(pairs),
+        ),
     )
     checkpoint = _checkpoint(trainer, objective)
     with _ProgressBar(f"train {objective}") as progress:
@@ -112,8 +114,8 @@ def train_in_this_process(
         "loss": result.training_loss,
     }
     if held_out is not None:
-        trainer.measured_at_the_end = _evaluate(trainer, held_out, output)
-        summary |= trainer.measured_at_the_end
+        trainer.card.measured_at_the_end = _evaluate(trainer, held_out, output)
+        summary |= trainer.card.measured_at_the_end
     _publish(trainer, output)
     return summary
 

@@ -18,10 +18,9 @@ from regretless.core.secrets import Secret, revealed
 from regretless.core.settings import Section, Unquoted, setting_error
 from regretless.objectives import OBJECTIVES, build, hyperparameter_names
 from regretless.training.argument_checks import argument_problems, argument_problems_here, as_declared
-from regretless.training.arguments import PreferenceConfig
+from regretless.training.arguments import ARGUMENTS, NOT_IN_RECIPES, PreferenceConfig
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.training.processes import visible_gpus
-from regretless.training.trl_arguments import NOT_TAKEN
 
 PAIRS, PER_DEVICE, ACCUMULATION = "pairs_per_step", "per_device_train_batch_size", "gradient_accumulation_steps"
 STEP_SIZE = frozenset({PAIRS, PER_DEVICE, ACCUMULATION})
@@ -99,9 +98,9 @@ class TrainConfig(Section):
         try:
             config = handler(values)
         except ValidationError as error:
-            found = error.errors()
-            errors = [setting_error(item["loc"], item["msg"], item["input"], item["type"]) for item in found]
-            bad = {item["loc"][0] for item in found if item["loc"]}
+            problems = error.errors()
+            errors = [setting_error(item["loc"], item["msg"], item["input"], item["type"]) for item in problems]
+            bad = {item["loc"][0] for item in problems if item["loc"]}
             config = cls.model_construct(**{key: value for key, value in values.items() if key not in bad})
         errors += config._problems()
         if errors:
@@ -110,68 +109,71 @@ class TrainConfig(Section):
 
     def _problems(self) -> list[InitErrorDetails]:
         """Problems of objectives, hyperparameters and training arguments, each under its own key."""
-        found: dict[tuple[str, ...], tuple[str, Any]] = {}
+        problems: dict[tuple[str, ...], tuple[str, Any]] = {}
         names = [name for name in self.objectives if isinstance(name, str)]
         if not names:
-            found["objective",] = ("expected at least one method", self.objective)
-        for place, given in (("objective", names), ("methods", self.methods)):
-            for name in given:
+            problems["objective",] = ("expected at least one method", self.objective)
+        for section, methods in (("objective", names), ("methods", self.methods)):
+            for name in methods:
                 if name not in OBJECTIVES:
-                    found[(place, name) if place == "methods" else (place,)] = (_unknown_method(name), name)
+                    problems[(section, name) if section == "methods" else (section,)] = (_unknown_method(name), name)
         if len(set(names)) < len(names):
-            found["objective",] = ("a method is named twice", self.objective)
+            problems["objective",] = ("a method is named twice", self.objective)
         # For a method that is not chosen, only its own entry counts.
         for name in dict.fromkeys((*names, *self.methods)):
             if name in OBJECTIVES:
-                own = self.methods.get(name, {})
+                entry = self.methods.get(name, {})
                 for key, problem in self._problems_of(name).items():
-                    is_own = key.partition(".")[0] in own  # the rest leads into a list or mapping
-                    if is_own or name in names:
-                        found.setdefault(("methods", name, key) if is_own else (key,), problem)
+                    is_in_entry = key.partition(".")[0] in entry  # the rest leads into a list or mapping
+                    if is_in_entry or name in names:
+                        problems.setdefault(("methods", name, key) if is_in_entry else (key,), problem)
         common = self.__pydantic_extra__ or {}
-        known = [name for name in names if name in OBJECTIVES]
+        usable = [name for name in names if name in OBJECTIVES]
         for key, value in common.items():
-            if known and _belongs_to_another(key) and not any(key in _known_keys(name) for name in known):
-                found.setdefault((key,), (f"{', '.join(known)} has no such hyperparameter", value))
-        return [setting_error(place, message, value) for place, (message, value) in found.items()]
+            if usable and _belongs_to_another(key) and not any(key in _known_keys(name) for name in usable):
+                problems.setdefault((key,), (f"{', '.join(usable)} has no such hyperparameter", value))
+        return [setting_error(section, message, value) for section, (message, value) in problems.items()]
 
     def _problems_of(self, objective: str) -> dict[str, tuple[str, Any]]:
         """Problems of one method's settings, by key, with the value."""
         values = self.values_for(objective)
         hyperparameters = self.split_for(objective)[0]
         arguments = {key: value for key, value in values.items() if key not in hyperparameters}
-        found = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
-        found |= {key: UNUSED[key] for key in arguments if key in UNUSED}
+        problems = {key: _unknown_key(key, objective) for key in values if key not in _known_keys(objective)}
+        problems |= {key: ARGUMENTS[key].advice for key in arguments if key in _argument_names() & NOT_IN_RECIPES}
         # A value could be meant for either.
         settings = {*_argument_names(), *TrainConfig.model_fields} - {"beta"}
         if clashes := sorted(settings.intersection(hyperparameter_names(objective))):
-            found["objective"] = (
+            problems["objective"] = (
                 f"expected hyperparameters that are no settings of training, got {', '.join(clashes)} of {objective}; "
                 "rename them in its package"
             )
-        found |= self._step_size_problems(values)
-        found |= argument_problems(PreferenceConfig, {key: arguments[key] for key in arguments if key not in found})
+        problems |= self._step_size_problems(values)
+        others = {key: value for key, value in arguments.items() if key not in problems}
+        problems |= argument_problems(PreferenceConfig, others, ARGUMENTS)
         for problem in problems_of(lambda: build(objective, **hyperparameters)):
-            key, _, found[key] = problem.partition(": ")
-        if not self.eval_pairs and "eval_strategy" not in found and values.get("eval_strategy", "no") != "no":
-            found["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
-        return {key: (problem, values.get(key)) for key, problem in found.items()}
+            key, _, problems[key] = problem.partition(": ")
+        if not self.eval_pairs and "eval_strategy" not in problems and values.get("eval_strategy", "no") != "no":
+            problems["eval_strategy"] = "no pairs are held out to evaluate on; set eval_pairs"
+        return {key: (problem, values.get(key)) for key, problem in problems.items()}
 
     def _step_size_problems(self, values: Mapping[str, Any]) -> dict[str, str]:
-        found = {}
+        problems = {}
         pairs = values.get(PAIRS, self.pairs_per_step)
         if type(pairs) is not int or pairs < 1:
-            found[PAIRS] = f"expected a whole number of at least 1, got {pairs!r:.80}"
+            problems[PAIRS] = f"expected a whole number of at least 1, got {pairs!r:.80}"
         if PAIRS in values and PER_DEVICE in values:
-            found[PER_DEVICE] = f"{PAIRS} says how many pairs a step has, on any number of processes; remove one"
+            problems[PER_DEVICE] = f"{PAIRS} says how many pairs a step has, on any number of processes; remove one"
         if self.strategy == "fsdp2":
             if values.get("fsdp"):
-                found["fsdp"] = "fsdp2 is the strategy here, and sets up the sharding itself; remove one"
+                problems["fsdp"] = "fsdp2 is the strategy here, and sets up the sharding itself; remove one"
             if values.get("compile_layers"):
-                found["compile_layers"] = "fsdp2 gathers weights in the layers that would be compiled; remove one"
+                problems["compile_layers"] = "fsdp2 gathers weights in the layers that would be compiled; remove one"
             if values.get("log_completions_steps") is not None:
-                found["log_completions_steps"] = "a model sharded by fsdp2 cannot answer on one process; leave it out"
-        return found
+                problems["log_completions_steps"] = (
+                    "a model sharded by fsdp2 cannot answer on one process; leave it out"
+                )
+        return problems
 
     def process_count(self, objective: str) -> int:
         """Number of processes that train on this machine: the launcher's, else the setting's."""
@@ -289,22 +291,22 @@ STRATEGIES = ("save_strategy", "eval_strategy", "logging_strategy")
 
 def _spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with a strategy `false` as `no`, the word that transformers knows, and no text `Unquoted`."""
-    found = {key: "no" if key in STRATEGIES and value is False else value for key, value in values.items()}
-    found |= {
-        key: as_declared(PreferenceConfig, key, value) for key, value in found.items() if isinstance(value, Unquoted)
+    settings = {key: "no" if key in STRATEGIES and value is False else value for key, value in values.items()}
+    settings |= {
+        key: as_declared(PreferenceConfig, key, value) for key, value in settings.items() if isinstance(value, Unquoted)
     }
-    if isinstance(methods := found.get("methods"), Mapping):
-        found["methods"] = {
+    if isinstance(methods := settings.get("methods"), Mapping):
+        settings["methods"] = {
             name: _spelled_out(entry) if isinstance(entry, Mapping) else entry for name, entry in methods.items()
         }
-    return found
+    return settings
 
 
 @functools.cache
 def _argument_names() -> frozenset[str]:
-    known = {field.name for field in dataclasses.fields(PreferenceConfig) if field.init}
+    names = {field.name for field in dataclasses.fields(PreferenceConfig) if field.init}
     # The last two are hyperparameters in a recipe.
-    return frozenset(known) - {"objective", "output_dir", "label_smoothing", "ld_alpha"}
+    return frozenset(names) - {"objective", "output_dir", "label_smoothing", "ld_alpha"}
 
 
 def _belongs_to_another(key: str) -> bool:
@@ -316,32 +318,13 @@ def _known_keys(objective: str) -> frozenset[str]:
     return _argument_names() | set(hyperparameter_names(objective)) | {PAIRS}
 
 
-UNUSED = {
-    "objective_kwargs": "set hyperparameters by their own names, without it",
-    "loss_type": "set objective",
-    "loss_weights": "set objective: weighted_sum, and its terms",
-    "truncation_mode": "set truncation",
-    "trust_remote_code": "set model.trust_remote_code",
-    "precompute_ref_log_probs": "the reference is computed once and cached in any case",
-    "dataset_num_proc": "the tokenizer uses all cores in one process",
-    "model_init_kwargs": "`model` defines how the model is loaded",
-    "ref_model_init_kwargs": "the reference is `model`, as it is before training",
-    "disable_tqdm": "this package has its own progress bar",
-    "resume_from_checkpoint": "the same command resumes from the last checkpoint automatically",
-    "do_train": "training has no such switch here",
-    "do_eval": "training has no such switch here; set eval_pairs",
-    "do_predict": "training has no such switch here; set eval_pairs",
-}
-"""Arguments of `PreferenceConfig` that the stage sets itself, or that have no meaning for it."""
-
-
 def _unknown_key(key: str, objective: str) -> str:
-    if key in NOT_TAKEN:
-        return f"not used here: {NOT_TAKEN[key].advice}"
+    if key in ARGUMENTS:
+        return f"not used here: {ARGUMENTS[key].advice}"
     if key == "use_peft" or key.startswith("lora_"):
         return "an adapter's settings stand under lora: lora.r, lora.alpha, lora.dropout, lora.target_modules"
     fields = set(TrainConfig.model_fields)
-    close = difflib.get_close_matches(key, sorted(_known_keys(objective) - UNUSED.keys() | fields), n=1)
+    close = difflib.get_close_matches(key, sorted(_known_keys(objective) - NOT_IN_RECIPES | fields), n=1)
     lists = f"`regretless objectives {objective}` and `regretless settings train` list the known settings"
     return f"unknown for {objective}; " + (f"did you mean {close[0]}?" if close else lists)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +26,23 @@ from regretless.core.files import read_json
 from regretless.data.codec import codec_of
 from regretless.modeling.forward import causal_model, check_ids, in_rows, response_scores
 from regretless.modeling.layout import Item, Layout, token_count
+from regretless.modeling.quantization import write_quantization
 from regretless.modeling.router_loss import DistinctTokens, router_loss
 from regretless.modeling.row_choice import choose_rows, note_plain_rows, why_not_grouped
 from regretless.modeling.rows import RowKind, row_length, sequences
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.token_logps import TokenScores
 from regretless.modeling.training_folder import (
-    CHECKPOINT,
-    FILES,
     STATE,
     checkpoint_problem,
     clear_checkpoints,
     last_complete_checkpoint,
-    list_files,
-    load_weights,
 )
 from regretless.objectives import Output, build
 from regretless.training.argument_checks import check_liger, check_schedule
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
+from regretless.training.card_facts import TrainerCard
 from regretless.training.completions import CompletionTables
 from regretless.training.constructor import (
     check_arguments,
@@ -65,29 +62,27 @@ from regretless.training.data import PairDataset, StepLoader, StepSampler, Train
 from regretless.training.log_callback import LiveLog
 from regretless.training.log_state import LogState
 from regretless.training.metrics import RunningMeans, Speed, TokenCount, add_batch_metrics, add_step_tokens
+from regretless.training.model_card import named
 from regretless.training.packing import filled_tokens, most_tokens, pack_rows
 from regretless.training.pair_reading import evaluation_data, pair_dataset
-from regretless.training.passes import Idle, Passes, joined
-from regretless.training.publish import PublishingTrainer
+from regretless.training.passes import DummyPasses, Passes, joined
 from regretless.training.reference import ReferenceLogps, ReferenceModel, adapter_settings
-from regretless.training.reference_pass import Asked, fill, pairs_read
+from regretless.training.reference_pass import ScoredPairs, fill, pairs_read
 from regretless.training.resuming import (
     IN_EFFECT,
     Start,
     given_optimizer,
     note_skipped,
     optimization_of,
-    reading,
 )
 from regretless.training.same_start import share_weights
 from regretless.training.sequence import check_together, sequence_group
 from regretless.training.sharding import whole_weights
 from regretless.training.step import weighed
+from regretless.training.trainer_internals import HookedTrainer, check_internals
 
-T = TypeVar("T")
 
-
-class PreferenceTrainer(PublishingTrainer):
+class PreferenceTrainer(HookedTrainer):
     """Train a causal language model on preference pairs; used like TRL's DPOTrainer, with its order of arguments.
 
     model: a model, a peft model, or a name for `from_pretrained`. The reference is, in this order: `ref_model`, a model
@@ -125,6 +120,8 @@ class PreferenceTrainer(PublishingTrainer):
         peft_config: PeftConfig | None = None,
         **kwargs: Any,
     ) -> None:
+        # Refuse what cannot work before anything is loaded.
+        check_internals()
         check_kinds(model, ref_model, args, peft_config, optimizers)
         check_arguments(kwargs | {"data_collator": data_collator, "compute_metrics": compute_metrics})
         args = args or PreferenceConfig(output_dir="trainer_output")
@@ -135,31 +132,39 @@ class PreferenceTrainer(PublishingTrainer):
         use_one_gpu(args)
         check_parallelism(args)
         check_offloading(args)
+
+        # The objective, and what it needs of a step.
         self.objective = build(args.objective, **args.hyperparameters)
         check_reference(ref_model, self.objective)
+        self._needs_rejected = "rejected" in self.objective.required
+        self._needs_distributions = "reference_kl" in self.objective.required
+
+        # Tokenizer, policy and reference.
         processing_class = tokenizer_for(model, processing_class, args)
         name = model if isinstance(model, str) and peft_config is None else None
-        model, reference, adapters_off = models_of(
+        model, frozen, adapters_off = models_of(
             model, ref_model, args, processing_class, quantization_config, peft_config
         )
         self._aux_coefficient = router_coefficient(model, args)
-        self._needs_distributions = "reference_kl" in self.objective.required
         self.reference = ReferenceModel(
-            model,
-            reference,
-            adapters_off=adapters_off,
-            needs_distributions=self._needs_distributions,
+            model, frozen, adapters_off=adapters_off, needs_distributions=self._needs_distributions
         )
+        self._reference_logps: ReferenceLogps | None = None
         compile_models(args, model, self.reference.frozen)
+
+        # How rows are computed: their kind (checked when a pass begins), their size, and by which processes.
         self._rows: RowKind = "grouped"
         self._microbatch_tokens = args.max_tokens_per_microbatch or most_tokens(args.device)
         self._filled_tokens = args.max_tokens_per_microbatch or filled_tokens(causal_model(model), args.device)
         self._sequence, self._sequence_is_checked = sequence_group(args, model, self._aux_coefficient), False
-        self._reference_logps: ReferenceLogps | None = None
-        self._needs_rejected = "rejected" in self.objective.required
+        self._ends_step = codec_of(processing_class).ends_step
+
+        # What is measured between two log lines.
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
-        self._ends_step = codec_of(processing_class).ends_step
+
+        # transformers' Trainer. It turns `use_cache` off, and saved models would decode slowly; training asks for no
+        # cache anyway.
         cache = {name: value for name, value in vars(model.config).items() if name == "use_cache"}
         super().__init__(
             model=model,
@@ -172,9 +177,12 @@ class PreferenceTrainer(PublishingTrainer):
             optimizers=optimizers,
             **taken(kwargs),
         )
-        # Transformers' Trainer turns it off, and saved models would decode slowly. Training asks for no cache anyway.
         vars(model.config).pop("use_cache", None)
         vars(model.config).update(cache)
+        # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
+        self.model_accepts_loss_kwargs = True
+
+        # An optimizer that was passed, and sharding, which only the Trainer has read.
         check_optimizer(self.optimizer, self.model)
         self._given_optimizer = given_optimizer(self.optimizer, self.optimizer_cls_and_kwargs)
         self._given_scheduler = None if self.lr_scheduler is None else type(self.lr_scheduler).__name__
@@ -182,16 +190,17 @@ class PreferenceTrainer(PublishingTrainer):
             raise ConfigError("model: a quantized base is not sharded (untested); use ddp, one copy for each process")
         if self.is_fsdp_enabled and args.compile_layers:
             raise ConfigError("compile_layers: not together with FSDP, which gathers weights in the layers; remove one")
+
+        # Logs, equal weights on every process, and the model's card.
         self._log_state = LogState(self, self._means["train"], self._token_count)
         for callback in (self._live_log, self._log_state, CompletionTables(self)):
             self.add_callback(callback)
-        # Losses are sums over pairs divided by the step's number of pairs: the Trainer must not divide them again.
-        self.model_accepts_loss_kwargs = True
         causal_model(self.model).add_model_tags(list(self._tag_names))
         if self.reference.frozen is not None:
             self.reference.frozen.to(self.args.device)
         share_weights(self.accelerator, self.model, self.reference.frozen)
-        self.begin_cards(train_dataset, name if isinstance(model, PeftModel) else None)
+        self.card = TrainerCard(self, train_dataset, start=name if isinstance(model, PeftModel) else None)
+        self.card.attach()
 
     # --- reference ---------------------------------------------------------------------------------------------------
 
@@ -225,11 +234,11 @@ class PreferenceTrainer(PublishingTrainer):
         """Raise ConfigError for settings that need shared rows."""
         why = why_not_grouped(model)
         reason = "needs shared rows, and this model is computed in plain rows" + (f": {why}" if why else "")
-        found = {
+        problems = {
             "sequence_parallel_size": f"{reason}; set it to 1" if self._sequence is not None else None,
             "compile_layers": f"{reason}; set it to false" if self.args.compile_layers else None,
         }
-        reject("PreferenceConfig", [f"{name}: {problem}" for name, problem in found.items() if problem])
+        reject("PreferenceConfig", [f"{name}: {problem}" for name, problem in problems.items() if problem])
 
     def _prepare_reference_of_steps(self, checkpoint: Path | None) -> None:
         """Reference log-probabilities for the remaining steps, and for the evaluation data if they may be read.
@@ -240,8 +249,8 @@ class PreferenceTrainer(PublishingTrainer):
             state = None if checkpoint is None else checkpoint / STATE
             done = int(read_json(state)["global_step"]) if state is not None and state.is_file() else 0
             steps = self._sampler(self.train_dataset, self.args.per_device_train_batch_size).of_one_process()
-            known, numbers = pairs_read(steps, self.args, done, self.accelerator.num_processes)
-            self._prepare_reference(self.train_dataset, numbers, known=known)
+            superset, numbers = pairs_read(steps, self.args, done, self.accelerator.num_processes)
+            self._prepare_reference(self.train_dataset, numbers, superset)
         if self.reference.is_start_of_training or self.args.eval_strategy != "no" or self.args.eval_on_start:
             for data in self._evaluation_data():
                 self._prepare_reference(data)
@@ -251,14 +260,14 @@ class PreferenceTrainer(PublishingTrainer):
         return [each for each in data if each is not None]
 
     def _prepare_reference(
-        self, data: PairDataset, numbers: NDArray[np.int64] | None = None, known: NDArray[np.int64] | None = None
+        self, data: PairDataset, numbers: NDArray[np.int64] | None = None, superset: NDArray[np.int64] | None = None
     ) -> None:
-        """Compute what is missing for the pairs with these indices (default: all); `known`: for more than them."""
+        """Compute what is missing for the pairs with these indices (default: all); `superset`: see `ScoredPairs`."""
         if "reference" not in self.objective.required:
             return
         fill(
             self._open_reference(),
-            Asked(data, numbers, known, with_rejected=self._needs_rejected),
+            ScoredPairs(data, numbers, superset, with_rejected=self._needs_rejected),
             self._score_reference,
             is_lost=self.state.global_step > 0 and self.reference.is_start_of_training,
             writes=self.args.should_save,
@@ -278,7 +287,7 @@ class PreferenceTrainer(PublishingTrainer):
         return self._reference_logps
 
     @property
-    def _known_reference(self) -> ReferenceLogps:
+    def _prepared_reference(self) -> ReferenceLogps:
         """The reference log-probabilities; raises ConfigError before they are prepared."""
         if self._reference_logps is None:
             raise ConfigError("the reference's log-probabilities are not computed yet: call prepare_reference() first")
@@ -325,6 +334,7 @@ class PreferenceTrainer(PublishingTrainer):
         Raises ConfigError for a checkpoint with a file that is missing or damaged, and for one of a training with
         another optimizer, schedule of the learning rate, reference or number of pairs in a step.
         """
+        # The checkpoint to resume from.
         last, problems = self.last_complete_checkpoint() if resume_from_checkpoint else (None, [])
         self._check_model()
         if resume_from_checkpoint is True:
@@ -338,37 +348,35 @@ class PreferenceTrainer(PublishingTrainer):
                 note_skipped(problems)
                 if self.args.should_save:
                     clear_checkpoints(checkpoint, self.args.save_total_limit)
-            elif problem := self._of_first_process(checkpoint_problem, checkpoint):
+            elif problem := self.of_first_process(checkpoint_problem, checkpoint):
                 raise ConfigError(f"resume_from_checkpoint: {checkpoint}: no complete checkpoint is there: {problem}")
             self.accelerator.wait_for_everyone()
-        self._log_state.checkpoint = checkpoint
+        self.resumed_from = checkpoint
+
+        # It must be of this training; what is needed of the reference is computed before the first step.
         self._started = self._start()
         if checkpoint is not None:
             # Some adapters begin with a decomposition of the weights, which another machine rounds in another way.
             decomposed = self.reference.is_start_of_training and isinstance(self.model, PeftModel)
             self._started.check(checkpoint, same_bytes=not decomposed, parts=self._parts)
         self._prepare_reference_of_steps(checkpoint)
+
+        # Training itself.
         with self._live_log.until_the_end():
             output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint), **kwargs)
-        self.write_cards_in_saved_adapters()
+        self.card.attach()  # an adapter that is saved by itself has the card of the trained model
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def last_complete_checkpoint(self) -> tuple[str | None, list[str]]:
         """The checkpoint in output_dir that `train` can resume from, and why none of the later ones can be used."""
-        return self._of_first_process(last_complete_checkpoint, Path(self.args.output_dir))
-
-    def _of_first_process(self, function: Callable[[Path], T], path: Path) -> T:
-        """What the first process finds at a path, on every process: they have to agree."""
-        found = function(path) if self.accelerator.is_main_process else None
-        result: T = gather_object([found])[0]
-        return result
+        return self.of_first_process(last_complete_checkpoint, Path(self.args.output_dir))
 
     def _start(self) -> Start:
         args, data = self.args, self.train_dataset
         steps = self.set_initial_training_values(args, self.get_train_dataloader())[-1]
         return Start(
             reference=self._open_reference().folder.name if "reference" in self.objective.required else None,
-            pairs_per_step=args.per_device_train_batch_size * self._parts,
+            pairs_per_step=self.pairs_per_step,
             optimization=optimization_of(args, steps, self._given_optimizer, self._given_scheduler),
             others={
                 "objective": {"name": self.objective.name, **self.objective.model_dump(mode="json")},
@@ -382,68 +390,19 @@ class PreferenceTrainer(PublishingTrainer):
         )
 
     @property
+    def pairs_per_step(self) -> int:
+        """Pairs in an optimizer step, those of all processes together."""
+        return int(self.args.per_device_train_batch_size) * self._parts
+
+    @property
     def _parts(self) -> int:
         """Parts that a step is divided into; processes that compute each row together have the same one."""
         return int(self.accelerator.num_processes) // self.args.sequence_parallel_size
 
-    def _run_epoch(self, **kwargs: Any) -> None:
-        """One pass over the data; none if the checkpoint that training resumes from is after its last step."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        super()._run_epoch(**kwargs)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a checkpoint, which is complete when its `trainer_state.json` is: the last file."""
-        folder = Path(self._get_output_dir(trial)) / f"{CHECKPOINT}{self.state.global_step}"
-        if self.args.should_save:
-            shutil.rmtree(folder, ignore_errors=True)  # what an earlier training has left may be damaged
+    def begin_checkpoint(self, folder: Path) -> None:
         self._log_state.save(folder)
         if self.args.should_save:
             self._started.write(folder)
-        super()._save_checkpoint(model, trial)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Write the last of the files that every process writes to a checkpoint, then the list of them all."""
-        super()._save_rng_state(output_dir)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            list_files(Path(output_dir))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load weights that `_save_checkpoint` wrote into the model."""
-        target = self.model if model is None else model
-        with reading(resume_from_checkpoint):
-            if self._has_plain_weights(target):
-                load_weights(target, Path(resume_from_checkpoint))
-            else:
-                super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with contextlib.nullcontext() if checkpoint is None else reading(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_best_model(self) -> None:
-        best = Path(self.state.best_model_checkpoint)
-        if (best / FILES).is_file() and (problem := self._of_first_process(checkpoint_problem, best)):
-            raise ConfigError(
-                f"load_best_model_at_end: {best}: {problem}; resume with load_best_model_at_end=False to take the last "
-                "model, or train anew"
-            )
-        if self._has_plain_weights(self.model):
-            load_weights(self.model, best)
-        else:
-            super()._load_best_model()
-
-    def _has_plain_weights(self, model: nn.Module) -> bool:
-        """Whether checkpoints of the model are those that its `save_pretrained` writes."""
-        return isinstance(model, PreTrainedModel) and not self.is_fsdp_enabled
-
-    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
-        """Evaluate; not again at the start (`eval_on_start`) of a resumed training."""
-        if skip_scheduler and self._log_state.checkpoint is not None:
-            return {}
-        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def get_train_dataloader(self) -> DataLoader[TrainingPair]:
         """Loader of whole optimizer steps (this process's share); the order depends on `data_seed`, `seed`, epoch."""
@@ -463,26 +422,30 @@ class PreferenceTrainer(PublishingTrainer):
 
     def training_step(self, model: nn.Module, inputs: list[TrainingPair], num_items_in_batch: Any = None) -> Tensor:
         """Gradients of one optimizer step; returns the mean loss over the step's pairs."""
+        # The model as it is in this step, and its start on the clock.
         self._check_model()
         model.train()
         self._speed.start()
+
+        # What all processes have to agree on: the zero point, the weight of each micro-batch, the number of passes.
         z_ref = self._zero_point(inputs or [self.train_dataset[0]], counts=bool(inputs))
-        work, idle = self._weighted_microbatches(inputs)
+        work, dummy = self._weighted_microbatches(inputs)
         self._count_tokens(inputs, [batch for batch, weight in work if weight])
 
+        # The passes: rows to scores, scores to a loss, and the loss's gradient back through the rows.
         def score(layout: Layout, statistics: bool) -> TokenScores:
             return self._scores(model, layout, statistics=statistics)
 
         def loss(batch: PairBatch, scores: TokenScores | None, counts: bool) -> Tensor:
-            found: tuple[Tensor, Output] = self.compute_loss(
+            result: tuple[Tensor, Output] = self.compute_loss(
                 model, batch, return_outputs=True, z_ref=z_ref, counts=counts, scores=scores
             )
-            self._check_finite(*found, batch)
-            return found[0]
+            self._check_finite(*result, batch)
+            return result[0]
 
         self._check_sequence(work[0][0].layouts[0])
         with in_rows(model, self._rows, self._sequence), self.reference.in_rows(self._rows):
-            return Passes(self.accelerator, model, score, loss).gradients(work, idle)
+            return Passes(self.accelerator, model, score, loss).gradients(work, dummy)
 
     def _check_sequence(self, layout: Layout) -> None:
         """Before the first step, check a row that several processes compute together."""
@@ -508,7 +471,9 @@ class PreferenceTrainer(PublishingTrainer):
             first_process=self.accelerator.process_index == 0,
         )
 
-    def _weighted_microbatches(self, pairs: Sequence[TrainingPair]) -> tuple[list[tuple[PairBatch, float]], Idle]:
+    def _weighted_microbatches(
+        self, pairs: Sequence[TrainingPair]
+    ) -> tuple[list[tuple[PairBatch, float]], DummyPasses]:
         """Micro-batches, each with the weight of its mean loss, and passes to make besides them (`step.weighed`)."""
         used = pairs or [self.train_dataset[0]]
         items = [pair.items(rejected=self._needs_rejected) for pair in used]
@@ -559,7 +524,7 @@ class PreferenceTrainer(PublishingTrainer):
 
         `distinct`: the tokens of the step's micro-batches before it.
         """
-        lookup = self._known_reference.__getitem__ if "reference" in self.objective.required else None
+        lookup = self._prepared_reference.__getitem__ if "reference" in self.objective.required else None
         batch = build_batch(
             [*pairs],
             self.objective,
@@ -581,7 +546,7 @@ class PreferenceTrainer(PublishingTrainer):
         """
         if self.objective.zero_point is None:
             return None
-        reference = self._known_reference
+        reference = self._prepared_reference
         if self.objective.zero_point == "mismatched":
             items = [item for pair in pairs for item in pair.mismatched_items()]
         else:
@@ -596,15 +561,9 @@ class PreferenceTrainer(PublishingTrainer):
         total, count = self.accelerator.reduce(sums, reduction="sum")
         return total / count
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        scaler = getattr(self.accelerator, "scaler", None)
-        # In fp16 the loss is multiplied by a factor. If a gradient overflows, the step is skipped and the factor
-        # becomes smaller. When it is down to 1, the gradient itself is not finite.
-        overflows = scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
-        if norm is not None and not overflows and not torch.isfinite(torch.as_tensor(norm)):
+    def check_grad_norm(self, norm: Any) -> None:
+        if not torch.isfinite(torch.as_tensor(norm)):
             raise NonFiniteLossError(self._non_finite(f"gradient norm is {float(norm)}", ()))
-        return norm
 
     def _check_finite(self, loss: Tensor, output: Output, batch: PairBatch) -> None:
         """Raise NonFiniteLossError for a loss, score or reward that is not finite; metrics and checkpoints need all."""
@@ -636,6 +595,42 @@ class PreferenceTrainer(PublishingTrainer):
         """
         with contextlib.nullcontext() if _internal_call else whole_weights(self.accelerator):
             super().save_model(output_dir, _internal_call)
+
+    @contextlib.contextmanager
+    def saving(self, folder: Path) -> Iterator[None]:
+        write_card = self.card.attach()
+        yield
+        if self.args.should_save:
+            model = self.accelerator.unwrap_model(self.model)
+            if isinstance(model, PeftModel):
+                write_quantization(causal_model(model), folder)
+            write_card(folder)
+
+    def create_model_card(
+        self,
+        language: str | Sequence[str] | None = None,
+        license: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: Any = None,
+        dataset_tags: Any = None,
+        dataset: str | Sequence[str] | None = None,
+        dataset_args: Any = None,
+        dataset_name: str | Sequence[str] | None = None,
+    ) -> None:
+        """Write the card into output_dir; the arguments are those of transformers' Trainer, and change its metadata.
+
+        dataset_name: TRL's name of `dataset`. tasks, dataset_tags, dataset_args: not used, because the card's metadata
+        has no such fields.
+        """
+        base = {} if finetuned_from is None else dict(zip(("base", "base_on_hub"), named(finetuned_from), strict=True))
+        datasets = _texts(dataset_name if dataset is None else dataset)
+        self.card.change(
+            languages=_texts(language), license=license, tags=_texts(tags), name=model_name, datasets=datasets, **base
+        )
+        if self.is_world_process_zero():
+            self.card.attach()(str(self.args.output_dir))
 
     # --- evaluation and logging --------------------------------------------------------------------------------------
 
@@ -671,10 +666,13 @@ class PreferenceTrainer(PublishingTrainer):
 
         `predictions`, in order, are each pair's (chosen, rejected) rewards, of all processes, on every process.
         """
+        # The model as it is now, and the reference's log-probabilities of these pairs.
         data = dataloader.dataset
         assert isinstance(data, PairDataset)
         self._check_model(data)
         self.prepare_reference(data)
+
+        # Loss, metrics and rewards of this process's pairs.
         model = self.accelerator.unwrap_model(self.model).eval()
         loss_means, rewards = RunningMeans(), []
         with torch.no_grad(), in_rows(model, self._rows), self.reference.in_rows(self._rows):
@@ -686,8 +684,10 @@ class PreferenceTrainer(PublishingTrainer):
                 batch = replace(self._batch(pairs), aux_weight=0.0)
                 loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
                 loss_means.add({"loss": loss.repeat(len(batch.pairs))})
-                if (found := output.pair_rewards(batch.pairs)) is not None:
-                    rewards.append(found.float().cpu())
+                if (of_pairs := output.pair_rewards(batch.pairs)) is not None:
+                    rewards.append(of_pairs.float().cpu())
+
+        # Those of all processes.
         metrics = loss_means.take(self.accelerator) | self._means["eval"].take(self.accelerator)
         if "aux_loss" in metrics:
             metrics["loss"] += self._aux_coefficient * metrics["aux_loss"]
@@ -712,9 +712,13 @@ class PreferenceTrainer(PublishingTrainer):
     def floating_point_ops(self, inputs: Any) -> int:
         """Multiply-adds of a training step, 6 per parameter and token that is not padding."""
         items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
-        own = sum(map(row_length, set(sequences(items).values())))
+        plain = sum(map(row_length, set(sequences(items).values())))
         return (
             6
-            * (token_count(items) if self._rows == "grouped" else own)
+            * (token_count(items) if self._rows == "grouped" else plain)
             * causal_model(self.model).num_parameters(exclude_embeddings=True)
         )
+
+
+def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)

@@ -41,7 +41,7 @@ REPORT = "report.html"
 class Upload:
     """One file that goes up."""
 
-    place: str
+    path: str
     """Its path in the repository."""
     content: Path | bytes
 
@@ -93,13 +93,13 @@ def uploads(
     if report is not None and not report.is_file():
         problems.append(f"{report}: no such file; the stage `report` writes it")
     reject("upload", problems)
-    found = [Upload(name, folder / name) for name in files if name != CARD]
+    files_to_send = [Upload(name, folder / name) for name in files if name != CARD]
     card, notes = _card(folder, repository, report, license)
-    found.append(Upload(CARD, card))
+    files_to_send.append(Upload(CARD, card))
     if report is not None:
-        found.append(Upload(REPORT, report))
+        files_to_send.append(Upload(REPORT, report))
     notes += _notes(folder)
-    return sorted(found, key=lambda one: one.place), notes
+    return sorted(files_to_send, key=lambda file: file.path), notes
 
 
 def _card(folder: Path, repository: str, report: Path | None, license: str | None) -> tuple[bytes, list[str]]:
@@ -139,7 +139,7 @@ def check_repository(repository: str) -> None:
 
 
 def upload(
-    found: list[Upload],
+    files: list[Upload],
     repository: str,
     *,
     private: bool = False,
@@ -155,8 +155,8 @@ def upload(
         raise ConfigError(f"upload to {repository}: {problem}")
     api = HfApi(token=token)
     operations = [
-        CommitOperationAdd(one.place, one.content if isinstance(one.content, bytes) else str(one.content))
-        for one in found
+        CommitOperationAdd(file.path, file.content if isinstance(file.content, bytes) else str(file.content))
+        for file in files
     ]
     try:
         address = api.create_repo(repository, private=private or None, exist_ok=True)
@@ -171,6 +171,6 @@ def upload(
     return str(address)
 
 
-def listing(found: list[Upload]) -> Mapping[str, int]:
+def listing(files: list[Upload]) -> Mapping[str, int]:
     """Path in the repository and bytes of each file."""
-    return {one.place: one.size for one in found}
+    return {file.path: file.size for file in files}

@@ -10,7 +10,7 @@ from regretless.core.files import read_json, write_json
 from regretless.core.ranks import is_first_process
 from regretless.core.terminal import never_fail_to_print
 from regretless.modeling.load import quiet_libraries
-from regretless.training.processes import RESULT, TASK, end_with_parent, write_failure
+from regretless.training.processes import RESULT_FILE, TASK_FILE, end_with_parent, write_failure
 from regretless.training.task import run_task
 
 
@@ -21,9 +21,9 @@ def main() -> None:
     quiet_libraries()
     folder, code = Path(sys.argv[1]), 0
     try:
-        summary = run_task(read_json(folder / TASK))
+        summary = run_task(read_json(folder / TASK_FILE))
         if is_first_process():
-            write_json(folder / RESULT, summary)
+            write_json(folder / RESULT_FILE, summary)
     except Exception as error:
         write_failure(folder, error, int(os.environ["RANK"]))
         code = 1

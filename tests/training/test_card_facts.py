@@ -25,8 +25,8 @@ from regretless.modeling.load import ModelConfig
 from regretless.objectives import OBJECTIVES, Logps, Output
 from regretless.objectives.dpo import DPO
 from regretless.runs.recipe import apply_overrides
+from regretless.training.card_facts import stage_command
 from regretless.training.model_card import CARD, FACTS, PLACEHOLDER, Result, render
-from regretless.training.publish import stage_command
 from regretless.training.train_config import TrainConfig
 
 
@@ -97,7 +97,7 @@ def test_card_when_training_ended_early_then_it_counts_the_pairs_that_were_drawn
     trainer = make_trainer(data=rows, objective="dpo", max_steps=max(steps, 1), group_pairs=False)
     if steps:
         trainer.train()
-    data = trainer.facts().data
+    data = trainer.card.facts().data
     assert (data["training pairs"], data["pairs trained on"]) == (9, seen)
 
 
@@ -110,9 +110,9 @@ def test_card_when_training_goes_on_with_an_adapter_then_it_and_its_base_are_nam
     first.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
     first.save_model(str(tmp_path / "round-1"))
     tokenizer.save_pretrained(tmp_path / "round-1")
-    assert first.facts().start is None
+    assert first.card.facts().start is None
     second = make_trainer(model=str(tmp_path / "round-1"), lora=False, objective="dpo", max_steps=1)
-    facts = second.facts()
+    facts = second.card.facts()
     assert (facts.base, facts.start) == ("base", "round-1")
     (line,) = [line for line in facts.command.splitlines() if line.startswith("PreferenceTrainer(")]
     assert line.startswith("PreferenceTrainer('round-1', args=config") and "peft_config" not in line
@@ -121,7 +121,7 @@ def test_card_when_training_goes_on_with_an_adapter_then_it_and_its_base_are_nam
     assert "before this training: the adapter `round-1` on `base`." in text
     assert "| gain over `round-1` |" in text and "gain over the base model" not in text
     again = make_trainer(model=str(tmp_path / "base"), objective="dpo", max_steps=1)
-    assert (again.facts().base, again.facts().start) == ("base", None)
+    assert (again.card.facts().base, again.card.facts().start) == ("base", None)
 
 
 class _Shifted(DPO):
@@ -140,7 +140,7 @@ def test_card_of_a_method_derived_from_another_when_written_then_it_does_not_pas
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(OBJECTIVES, "shifted", _Shifted)
-    facts = make_trainer(objective="shifted").facts()
+    facts = make_trainer(objective="shifted").card.facts()
     assert (facts.title, facts.paper) == ("", "")
     assert facts.formula == "−log σ(margin) + 1\n\nIndented like any docstring."
     text = render(facts)
@@ -215,10 +215,10 @@ def test_card_when_processes_compute_rows_together_then_their_pairs_count_once(
     make_trainer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(objective="dpo", per_device_train_batch_size=4)
-    assert trainer.facts().arguments["pairs per optimizer step"] == 4
+    assert trainer.card.facts().arguments["pairs per optimizer step"] == 4
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 6)
     trainer.args.sequence_parallel_size = 2
-    assert trainer.facts().arguments["pairs per optimizer step"] == 12
+    assert trainer.card.facts().arguments["pairs per optimizer step"] == 12
 
 
 @pytest.mark.parametrize("before", [True, False])

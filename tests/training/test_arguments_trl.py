@@ -20,11 +20,10 @@ from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.load import ModelConfig
 from regretless.objectives import OBJECTIVES, build
 from regretless.runs.recipe import PairsSource
-from regretless.training.arguments import PreferenceConfig
+from regretless.training.arguments import ARGUMENTS, PreferenceConfig
 from regretless.training.constructor import INSTEAD
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
-from regretless.training.trl_arguments import NOT_TAKEN
 
 
 def config(tmp_path: Path, **given: Any) -> PreferenceConfig:
@@ -303,11 +302,11 @@ def test_page_on_trl_when_compared_with_the_installed_one_then_every_argument_an
     trl = pytest.importorskip("trl", reason="TRL is not installed (the extra `dev` has it)")
     theirs, ours = defaults(trl.DPOConfig), defaults(PreferenceConfig)
     own = theirs.keys() - {one.name for one in dataclasses.fields(TrainingArguments)}
+    verdicts = {name: ARGUMENTS[name].verdict if name in ARGUMENTS else "taken" for name in own}
     assert {name: row[0] for name, row in table("Arguments of DPOConfig").items()} == {
-        name: "taken" if name not in NOT_TAKEN else "refused" if NOT_TAKEN[name].refused else "no effect"
-        for name in own
+        name: verdict.removesuffix(" in Python") for name, verdict in verdicts.items()
     }
-    assert NOT_TAKEN.keys() < own and own - ours.keys() == NOT_TAKEN.keys() - ours.keys()
+    assert own - ours.keys() == ARGUMENTS.keys() - ours.keys()
     differing = {name: [repr(theirs[name]), repr(ours[name])] for name in theirs.keys() & ours.keys()}
     listed = {name: row[:2] for name, row in table("Defaults that differ").items()}
     assert listed == {name: values for name, values in differing.items() if values[0] != values[1]}
