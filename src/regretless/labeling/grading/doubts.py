@@ -23,7 +23,7 @@ CHANGED_BEFORE = re.compile(
 CHANGED_BEHIND = re.compile(
     r"[\s$*]{0,4}(?:\?|[\u4e00-\u9fff]{0,3}(?:左右|多)|(?i:squared|cubed|factorial|(?:(?:percent|%)\s)?of\s\$?\d|(?:more|less|fewer)\sthan\s\$?(?:\d|[a-z]\b(?!\s))"
     r"|is\s(?:wrong|incorrect|not)\b|(?:if|minimum|maximum|at\s(?:most|least)|or\s(?:more|less|fewer|higher|lower)|and\ssomething)\b"
-    r"|\((?:approx|roughly|about|estimated)|\+(?!\s?[\da-z(\\])))"
+    r"|\((?:approx|roughly|about|estimated)[a-z.]*\)|\+(?!\s?[\da-z(\\])))"
 )
 UNSURE = re.compile(
     r"(?i:\b(?:not\s(?:entirely\s|quite\s|completely\s)?(?:sure|certain)|or\sso\b|or\smaybe|or\sperhaps|otherwise|depending\son"

@@ -116,7 +116,9 @@ TEXT_ONLY = re.compile(
     r"\\(?:text|mathrm|therefore|because|q?quad|boxed|[cl]?dots|(?:black)?square|item|implies|hfill)"
 )
 EQUALS = re.compile(r"\s?=")
-GROUP = re.compile(r"\[\[[^\n]{1,100}?\]\]|\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]")
+GROUP = re.compile(
+    r"\[\[[^\n]{1,100}?\]\]|(?:\bC(?=\())?\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]"
+)
 """A pair, an interval or a set in plain text."""
 SCALE_WORD = re.compile(
     rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|percent)\b(?:\s(?:{'|'.join(SCALES)})\b)?|%|\\%|万亿?|亿)",
@@ -173,7 +175,7 @@ RESULT = re.compile(
 COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
 COUNTED = re.compile(
     rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s)"
-    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s(?:dozen|{PART}))?)\b)"
+    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b(?!\s(?:half|third|quarter))|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s(?:dozen|{PART}))?)\b)"
     r"(?!\s(?:of\sthem\b|other|more\b|less\b|[a-z]{1,12}\sand\s))",
     re.IGNORECASE,
 )

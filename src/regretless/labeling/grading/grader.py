@@ -49,7 +49,7 @@ from regretless.labeling.grading.forms import (
     sides,
     stated_values,
 )
-from regretless.labeling.grading.marks import BOX, HEDGED
+from regretless.labeling.grading.marks import BOX, HEDGED, STATEMENT
 from regretless.labeling.grading.notations import DEGREE_SIGN, clean
 from regretless.labeling.grading.numerals import VARIABLE, Numeral, equal_numbers, read_number
 from regretless.labeling.grading.units import (
@@ -72,6 +72,8 @@ CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|that|then|choose|select|p
 RELATION = re.compile(r"[<>=≤≥]|\\[lg]eq?")
 OPTION = re.compile("[A-J]")
 WRONG = decision(False, "lists")
+MAX_WORD = 12
+"""Characters behind "the answer is" in which yes or no stands."""
 NOON = 12 * 60
 ALGEBRA_SECONDS = 5
 """Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
@@ -154,6 +156,11 @@ def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
     first, last = FIRST_WORD.match(response), LAST_SENTENCE.search(response.rstrip())
     texts = [extracted, *(match[0] for match in (first, last) if match)]
     answer, extracted = next(((said(text), text) for text in texts if said(text) is not None), (None, extracted))
+    stated = {
+        said(response[match.end() : match.end() + MAX_WORD].partition(".")[0]) for match in STATEMENT.finditer(response)
+    }
+    if {True, False} <= stated:
+        return Check(Verdict.UNKNOWN, "two answers", extracted)
     if answer is None:
         return Check(Verdict.WRONG, "neither yes nor no", extracted)
     return Check(*decision(answer == gold, "truth values"), extracted)
