@@ -221,6 +221,8 @@ def test_check_when_integers_are_longer_than_python_reads_then_digits_decide_or_
         (r"\boxed{3} and $\boxed{5}$", "3, 5", Verdict.CORRECT, Verdict.CORRECT),
         ("2 + 3 = 5", "5", Verdict.CORRECT, Verdict.WRONG),
         (r"\boxed{5}", "", Verdict.UNKNOWN, Verdict.UNKNOWN),
+        ("The answer is less than 12.", "12", Verdict.UNKNOWN, Verdict.WRONG),
+        ("The answer is 12, but I am not sure.", "12", Verdict.UNKNOWN, Verdict.UNKNOWN),
     ],
 )
 def test_grade_any_when_a_response_has_several_answers_then_one_right_one_is_enough(

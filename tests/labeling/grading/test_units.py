@@ -25,7 +25,16 @@ from regretless.labeling.grading.units import equal_quantities, read_clock, read
         ("5 m", "5 cm", False),
         ("25 m", "25 m^2", None),
         ("€12", r"\$12", None),
-        ("20 °C", r"20^\circ \text{F}", None),
+        ("20 °C", r"20^\circ \text{F}", False),
+        ("20 °C", "68 °F", True),
+        ("20 °C", "293.15 K", True),
+        (r"20^\circ \text{C}", "20°", True),
+        (r"3.61e-10 \mathrm{~m}", r"3.61 \text{ Å}", True),
+        ("36.5 degrees", "36 degrees 30 arcminutes", True),
+        ("60 mph", "60 miles per hour", True),
+        ("1.5小时", "90 min", True),
+        ("5 kN", "5000 N", True),
+        ("2 J", "2 kJ", False),
     ],
 )
 def test_quantities_when_their_units_are_of_one_kind_then_they_are_converted(

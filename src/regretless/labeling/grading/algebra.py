@@ -127,6 +127,7 @@ def parse_answer(text: str) -> Any | None:
     # already removed the units that are marked as text.
     normalization = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     target = LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalization)
+    text = text.replace("²", "^2").replace("³", "^3")
     text = PRODUCT.sub(r"\\cdot ", FUNCTION.sub(r"\\\1", text))
     text = NATURAL_LOGARITHM.sub(r"\\ln ", _in_radians(text))
     text = ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)

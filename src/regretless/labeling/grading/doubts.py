@@ -23,7 +23,7 @@ CHANGED_BEFORE = re.compile(
 CHANGED_BEHIND = re.compile(
     r"[\s$*]{0,4}(?:\?|[\u4e00-\u9fff]{0,3}(?:左右|多)|(?i:squared|cubed|factorial|(?:(?:percent|%)\s)?of\s\$?\d|(?:more|less|fewer)\sthan\s\$?(?:\d|[a-z]\b(?!\s))"
     r"|is\s(?:wrong|incorrect|not)\b|(?:if|minimum|maximum|at\s(?:most|least)|or\s(?:more|less|fewer|higher|lower)|and\ssomething)\b"
-    r"|\((?:approx|roughly|about|estimated)|\+(?!\s?[\da-z(\\])))"
+    r"|\((?:approx|roughly|about|estimated)[a-z.]*\)|\+(?!\s?[\da-z(\\])))"
 )
 UNSURE = re.compile(
     r"(?i:\b(?:not\s(?:entirely\s|quite\s|completely\s)?(?:sure|certain)|or\sso\b|or\smaybe|or\sperhaps|otherwise|depending\son"
@@ -43,7 +43,7 @@ TAKEN_BACK = re.compile(
 LIST_DASH = re.compile(r"\n\s*-\s\d")
 OPEN_BOX = re.compile(r"\\boxed\{[^{}]*\Z")
 BOXES_ALONE = re.compile(r"\\boxed\{([^{}]{1,80})\}[\s$\]\[\\()]*\\boxed\{([^{}]{1,80})\}[\s$.\]\\)]*\Z")
-FIRST_NUMBER = re.compile(r"[\s:*$]{0,4}([-+]?\d[\d,]*(?:\.\d+)?)[.\s]*(?=\n|$|#|[A-Z])")
+FIRST_NUMBER = re.compile(r"[\s:*$]{0,4}([-+]?\d[\d,]*(?:\.\d+)?)(?:[.\s]*(?=\n|$|#)|[.\s]+(?=[A-Z]))")
 THREE_DIGITS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}[.,]\d{3}(?![\d.,])")
 BETWEEN = re.compile(r"(?<!strictly )\bbetween\b")
 MAX_TAIL = 200
@@ -85,16 +85,14 @@ def _contradicts_statement(response: str, gold: str, extracted: str) -> bool:
     if boxes and hashes and (line := FIRST_NUMBER.match(response, hashes[-1])):
         number, other = read_number(clean(boxes)), read_number(clean(line[1]))
         return number is not None and other is not None and not equal_numbers(number, other)
-    number = read_number(clean(extracted))
-    for match in STATEMENT.finditer(response) if LABEL.search(response) and not boxes else ():
-        other = FIRST_NUMBER.match(response, match.end())
-        if other and number and (stated := read_number(clean(other[1]))) and not equal_numbers(number, stated):
-            return True
     marks = [match.start() for mark in (HASH, BOX) for match in mark.finditer(response)]
-    statements = list(STATEMENT.finditer(response, 0, max(marks))) if marks else []
-    stated = FIRST_NUMBER.match(response, statements[-1].end()) if statements else None
-    numbers = read_number(clean(stated[1])) if stated else None, read_number(clean(extracted))
-    return numbers[0] is not None and numbers[1] is not None and not equal_numbers(numbers[1], numbers[0])
+    statements = list(STATEMENT.finditer(response, 0, max(marks)))[-1:] if marks else []
+    if not boxes and LABEL.search(response):
+        statements += STATEMENT.finditer(response)
+    stated = [match for one in statements if (match := FIRST_NUMBER.match(response, one.end()))]
+    value = read_number(clean(extracted)) if stated else None
+    others = [read_number(clean(one[1])) for one in stated]
+    return value is not None and any(other is not None and not equal_numbers(value, other) for other in others)
 
 
 def _is_taken_back(response: str, gold: str, extracted: str) -> bool:

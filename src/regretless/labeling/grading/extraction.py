@@ -53,7 +53,7 @@ MAX_TAIL = 1000
 TOKEN_REST = re.compile(r"[\w.,]{0,20000}")
 """Extra characters of a tail, so that it does not end inside a number."""
 BARE_BOX = re.compile(r"[^\s$.,;\\]{0,80}")
-LINK = re.compile(r"(?:,|;|、|&|and|or|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=|[A-Z])?")
+LINK = re.compile(r"(?:,|;|、|&|and|or|und|oder|et|ou|y|和|或|及){1,3}(?:[a-zA-Z]\w{0,8}(?:\(\w\))?=|[A-Z])?")
 LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.|\*\*")
 
 LEAD = re.compile(
@@ -100,7 +100,7 @@ ATTACHED += r"|\s?[apAP]\.?\s?[mM]\b|\so'clock|[a-zA-Z](?![a-zA-Z0-9])){0,4}"
 OPERAND = (
     rf"[-+±]?\s?(?:US|HK|Rs\.?\s?)?\\?[$€£¥₹]?(?:(?:{NUMBER})(?:\s\d{{1,6}}/\d{{1,6}}(?![\d/]))?{ATTACHED}"
     rf"|(?:sqrt|√|ln|log|exp|(?:arc)?(?:sin|cos|tan))\s?(?:\([^()\n]{{1,60}}\)|\d{{1,9}}){ATTACHED}"
-    rf"|\([^()\n]{{1,80}}\){ATTACHED}|π(?:[a-z](?![a-zA-Z])(?:\^\{{?\d\}}?|[²³])?)?|[a-zA-Z](?:_\w|_\{{\w{{1,3}}\}}|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
+    rf"|\|[^|\n]{{1,20}}\||\([^()\n]{{1,80}}\){ATTACHED}|π(?:[a-z](?![a-zA-Z])(?:\^\{{?\d\}}?|[²³])?)?|[a-zA-Z](?:_\w|_\{{\w{{1,3}}\}}|\([a-z]\))?(?:\^\{{?[-+]?\w{{1,6}}\}}?|[²³])?(?![a-zA-Z'’]))"
 )
 OPERATOR = r"\s{0,2}(?:[<>]=|[-+*/=:×÷·±^<>≤≥≠]|≈|(?<=[\d\s])x(?=\s?\d))\s{0,2}"
 PLAIN = re.compile(
@@ -116,7 +116,9 @@ TEXT_ONLY = re.compile(
     r"\\(?:text|mathrm|therefore|because|q?quad|boxed|[cl]?dots|(?:black)?square|item|implies|hfill)"
 )
 EQUALS = re.compile(r"\s?=")
-GROUP = re.compile(r"\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]")
+GROUP = re.compile(
+    r"\[\[[^\n]{1,100}?\]\]|(?:\bC(?=\())?\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]"
+)
 """A pair, an interval or a set in plain text."""
 SCALE_WORD = re.compile(
     rf"\s{{0,2}}(?:(?:{'|'.join(SCALES)}|percent)\b(?:\s(?:{'|'.join(SCALES)})\b)?|%|\\%|万亿?|亿)",
@@ -154,11 +156,17 @@ OPTIONS = re.compile(
 """An option with its letter."""
 ALL = re.compile(r"(?i:(?:all|every|any)\s(?:real\s)?(?:numbers?|reals?|values?|[a-z]\b))[^\n]*?(?=[.\s*]*(?:\n|$))")
 """A set in words."""
-LAST_WORD = re.compile(r"(?i:\b(?:(?:north|south)?-?(?:east|west)|north|south|noon|midnight))(?=[.!*]*$)")
+ALL_LAST = re.compile(rf"(?:^|\b(?:is|are)\s)({ALL.pattern})")
+LETTER_LAST = re.compile(r"(?:\bis|\bit|['’]s)\s(\(?[A-Ja-j]\)(?=[\s.]|$))")
+"""An option behind the verb of the last sentence."""
+LAST_WORD = re.compile(r"(?i:\b(?:(?:north|south)?-?(?:east|west)|north|south|noon|midnight|infinity))(?=[.!*]*$)")
 """Words at the end of a sentence that are values."""
 WORKS = re.compile(r"\s(?:works?|satisf(?:y|ies)|(?:is|are)\s(?:a\s)?(?:allowed|possible|solutions?))\b.*$")
 KIND = re.compile(r"^(?i:colou?r|number|letter|day|city|country|month|point|team|player)\s(?=[A-Z\d])")
 """What a name is, before the name."""
+NUMBERED = re.compile(r"\s*1\.\s[^\n]{1,80}(?:\n\s*\d\.\s[^\n]{1,80}){1,9}")
+ITEM = re.compile(r"\d\.\s([^\n]{1,80})")
+"""Lines of a numbered list."""
 HAN = re.compile(r"[\u4e00-\u9fff]")
 RESULT = re.compile(
     r"\b(?:is|are|was|were|be|get|obtain|find|gives?|yields?|has|have|faces?|facing|on|equals?|costs?|takes?|needs?|pays?|earns?"
@@ -167,8 +175,8 @@ RESULT = re.compile(
 COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
 COUNTED = re.compile(
     rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s)"
-    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s{PART})?)\b)"
-    r"(?!\s(?:of\sthem\b|other|more\b|less\b))",
+    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b(?!\s(?:half|third|quarter))|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s(?:dozen|{PART}))?)\b)"
+    r"(?!\s(?:of\sthem\b|other|more\b|less\b|[a-z]{1,12}\sand\s))",
     re.IGNORECASE,
 )
 """A number in words that begins a sentence or follows its verb."""
@@ -354,7 +362,7 @@ def _stated(text: str) -> str | None:
             continue
         if answer := _answer_at(text, match.end()):
             return answer
-    chosen = [] if UNFINISHED.search(text) else list(CHOSEN.finditer(text)) or list(ONLY.finditer(text))
+    chosen = [] if text.rstrip().endswith(",") else list(CHOSEN.finditer(text)) or list(ONLY.finditer(text))
     return chosen[-1][1] if chosen else None
 
 
@@ -371,8 +379,8 @@ def _answer_at(text: str, start: int) -> str | None:
         if lead := LEAD.match(rest):
             rest = rest[lead.end() :]
             rest = rest[OPENING.match(rest).end() :]  # type: ignore[union-attr]
-    if whole := DATE.match(rest) or ALL.match(rest) or LETTERS.match(rest):
-        return whole[0]
+    if whole := _whole_answer(rest):
+        return whole
     if choice := CHOICE.match(rest):
         letter, behind = choice[1] or choice[2], rest[choice.end() :].split("\n", 1)[0].lstrip(" ).:*_")
         pieces = _pieces(behind)
@@ -384,6 +392,15 @@ def _answer_at(text: str, start: int) -> str | None:
     if pieces and pieces[0][0] == 0:
         return _join(rest, _run_from_start(rest, pieces))
     return _in_sentence(SENTENCE_END.split(rest, maxsplit=1)[0].strip(" *_"))
+
+
+def _whole_answer(text: str) -> str | None:
+    """The answer that begins a text, if it is a numbered list, a date, a set in words, or letters of options."""
+    if listed := NUMBERED.match(text):
+        lines = [(item[1], _pieces(item[1])) for item in ITEM.finditer(listed[0])]
+        return ", ".join(_join(line, pieces[:1]) or line for line, pieces in lines)
+    whole = DATE.match(text) or ALL.match(text) or LETTERS.match(text)
+    return whole[0] if whole else None
 
 
 def _in_sentence(sentence: str) -> str | None:
@@ -538,7 +555,7 @@ def _has_unit(part: str, unit: re.Match[str]) -> bool:
     """True if the word behind a number is its unit, and not the "in" of "12 in total"."""
     if unit["unit"] == "in" and re.match(r"\s[a-zA-Z]", unit.string[unit.end() :]):
         return False
-    if unit["unit"].startswith("rad") and "π" in part:
+    if unit["unit"].startswith("rad") and ("π" in part or r"\pi" in part):
         return True
     return read_number(clean(part)) is not None or UNIT.search(part) is not None
 
@@ -552,17 +569,11 @@ def _last_expression(text: str) -> str | None:
         return bold
     if len(last_line) < MAX_CHOICE and CHOICE.match(last_line.strip(" *")):
         return _answer_at(last_line, 0)
-    for state in (NO_VALUE, *STATES.values()):
-        if no_value := state.search(last_sentence):
-            return no_value[0]
-    words = [match[0] for pattern in (DATE, LAST_WORD) for match in pattern.finditer(last_sentence)]
-    if words:
-        return words[-1]
-    if everything := ALL.match(last_sentence):
-        return WORKS.sub("", everything[0])
-    if not _has_value(last_sentence) and (number := COUNTED.search(last_sentence)):
-        return number["number"]
-    is_open = text.endswith("?") or UNFINISHED.search(text) or (PLAN.search(last_sentence) and "=" not in text)
+    if words := _last_words(last_sentence):
+        return words
+    is_open = (
+        text.endswith("?") or UNFINISHED.search(text.rstrip(" *_")) or (PLAN.search(last_sentence) and "=" not in text)
+    )
     pieces = [] if is_open else [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
     if not pieces:
@@ -571,6 +582,20 @@ def _last_expression(text: str) -> str | None:
     hedge = HEDGE_BEFORE.search(text[max(0, run[0][0] - MAX_NEGATION) : run[0][0]])
     answer = _join(text, run)
     return f"{hedge[0].strip(' *$(')} {answer}" if hedge and answer else answer
+
+
+def _last_words(sentence: str) -> str | None:
+    """The answer in a last sentence that has it in words, such as a date, an option or a number."""
+    states = [match for state in (NO_VALUE, *STATES.values()) if (match := state.search(sentence))]
+    words = [match[0] for pattern in (DATE, LAST_WORD) for match in pattern.finditer(sentence)]
+    if states or words:
+        return states[0][0] if states else words[-1]
+    if everything := ALL_LAST.search(sentence):
+        return WORKS.sub("", everything[1])
+    if letter := LETTER_LAST.search(sentence):
+        return _answer_at(sentence, letter.start(1))
+    number = None if _has_value(sentence) else COUNTED.search(sentence)
+    return number["number"] if number else None
 
 
 def _complement(sentence: str) -> str | None:

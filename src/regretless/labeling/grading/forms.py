@@ -68,7 +68,7 @@ TERM = re.compile(
     r"\s*([-+]?)\s*(\d{1,9}(?:\.\d{1,9})?|\d{0,9}\\frac\s?\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\}|\(?[^-+()]{0,30}?\)?)\s*([ijk])"
 )
 LETTER_LIST = re.compile(r"\(?[A-J]\)?(?:\s?(?:[,;、&]|,?\s?(?:and|和))\s?\(?[A-J]\)?)+")
-CONGRUENCE = re.compile(r"([a-z])\s*\\equiv\s*(-?\d{1,9})\s*\(?\s*\\?[pb]?mod\s?\{?\s?(\d{1,9})\s?\}?\)?")
+CONGRUENCE = re.compile(r"(.{1,40}?)\s*\\equiv\s*(-?\d{1,9})\s*\(?\s*\\?[pb]?mod\s?\{?\s?(\d{1,9})\s?\}?\)?")
 CHAIN = re.compile(r"(\\[lg]eq?(?:slant)?(?![a-zA-Z])|[<>≤≥]=?)")
 RELATIONS = {
     r"\le": "<=",

@@ -21,6 +21,7 @@ from regretless.labeling.grading.extraction import (
     answer_in_gold,
     answer_in_response,
     answers_in_response,
+    has_decimal_commas,
     last_complement,
     listed_options,
     own_answer,
@@ -48,7 +49,7 @@ from regretless.labeling.grading.forms import (
     sides,
     stated_values,
 )
-from regretless.labeling.grading.marks import BOX, HEDGED
+from regretless.labeling.grading.marks import BOX, HEDGED, STATEMENT
 from regretless.labeling.grading.notations import DEGREE_SIGN, clean
 from regretless.labeling.grading.numerals import VARIABLE, Numeral, equal_numbers, read_number
 from regretless.labeling.grading.units import (
@@ -62,15 +63,17 @@ from regretless.labeling.grading.units import (
     states,
 )
 
-ARTICLE = re.compile(r"^(?i:an?|the)\s+(?=[a-zA-Z]{2})")
+ARTICLE = re.compile(r"^(?i:(?:(?:it|this)\sis\s)?(?:an?|the)|(?:it|this)\sis)\s+(?=[a-zA-Z]{2})")
 FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
 LAST_SENTENCE = re.compile(r"[^.\n]{1,200}\.?$")
 GOLD_WORDS = re.compile(r"(?:\\text\s?\{)?[A-Za-z][A-Za-z' -]{2,80}\.?\}?")
 """A gold answer of words alone."""
-CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|that|then)\s$")
+CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|that|then|choose|select|pick|answer|answer\sis)\s$")
 RELATION = re.compile(r"[<>=≤≥]|\\[lg]eq?")
 OPTION = re.compile("[A-J]")
 WRONG = decision(False, "lists")
+MAX_WORD = 12
+"""Characters behind "the answer is" in which yes or no stands."""
 NOON = 12 * 60
 ALGEBRA_SECONDS = 5
 """Limit of parsing and comparing one row (processor seconds). It cannot interrupt a long operation inside C code, such
@@ -116,11 +119,13 @@ def _answer_for(response: str, gold: str) -> str | None:
         group = read_group(clean(gold)) if parts else None
         is_whole = group and len(group.items) == len(parts) and (group.brackets != "()" or "=" in parts[0])
         return ", ".join(parts) if is_whole else extracted
+    if (comma := DECIMAL_COMMA.fullmatch(gold)) and extracted and ".".join(comma.groups()) in extracted:
+        return extracted.replace(".", ",") if gold in response and has_decimal_commas(response) else extracted
     if GOLD_WORDS.fullmatch(gold):
         sentence = LAST_SENTENCE.search(response.rstrip())
         if " " in gold and sentence and _is_said(gold, sentence[0]):
             return gold
-        return last_complement(response) or extracted
+        return extracted if read_state(gold) else last_complement(response) or extracted
     return extracted
 
 
@@ -151,6 +156,11 @@ def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
     first, last = FIRST_WORD.match(response), LAST_SENTENCE.search(response.rstrip())
     texts = [extracted, *(match[0] for match in (first, last) if match)]
     answer, extracted = next(((said(text), text) for text in texts if said(text) is not None), (None, extracted))
+    stated = {
+        said(response[match.end() : match.end() + MAX_WORD].partition(".")[0]) for match in STATEMENT.finditer(response)
+    }
+    if {True, False} <= stated:
+        return Check(Verdict.UNKNOWN, "two answers", extracted)
     if answer is None:
         return Check(Verdict.WRONG, "neither yes nor no", extracted)
     return Check(*decision(answer == gold, "truth values"), extracted)
@@ -325,9 +335,7 @@ def _decide(
         digits = DIGITS.fullmatch(gold), DIGITS.fullmatch(extracted)
         if digits[0] and digits[1]:
             return decision(digits[0].groups() == digits[1].groups(), "numbers")
-        if outcome := _decide_bases(gold, extracted):
-            return outcome
-        if outcome := _decide_relations(gold, extracted):
+        if outcome := _decide_bases(gold, extracted) or _decide_relations(gold, extracted):
             return outcome
     if depth < 3:
         part = lambda one, other: _decide(one, other, algebra, is_parts_only, depth + 1)  # noqa: E731
@@ -363,6 +371,8 @@ def _decide_relations(gold: str, extracted: str) -> Decision | None:
     for read, name in ((read_letters, "choices"), (read_congruence, "remainders")):
         if (one := read(gold)) and (other := read(extracted)) and (name == "remainders" or len(gold) != len(extracted)):
             return decision(one == other or (name == "choices" and sorted(one) == sorted(other)), name)
+    if (number := read_number(gold)) and (congruence := read_congruence(extracted)):
+        return decision(number.value == congruence[1], "remainders")
     chains = read_chain(gold), read_chain(extracted)
     return Decision(Verdict.CORRECT, "equal chains") if chains[0] and chains[0] == chains[1] else None
 
@@ -382,6 +392,9 @@ def _decide_pairs(gold: str, extracted: str, decide: Part) -> Decision | None:
     """`10 to 15`, `5 remainder 2` and `3:4` number by number; none of them is a single number."""
     pairs = read_paired(gold), read_paired(extracted)
     if pairs[0] and pairs[1] and (pairs[0][0] == pairs[1][0] or {pairs[0][0], pairs[1][0]} == {"range", "ratio"}):
+        if pairs[0][0] == pairs[1][0] == "ratio":
+            products = pairs[0][1].value * pairs[1][2].value, pairs[0][2].value * pairs[1][1].value
+            return decision(products[0] == products[1], "pairs")
         both = zip(pairs[0][1:], pairs[1][1:], strict=True)
         return decision(all(equal_numbers(one, other) for one, other in both), "pairs")
     for pair, text, other in ((pairs[0], gold, extracted), (pairs[1], extracted, gold)):
@@ -413,6 +426,8 @@ def _decide_groups(gold: str, extracted: str, decide: Part) -> Decision | None:
     one, other = groups[0], groups[1]
     if one.brackets == "()" and (values := by_name(other)):
         other = Brackets("()", values)  # x = 3, y = 4
+    elif other.brackets == "()" and (values := by_name(one)):
+        one = Brackets("()", values)
     if one.brackets != other.brackets:
         return None
     if one.brackets:

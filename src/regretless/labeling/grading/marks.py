@@ -11,7 +11,8 @@ HASH = re.compile(r"(?:^[ \t]{0,8}|(?<=[.!?。)\]}$]) )####[ \t]{0,8}(?=\S)", re
 FOREIGN = "réponse|antwort|ergebnis|lösung|respuesta|resposta|risposta|resultado|résultat|ответ"
 """The word "answer" in other languages."""
 LABEL = re.compile(
-    rf"^[ \t*_#>]{{0,8}}(?:(?:Ans|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result|{FOREIGN}))|【?(?:最终)?答案?】?)"
+    rf"(?:^|(?<=[。！])(?=答))[ \t*_#>]{{0,8}}(?:(?:Ans"
+    rf"|(?i:(?:(?:the|my) )?(?:final |correct )?(?:answer|result|{FOREIGN}))|【?(?:最终)?答案?】?)"
     r"[*_]{0,2}[ \t]{0,2}(?:[:=]|】|\n)|A[*_]{0,2}[ \t]{0,2}:)[ \t*_]{0,8}",
     re.MULTILINE,
 )
@@ -20,18 +21,20 @@ STATEMENT = re.compile(
     rf"(?i:\b(?:answer|{FOREIGN}|"
     r"solution(?:\sset)?|result(?!\sof\s[^.\n]{0,40}\d)|option|choice|selection)s?[\"'*_]{0,3}"
     r"(?:\s(?:to|of|for)\s(?![^.:=\n$]{0,40}\b(?:part|step|first|previous)\b)[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
-    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals|est|ist|es|beträgt|lautet|vaut)\b"
+    r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals"
+    r"|est|ist|es|beträgt|lautet|vaut)\b"
     r"|\s{0,4}[:=]|\sof(?=\s[$\d])))"
     r"|(?:答案|结果|选项)(?:应该|应)?(?:是|为|等于|[:=])|(?:故|应|因此|所以)?选(?:择|项)?(?=\s{0,2}[:(]?\s?[A-J](?![a-z]))"
 )
 CHOSEN = re.compile(
     r"(?i:\b(?:option|choice|answer|choose|select|pick))\s{1,2}[*_]{0,2}\(?([A-J])\)?[*_]{0,2}(?=[\s.,;:)]|$)(?!\s?=)"
 )
+_ITEM = r"\(?(?:[A-J]|I{1,3}|IV|V|VI{1,3})\)?"
 ONLY = re.compile(
-    r"\b[Oo]nly\s(?:statement|option|choice|equation|number|line|figure|set|graph)?\s?\(?([A-J]|I{1,3}|IV|V|VI{1,3})\)?"
-    r"\s(?:is|works|holds|satisfies)\b(?!\s(?:not|false|wrong))"
+    rf"\b(?:[Oo]nly|[Bb]oth|[Ss]tatements|[Oo]ptions)\s(?:(?:statement|option|choice|equation|number|line|figure|set|graph)s?\s)?"
+    rf"({_ITEM}(?:(?:,|,?\sand)\s{_ITEM})*)\s(?:is|are|works?|holds?|satisf(?:y|ies))\b(?!\s(?:not|false|wrong|incorrect))"
 )
-"""The only one of several that is right."""
+"""Those of several that are right."""
 BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 

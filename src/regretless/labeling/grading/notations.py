@@ -110,6 +110,11 @@ def _chinese_time(match: re.Match[str]) -> str:
     return f"{match[2]}:{minutes:02}{half}"
 
 
+def _matrix(match: re.Match[str]) -> str:
+    rows = [re.sub(r",\s?", " & ", row) for row in match.groups() if row]
+    return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
+
+
 def _mixed(match: re.Match[str]) -> str:
     word = match[1].lower()
     return f"{word if word.isdigit() else WORDS[word]} {match[2] or f'1/{PARTS_OF[match[3].lower()]}'}"
@@ -216,15 +221,25 @@ IN_TEXTS: tuple[Notation, ...] = (
         "3 o'clock in the afternoon",
         "3 p.m.",
         "the half of the day in words",
-        re.compile(
-            r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\s(?:in\sthe\s(?:afternoon|evening)|at\snight)\b)"
-        ),
+        re.compile(r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\s(?:in\sthe\s(?:afternoon|evening)|at\snight)\b)"),
         r"\1 p.m.",
         "n",
     ),
-    Notation("下午3点15分", "3:15 p.m.", "times of day in Chinese", re.compile(
-        r"(上午|早上|下午|晚上)?(\d{1,2})点(?:(\d{1,2})分|(半)|整)?"), _chinese_time),
-    Notation("a hundred", "one hundred", "one", re.compile(r"\b[Aa] (?=(?:hundred|thousand|million|half|third|quarter)\b(?!\s(?:to|past)))"), "one ", "a "),
+    Notation(
+        "下午3点15分",
+        "3:15 p.m.",
+        "times of day in Chinese",
+        re.compile(r"(上午|早上|下午|晚上)?(\d{1,2})点(?:(\d{1,2})分|(半)|整)?"),
+        _chinese_time,
+    ),
+    Notation(
+        "a hundred",
+        "one hundred",
+        "one of them",
+        re.compile(r"\b[Aa]\s(?=(?:hundred|thousand|million|half|third|quarter)\b(?!\s(?:to|past)))"),
+        "one ",
+        "a ",
+    ),
     Notation(
         "5 and 1/2",
         "5 1/2",
@@ -236,6 +251,14 @@ IN_TEXTS: tuple[Notation, ...] = (
         " and ",
     ),
     Notation("12 (not 13)", "12 ", "what is denied", re.compile(r"\(not\s[^()\n]{1,40}\)"), "", "(not "),
+    Notation(
+        "√2 (approximately 1.414)",
+        "√2 ",
+        "an approximation behind the value",
+        re.compile(r"\((?:approximately|approx\.?|about|roughly|≈|\\approx)\s?\$?\d[^()\n]{0,20}\)"),
+        "",
+        "(",
+    ),
     Notation("零下5度", "-5度", "the sign in Chinese", re.compile(r"(?:零下|负)\s?(?=\d)"), "-"),
     Notation(
         "2516 in base eight",
@@ -267,11 +290,15 @@ IN_TEXTS: tuple[Notation, ...] = (
         "_",
     ),
     Notation(
-        "2pi", "2π", "the number, and not the word, as in digits of pi",
-        re.compile(r"(?:(?<=[\d)*/^{])|(?<=\d) |(?<![a-zA-Z\\])(?=pi\s?/\s?\d))pi(?![a-zA-Z])"), "π", "pi",
+        "2pi",
+        "2π",
+        "the number, and not the word, as in digits of pi",
+        re.compile(r"(?:(?<=[\d)*/^{])|(?<=\d) |(?<![a-zA-Z\\])(?=pi\s?/\s?\d))pi(?![a-zA-Z])"),
+        "π",
+        "pi",
     ),
     Notation("2 π", "2π", "a product", re.compile(r"(?<=\d) π"), "π", "π"),
-)  # fmt: skip
+)
 """Read so in whole texts."""
 
 NUMBER_GROUPS: tuple[Notation, ...] = (
@@ -329,7 +356,9 @@ NUMBER_GROUPS: tuple[Notation, ...] = (
 """Numbers in one piece: read so outside of boxes, and in answers."""
 
 IN_ANSWERS: tuple[Notation, ...] = (
-    Notation("3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(?!0x)(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"),
+    Notation(
+        "3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(?!0x)(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"
+    ),
     Notation(
         "10–15",
         "10 to 15",
@@ -337,9 +366,7 @@ IN_ANSWERS: tuple[Notation, ...] = (
         re.compile(r"^(\$?\d[\d.,]*%?)\s?(?:–|—|--|\\text\{\s?--?\s?\})\s?(\$?\d[\d.,]*%?)$"),
         r"\1 to \2",
     ),
-    Notation(
-        "1 in 6", "1/6", "a share; also `1 out of 6`", re.compile(r"^(\d+)\s(?:in|out\sof)\s(\d+)$"), r"\1/\2"
-    ),
+    Notation("1 in 6", "1/6", "a share; also `1 out of 6`", re.compile(r"^(\d+)\s(?:in|out\sof)\s(\d+)$"), r"\1/\2"),
     Notation(r"\varnothing", r"\emptyset", "two signs of the empty set"),
     Notation("∅", r"\emptyset", "single sign"),
     Notation(" o'clock", "", "a time without its minutes"),
@@ -360,6 +387,23 @@ IN_ANSWERS: tuple[Notation, ...] = (
     Notation("≥", r"\ge ", "single sign"),
     Notation("≠", r"\ne ", "single sign"),
     Notation(r"\%", "%", "LaTeX's percent sign"),
+    Notation("infinity", r"\infty", "in words"),
+    Notation(
+        "C(10, 3)",
+        r"\binom{10}{3}",
+        "combinations",
+        re.compile(r"\bC\((\d{1,4}),\s?(\d{1,4})\)"),
+        r"\\binom{\1}{\2}",
+        "C(",
+    ),
+    Notation(
+        "[[1, 2], [3, 4]]",
+        r"\begin{pmatrix}1 & 2\\3 & 4\end{pmatrix}",
+        "a matrix by its rows",
+        re.compile(r"^\[\[([^\[\]]{1,60})\](?:,\s?\[([^\[\]]{1,60})\])(?:,\s?\[([^\[\]]{1,60})\])?\]$"),
+        _matrix,
+        "[[",
+    ),
     Notation(r"\pounds", "£", "LaTeX's pound sign"),
     Notation(r"\AA", "Å", "LaTeX's sign of the angstrom"),
     Notation("np.", "\\", "functions of NumPy"),
@@ -440,10 +484,8 @@ IN_ANSWERS: tuple[Notation, ...] = (
         ),
         _power,
     ),
-    Notation(
-        r"\approx 5", "5", "a sign before the value", re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*"), ""
-    ),
-)  # fmt: skip
+    Notation(r"\approx 5", "5", "a sign before the value", re.compile(r"^\s*(?:\\approx(?![a-zA-Z])|≈|=)\s*"), ""),
+)
 """Read so in answers."""
 
 IN_BARE_ANSWERS: tuple[Notation, ...] = (
