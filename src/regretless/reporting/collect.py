@@ -162,7 +162,8 @@ class RunData:
     """All content of the page."""
 
     name: str
-    recipe: str | None
+    recipe: Mapping[str, Any]
+    """Its settings; empty without a recipe.yaml."""
     others: Sequence[str]
     """Stages whose results are of other settings than the recipe."""
     own: str | None
@@ -194,8 +195,9 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
 
     Raises DataError if a file is broken (ConfigError for the recipe).
     """
-    recipe = run_dir / "recipe.yaml"
-    stages = _stages(run_dir, _named(read_yaml(recipe) if recipe.is_file() else {}))
+    file = run_dir / "recipe.yaml"
+    recipe = read_yaml(file) if file.is_file() else {}
+    stages = _stages(run_dir, _named(recipe))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
     own = own_model(trained, objectives_of(stages))
@@ -203,8 +205,8 @@ def collect(run_dir: Path, *, examples: int, seed: int) -> RunData:
     results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
     return RunData(
         name=run_dir.resolve().name,
-        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
-        others=of_other_settings(run_dir) if recipe.is_file() else [],
+        recipe=recipe,
+        others=of_other_settings(run_dir) if recipe else [],
         own=own,
         stages=stages,
         results=_in_order([_record(Result, row) for row in results["rows"]], order, lambda row: row.label),
