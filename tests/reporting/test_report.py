@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from run_helpers import HOSTILE
 
 from regretless.core.errors import DataError
@@ -99,6 +100,21 @@ def test_report_when_model_text_is_html_then_it_shows_as_text_and_no_script_join
     )
     assert page.text("div").count(HOSTILE) == 4  # four models' answers to one problem
     assert "17" not in page.text("b")
+
+
+def test_report_when_an_earlier_version_kept_secrets_in_the_run_folder_then_the_page_has_none(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    secrets = {"hub_token": "Planted5ecret", "note": "hf_" + "a1" * 17, "data": "http://me:Planted5ecret@host/x"}
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    (run / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "train": {**recipe["train"], **secrets}}))
+    manifest = json.loads((run / "train" / "dpo" / "manifest.json").read_text())
+    manifest["settings"] |= {"train": secrets}
+    (run / "train" / "dpo" / "manifest.json").write_text(json.dumps(manifest))
+    text = report(run, tmp_path / "page").text()
+    assert "Planted5ecret" not in text and secrets["note"] not in text
+    assert text.count("http://(hidden)@host/x") == 2, "the recipe's and the stage's"
 
 
 def test_report_when_opened_then_it_refers_to_nothing_outside_itself(finished_run: Path, tmp_path: Path) -> None:

@@ -178,6 +178,25 @@ def test_upload_when_the_report_goes_along_then_the_card_links_to_it_and_otherwi
         assert (b"](report.html)" in card) == expected
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", CARD, "report.html"])
+@pytest.mark.parametrize("secret", ["hf_" + "a1" * 17, "key-of-this-environment", "sk-" + "b2" * 12])
+def test_file_with_a_secret_when_it_would_be_published_then_it_is_named_and_nothing_goes(
+    name: str, secret: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "key-of-this-environment")
+    monkeypatch.setenv("DB_PASSWORD", "postgres")  # a word of many texts
+    report = folder.parents[1] / "report" / "report.html"
+    place = report if name == "report.html" else folder / name
+    text = place.read_text()
+    if not text.startswith("{"):
+        place.write_text(f"{text} postgres Bearer certificates")
+        uploads(folder, "owner/model", report=report)
+    place.write_text(f'{text} "hub_token": "{secret}"')
+    with pytest.raises(ConfigError, match=rf"{name}: has a token or key in it") as refused:
+        uploads(folder, "owner/model", report=report)
+    assert secret not in str(refused.value)
+
+
 def test_names_when_they_are_not_on_the_list_then_they_stay() -> None:
     assert not [name for name in PRIVATE if is_public(name)]
     assert all(is_public(name) for name in PUBLIC)

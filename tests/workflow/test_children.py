@@ -86,7 +86,8 @@ def test_child_when_it_fails_then_its_error_is_that_of_this_process_or_says_how_
     assert isinstance(known, ConfigError) and (str(known), known.problems) == ("two: wrong", ["wrong"])
     assert isinstance(found["bug"].error, KeyError)
     assert isinstance(found["bug"].error.__cause__, ChildTraceback)
-    assert "in fail\n" in str(found["bug"].error.__cause__)
+    said = str(found["bug"].error.__cause__)
+    assert "in fail\n" in said and "KeyError: 'http://(hidden)@host'" in said
     assert repr(found["odd"].error) == "RuntimeError('OddError: a')"
     assert (found["killed"].exit_code, found["exit"].exit_code) == (-signal.SIGKILL, 3)
     assert found["killed"].error is None and found["known"].exit_code is None

@@ -21,9 +21,11 @@ from unit_of_work import kill_before_each_write, write_rows
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError, storage_error
 from regretless.core.files import write_text
+from regretless.core.settings import dump
+from regretless.modeling.load import ModelConfig
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
-from regretless.workflow.run_folder import RunFolder, content, lock_beside
+from regretless.workflow.run_folder import RunFolder, Unit, content, lock_beside
 from run_contents import contents, differences
 
 OUTSIDE = (
@@ -347,6 +349,18 @@ def test_finished_unit_when_other_work_fails_in_its_place_then_it_comes_back_and
         assert ran(2, work)
         assert not kept.parent.exists()
         assert ran(1, work), "a result that was replaced is gone"
+
+
+def test_unit_when_a_file_that_its_settings_name_changes_then_its_key_does_also_of_a_copy_of_settings(
+    tmp_path: Path,
+) -> None:
+    adapter = tmp_path / "adapter.safetensors"
+    model = ModelConfig(name_or_path="m").model_copy(update={"adapter": str(adapter)})
+    keys = set()
+    for weights in ("first", "second"):
+        write_text(adapter, weights)
+        keys.add(RunFolder(tmp_path).stage_folder(Unit("evaluate/a", {"models": [dump(model)]})).key)
+    assert len(keys) == 2
 
 
 def test_unit_when_it_was_interrupted_under_other_settings_or_inputs_then_it_finds_nothing_of_that(

@@ -43,7 +43,8 @@ def fail(kind: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "exit":
         os._exit(3)
-    raise {"known": ConfigError("two: wrong", ["wrong"]), "bug": KeyError("x"), "odd": OddError("a", "b")}[kind]
+    bug = KeyError("http://me:password@host")
+    raise {"known": ConfigError("two: wrong", ["wrong"]), "bug": bug, "odd": OddError("a", "b")}[kind]
 
 
 def hold(folder: Path, seconds: float) -> None:

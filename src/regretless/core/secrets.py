@@ -17,6 +17,8 @@ from pydantic import SecretStr
 HIDDEN = "(hidden)"
 SHORTEST = 8
 """Minimum length of a value that is hidden wherever it occurs: shorter ones (EMPTY, none) are words of other texts."""
+TOKEN_LENGTH = 16
+"""Minimum length of a value that is certainly a token, and no word of a text that somebody publishes."""
 _KEY = re.compile(
     r"(api|access|private|secret|signing|encryption)_?key|secret|passw(or)?d|passphrase|credential|bearer|cookie"
     r"|(^|_)(auth|authorization|pat)$|(^|_)token$|authtoken$|accesstoken$|hubtoken$"
@@ -27,11 +29,11 @@ _NO_KEY = re.compile(
     r"|(_env|_id|_ids|_dir|_file|_path|_column)$"
 )
 _MORE_IN_ADDRESSES = ("key", "sig", "signature", "x_amz_signature", "x_goog_signature")
-_FORMS = re.compile(
+_TOKENS = (
     r"\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
     r"|\bAKIA[A-Z0-9]{16}\b|\bxox[abeoprs]-[\w-]{10,}|\bAIza[\w-]{35}|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"
-    r"|(?<=\bBearer )[\w.~+/-]{8,}=*"
 )
+_FORMS = re.compile(rf"{_TOKENS}|(?<=\bBearer )[\w.~+/-]{{8,}}=*")
 _USER = re.compile(r"(?<=://)(?:[^\s/?#@'\"]+|[^\s/?#@:'\"]+:[^\s@'\"]+)@")
 """User and password of an address; an unescaped slash in the password would end the host for a parser."""
 _IN_ADDRESS = re.compile(r"(?<=[?&#;])([\w.-]+)=([^\s&#;'\"]+)")
@@ -105,6 +107,15 @@ def without_secrets(values: Any) -> Any:
     }
 
 
+def has_secret(text: str) -> bool:
+    """True for a text with a token by its form, or one that this process knows: no such text may be published.
+
+    More certain than what `hide` hides: a word of other texts is none.
+    """
+    known = any(len(value) >= TOKEN_LENGTH and value in text for value in _known())
+    return known or re.search(_TOKENS, text) is not None
+
+
 def hide(text: str) -> str:
     """A message without secrets, whatever part of it was a setting, an address or the output of another program."""
     return _PAIR.sub(_pair, _without_forms(hide_known(text)))
@@ -112,10 +123,14 @@ def hide(text: str) -> str:
 
 def hide_known(text: str) -> str:
     """A text without the secrets that this process has seen, and those of its environment; nothing else changes."""
-    for value in _seen | {value for name, value in os.environ.items() if len(value) >= SHORTEST and is_secret(name)}:
+    for value in _known():
         for form in {value, json.dumps(value)[1:-1]}:
             text = text.replace(form, HIDDEN)
     return text
+
+
+def _known() -> set[str]:
+    return _seen | {value for name, value in os.environ.items() if len(value) >= SHORTEST and is_secret(name)}
 
 
 def _without_forms(text: str) -> str:

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from regretless.core.errors import reject
-from regretless.core.paths import NOTHING, NamedPath
+from regretless.core.paths import NOTHING, NamedPath, PathSetting
 from regretless.core.secrets import HIDDEN, Secret, hide, kept_secret, storable
 
 MOST_PROBLEMS = 100
@@ -192,13 +192,30 @@ def dump(section: Section) -> dict[str, Any]:
 
 
 def _with_paths(dumped: Any, value: Any) -> Any:
-    """JSON values of settings, with the type of `value`, which they were made of, where that is a path."""
-    if isinstance(dumped, dict):
-        items = value if isinstance(value, Mapping) else dict(value)
-        return {key: _with_paths(item, items.get(key)) for key, item in dumped.items()}
-    if isinstance(dumped, list) and isinstance(value, list | tuple):
+    """JSON values of settings, which were made of `value`, with those that may name files as `NamedPath`."""
+    if isinstance(value, Section):
+        paths, items = _path_settings(type(value)), dict(value)
+        return {
+            key: NamedPath(item) if key in paths and isinstance(item, str) else _with_paths(item, items.get(key))
+            for key, item in dumped.items()
+        }
+    if isinstance(value, Mapping) and isinstance(dumped, dict):
+        return {key: _with_paths(item, value.get(key)) for key, item in dumped.items()}
+    if isinstance(value, list | tuple) and isinstance(dumped, list):
         return [_with_paths(item, inner) for item, inner in zip(dumped, value, strict=True)]
-    return NamedPath(dumped) if isinstance(value, NamedPath) and isinstance(dumped, str) else dumped
+    return dumped
+
+
+@functools.cache
+def _path_settings(section: type[Section]) -> frozenset[str]:
+    """Settings declared as `PathSetting`: a copy of a section may hold a plain text there."""
+    (mark,) = typing.get_args(PathSetting)[1:]
+    return frozenset(
+        name
+        for name, field in section.model_fields.items()
+        if mark in field.metadata
+        or any(mark in typing.get_args(option) for option in typing.get_args(field.annotation))
+    )
 
 
 def named_paths(value: Any) -> Iterator[tuple[str, NamedPath]]:

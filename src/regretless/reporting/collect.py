@@ -151,7 +151,8 @@ class RunData:
     """All content of the page."""
 
     name: str
-    recipe: str | None
+    recipe: Mapping[str, Any]
+    """Its settings; empty without a recipe.yaml."""
     others: Sequence[str]
     """Stages whose results are of other settings than the recipe."""
     main_model: str | None
@@ -185,8 +186,9 @@ def collect(
 
     Raises DataError if a file is broken (ConfigError for the recipe).
     """
-    recipe = run_dir / "recipe.yaml"
-    stages = _stages(run_dir, places, _named(read_yaml(recipe) if recipe.is_file() else {}))
+    file = run_dir / "recipe.yaml"
+    recipe = read_yaml(file) if file.is_file() else {}
+    stages = _stages(run_dir, places, _named(recipe))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
     order = [BASE, *trained]
     main = main_model(trained, objectives_of(stages))
@@ -195,7 +197,7 @@ def collect(
     results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
     return RunData(
         name=run_dir.resolve().name,
-        recipe=recipe.read_text(encoding="utf-8") if recipe.is_file() else None,
+        recipe=recipe,
         others=others,
         main_model=main,
         stages=stages,

@@ -88,7 +88,8 @@ def argument_problems(
 ) -> dict[str, str]:
     """Problems of training arguments by themselves, by name; names that `kind` does not have are skipped.
 
-    Types as `kind` declares them (without conversion: a text is no number, and none is empty), and what the rules say of values.
+    Types as `kind` declares them (without conversion: a text is no number, and none is empty), and what the rules say
+    of values.
     """
     hints, problems = _hints(kind), {}
     for name, value in values.items():

@@ -21,6 +21,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.files import read_json
 from regretless.core.hub import out_of_reach
+from regretless.core.secrets import has_secret
 from regretless.modeling.quantization import FILE as QUANTIZATION
 from regretless.training.model_card import CARD, Facts, check_card, named, read_facts, render
 from regretless.workflow.run_folder import MORE_TEMPLATES
@@ -35,6 +36,7 @@ TOKENIZER_FILES = frozenset(
     }
 )
 REPORT = "report.html"
+LEAK = "has a token or key in it, which everybody could read; remove it, or write the file again with this version"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class Upload:
     def size(self) -> int:
         """Bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.stat().st_size
+
+    @property
+    def text(self) -> str:
+        """The content; bytes that are no text are replaced."""
+        content = self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+        return content.decode("utf-8", errors="replace")
 
 
 def is_public(name: str) -> bool:
@@ -78,7 +86,7 @@ def uploads(
 
     report: the run's HTML report, which shows prompts and responses. license: identifier for the card's metadata.
     A card as this package wrote it goes with the repository's name and a link to the report, if that goes too.
-    Raises ConfigError for a folder that is no model, or has no card or one with placeholders.
+    Raises ConfigError for a folder that is no model, or has no card or one with placeholders, and for secrets in files.
     """
     check_repository(repository)
     if not folder.is_dir():
@@ -99,6 +107,8 @@ def uploads(
     if report is not None:
         files_to_send.append(Upload(REPORT, report))
     notes += _notes(folder)
+    texts = [file for file in files_to_send if not file.path.endswith(".safetensors")]
+    reject("upload", [f"{file.path}: {LEAK}" for file in texts if has_secret(file.text)])
     return sorted(files_to_send, key=lambda file: file.path), notes
 
 
