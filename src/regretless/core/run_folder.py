@@ -36,8 +36,10 @@ from regretless.core.stage_folder import (
     check_ours,
     delete_results,
     free,
+    mark_of,
     read_mark,
 )
+from regretless.core.stages import STAGES
 from regretless.core.terminal import console, print_note
 from regretless.core.unit_store import UnitStore
 
@@ -450,7 +452,9 @@ class RunFolder:
             raise DataError(f"{unit}: {', '.join(map(str, missing))} not found; {advice}")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
-        folder = StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
+        stage = STAGES.get(str(unit).partition("/")[0])
+        writes = ("*",) if stage is None else tuple(stage.files.split())
+        folder = StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name, writes)
         if processes() == 1:  # several would look at the folder while it is being moved
             folder.put_back()
         return folder
@@ -498,13 +502,7 @@ class RunFolder:
                 _say_moved(aside / name, home / name, "asked for again")
         for path in self.unwanted(parent, wanted, among):
             aside.mkdir(parents=True, exist_ok=True)
-            reason = "not part of this recipe"
-            if (aside / path.name).exists():
-                delete_results(aside / path.name)
-                reason += ", and in the place of an earlier one"
-            target = free(aside / path.name)
-            path.rename(target)
-            _say_moved(path, target, reason)
+            _set_aside(path, aside / path.name)
 
     def unwanted(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> list[Path]:
         """Folders of units below `parent` that `select` moves aside; never somebody else's."""
@@ -515,6 +513,22 @@ class RunFolder:
             for path in others
             if path.suffix != CACHE and (among is None or path.name in among) and is_part_of_a_run(path)
         ]
+
+
+def _set_aside(path: Path, target: Path) -> None:
+    """Move what a recipe does not ask for to `target`; what is there of the same units is deleted, and no other."""
+    reason = "not part of this recipe"
+    if target.is_dir() and path.is_dir() and mark_of(path) is None:  # folders of units, which may be others
+        for inner in sorted(path.iterdir()):
+            _set_aside(inner, target / inner.name)
+        path.rmdir()
+        return
+    if target.exists():
+        delete_results(target)
+        reason += ", and in the place of an earlier one"
+    target = free(target)
+    path.rename(target)
+    _say_moved(path, target, reason)
 
 
 def _say_moved(source: Path, target: Path, reason: str) -> None:

@@ -25,6 +25,8 @@ class Stage:
     """The file in its folder that is its result; empty if the whole folder is."""
     folder: str = ""
     """Its folder in a run folder, if that is not its name."""
+    files: str = ""
+    """Names of the files and folders that a unit of it writes into its folder, as patterns between spaces."""
 
     @property
     def place(self) -> str:
@@ -32,6 +34,11 @@ class Stage:
         return self.folder or self.name
 
 
+_TRAINED = (
+    "README.md card.json training.log trainer_state.json training_args.bin pair_scores.jsonl checkpoint-* runs _final "
+    "*config.json quantization.json *model*.safetensors* *token*.json vocab.* merges.txt *.model *.jinja "
+    "additional_chat_templates configuration_*.py modeling_*.py tokenization_*.py"
+)
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -40,9 +47,10 @@ STAGES: Mapping[str, Stage] = {
             "Make the embedded world: problems, held-out test, demonstrations, tokenizer.",
             reads="",
             makes="the quickstart's problems, demonstrations and tokenizer",
+            files="prompts.jsonl test.jsonl validation.jsonl longer-test.jsonl demonstrations-*.jsonl tokenizer",
         ),
-        Stage("pretrain"),
-        Stage("prompts"),
+        Stage("pretrain", files=_TRAINED),
+        Stage("prompts", files="prompts.jsonl refused.jsonl"),
         Stage(
             "sample",
             "Answer prompts with a behavior model, with the log-probability of every token.",
@@ -50,6 +58,7 @@ STAGES: Mapping[str, Stage] = {
             makes="responses with token log-probabilities",
             flags=("prompts", "model"),
             result="responses.parquet",
+            files="responses.parquet responses.parts refused.jsonl",
         ),
         Stage(
             "verify",
@@ -58,6 +67,7 @@ STAGES: Mapping[str, Stage] = {
             makes="verdicts: correct, wrong or unknown",
             flags=("responses",),
             result="responses.parquet",
+            files="responses.parquet responses.jsonl parts refused.jsonl",
         ),
         Stage(
             "judge",
@@ -66,6 +76,7 @@ STAGES: Mapping[str, Stage] = {
             makes="scores",
             flags=("responses",),
             result="responses.parquet",
+            files="responses.parquet judgments.jsonl refused.jsonl",
         ),
         Stage(
             "pair",
@@ -74,6 +85,7 @@ STAGES: Mapping[str, Stage] = {
             makes="preference pairs",
             flags=("responses",),
             result="pairs.parquet",
+            files="pairs.parquet refused.jsonl",
         ),
         Stage("pairs", folder="pair"),
         Stage(
@@ -83,6 +95,7 @@ STAGES: Mapping[str, Stage] = {
             makes="the pairs, with masked ones added",
             flags=("pairs",),
             result="pairs.parquet",
+            files="pairs.parquet refused.jsonl",
         ),
         Stage(
             "inspect",
@@ -90,6 +103,7 @@ STAGES: Mapping[str, Stage] = {
             reads="pairs, a model",
             makes="what the objectives will see: lengths, margins, saturation, rejected rows",
             flags=("pairs", "model", "objective"),
+            files="inspect.json refused.jsonl",
         ),
         Stage(
             "train",
@@ -97,6 +111,7 @@ STAGES: Mapping[str, Stage] = {
             reads="pairs, a model",
             makes="a trained model or adapter",
             flags=("pairs", "model", "adapter"),
+            files=_TRAINED,
         ),
         Stage(
             "evaluate",
@@ -104,6 +119,8 @@ STAGES: Mapping[str, Stage] = {
             reads="a model",
             makes="Pass@1, and a judge's verdicts on chat benchmarks, with intervals",
             flags=("model", "adapter", "benchmark", "policy"),
+            files="responses.parquet responses.parts parts refused.jsonl result.json chat_result.json judgments.jsonl "
+            "scores.json raw lm_eval.log",
         ),
         Stage(
             "analyze",
@@ -111,6 +128,7 @@ STAGES: Mapping[str, Stage] = {
             reads="pairs, trained models",
             makes="what training changed: token rewards, score distances, drift, gradients, calibration",
             flags=("pairs", "model", "policy"),
+            files="token_rewards.json score_distance.json drift.json gradients.json calibration.json lengths.json",
         ),
         Stage(
             "report",
@@ -118,6 +136,7 @@ STAGES: Mapping[str, Stage] = {
             reads="a run folder",
             makes="one HTML page, the [regret explorer](report.md) in it; figures as PNG and PDF",
             flags=("run_dir",),
+            files="report.html figures",
         ),
     )
 }
