@@ -47,6 +47,8 @@ PATH_KEYS = {
     "pairs",
 }
 """Settings that may name a file or folder, whose content is then part of the key."""
+MADE_BY = "Made by regretless"
+"""Behind it, a page has the version."""
 POLICIES = "policies"
 """The setting that names folders of models by their labels."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -84,7 +86,7 @@ def harm(source: Path, emptied: Iterable[Path], written: Iterable[Path] = ()) ->
 
 def check_page(page: Path, beside: Iterable[str]) -> None:
     """Raise ConfigError if a page, and files `beside` it, would replace something that this package has not written."""
-    if page.is_file() and b"Made by regretless" in page.read_bytes():
+    if page.is_file() and MADE_BY.encode() in page.read_bytes():
         return
     if taken := [name for name in (page.name, *beside) if (page.parent / name).exists()]:
         raise ConfigError(
