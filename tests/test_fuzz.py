@@ -38,7 +38,7 @@ from regretless.evaluation.chat.judge_prompts import _parse as parse_template
 from regretless.evaluation.chat.style_control import style
 from regretless.evaluation.chat.verdicts import _bracketed as bracketed
 from regretless.labeling.judge_prompt import _check_layout
-from regretless.labeling.judge_replies import HEADING
+from regretless.labeling.judge_replies import parse_ratings
 from regretless.training.log import LOG_FILE
 from regretless.world.local_judge import serving
 
@@ -538,13 +538,18 @@ def test_responses_when_lines_are_bad_then_every_line_is_counted(place: Path, li
     assert all(isinstance(refusal, Refusal) and one_line(str(refusal)) == str(refusal) for refusal in refused)
 
 
+def rated(text: str) -> None:
+    reply = f"Output for text 1\nRationale: good\noutput for text 1{text}x\nRating: 4"
+    assert parse_ratings(reply, ["a text"], None, not_applicable=False)[0].value == 4
+
+
 def check_layout(text: str) -> None:
     _check_layout(f"output for text 1\noutput for text 2\n{text}", "here")
 
 
 TIMED: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "list items": (style, "\n"),
-    "heading with a long end": (lambda text: HEADING.findall(f"output for text 1{text}x"), " "),
+    "rationale with a heading with a long end": (rated, " "),
     "layout of a judge's prompt": (check_layout, "\n"),
     "verdict behind a code": (lambda text: bracketed(text, "AB12"), "AB12 "),
     "ChatML without an end": (lambda text: parse_template("prompt.txt", text), "<|im_start|>user\n"),

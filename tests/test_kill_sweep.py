@@ -21,7 +21,7 @@ def lines_one_by_one(append: bool) -> None:
     from regretless.world import world as stage
 
     def run(section: Any, output: Path) -> dict[str, Any]:
-        with (output / "rows.jsonl").open("a" if append else "w") as handle:
+        with (output / "prompts.jsonl").open("a" if append else "w") as handle:
             for number in range(40):
                 time.sleep(0.01)
                 handle.write(f"{number}\n")
@@ -54,7 +54,7 @@ def test_sweep_when_a_stage_does_not_survive_kills_then_it_says_so_and_else_all_
 ) -> None:
     assert not sweep(small(tmp_path), tmp_path, kills=4, seed=0, prepare=appends)
     said = capfd.readouterr().out
-    assert "DIFFERENT" in said and "differs: world/rows.jsonl: " in said
+    assert "DIFFERENT" in said and "differs: world/prompts.jsonl: " in said
     assert sweep(small(tmp_path), tmp_path, kills=2, seed=0, prepare=writes_anew)
     assert "0 trials did not end as the undisturbed run" in capfd.readouterr().out
 

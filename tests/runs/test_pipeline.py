@@ -37,6 +37,14 @@ def test_run_when_repeated_in_a_moved_folder_then_nothing_runs(folder: Path) -> 
     assert run(small(folder)) == set()
 
 
+def test_files_of_units_when_a_run_is_finished_then_each_is_on_its_units_list(finished: Path) -> None:
+    units = {path.parent: {path.name, *read_json(path)["files"]} for path in finished.rglob("manifest.json")}
+    for unit, listed in units.items():
+        inner = [other for other in units if unit in other.parents]
+        files = [path for path in unit.rglob("*") if path.is_file() and not set(inner) & set(path.parents)]
+        assert {path.relative_to(unit).as_posix() for path in files} == listed, "workflow/stages.py has the names"
+
+
 def test_threads_of_a_recipe_when_it_has_run_then_the_process_has_its_own_number_again(tmp_path: Path) -> None:
     values = {"name": "x", "output_dir": str(tmp_path / "run"), "threads": torch.get_num_threads() + 1}
     world = {"prompts": 3, "test": 2, "policies": {"a": {"demonstrations": 2}}}

@@ -178,15 +178,42 @@ def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again
 
     assert makes()
     assert not makes(learning_rate=0.5, seed=4)
-    (tmp_path / "moved").mkdir()
-    file = file.rename(tmp_path / "moved" / file.name)
-    assert not makes(), "where a file lies is nothing that its pairs depend on"
     assert makes(max_length=12)
     assert not makes(max_length=12)
     # The file that is written last marks a table as complete.
     for complete in (tmp_path / "kept").glob("*/refused.jsonl"):
         complete.unlink()
     assert makes()
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_data_when_moved_renamed_or_exchanged_then_its_content_alone_decides_whether_it_is_the_same(
+    form: str, file: Path, make_trainer: Make, tmp_path: Path
+) -> None:
+    rows = [json.dumps({"prompt": "w4", "chosen": f"w{n}", "rejected": "w9"}) for n in (5, 9, 6)]
+    name = "pairs.jsonl" if form == "file" else "pairs"
+    (data := tmp_path / "a" / name).parent.mkdir()
+
+    def write(lines: list[str]) -> None:
+        (data / "rows.jsonl" if form == "folder" else data).write_text("\n".join(lines))
+
+    def read() -> tuple[str | None, list[str]]:
+        trainer = make_trainer(data=str(data), objective="dpo", output_dir=str(tmp_path / "out"))
+        with (tmp_path / "out.cache" / "refused-train_dataset.jsonl").open(encoding="utf-8") as lines:
+            sources = [json.loads(line)["source"] for line in lines]
+        return trainer.train_dataset.key, [*sources, *(pair.source for pair in trainer.train_dataset.table)]
+
+    if form == "folder":
+        data.mkdir()
+    write(rows)
+    key, sources = read()
+    assert sources == [str(data), f"{data}:1", f"{data}:3"]
+    for target in (tmp_path / "b" / name, tmp_path / "b" / f"renamed-{name}"):
+        target.parent.mkdir(exist_ok=True)
+        data = data.rename(target)
+        assert read() == (key, [str(data), f"{data}:1", f"{data}:3"])
+    write(rows[:2])
+    assert read()[0] != key
 
 
 def in_rust(split: bool, _: Path) -> PreTrainedTokenizerBase:

@@ -18,6 +18,7 @@ from huggingface_hub import ModelCard
 
 from regretless.cli import publish
 from regretless.core.errors import ConfigError
+from regretless.core.versions import version
 from regretless.training.model_card import CARD, Facts, write_card
 from regretless.training.upload import is_public, listing, uploads
 
@@ -68,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
     write_card(place, FACTS)
     report = tmp_path / "run" / "report"
     report.mkdir()
-    (report / "report.html").write_text(f"<p>{SECRET}</p>")
+    (report / "report.html").write_text(f"<p>{SECRET}</p><footer>Made by regretless {version()} from</footer>")
     return place
 
 
@@ -195,6 +196,30 @@ def test_file_with_a_secret_when_it_would_be_published_then_it_is_named_and_noth
     with pytest.raises(ConfigError, match=rf"{name}: has a token or key in it") as refused:
         uploads(folder, "owner/model", report=report)
     assert secret not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("report.html", "hub_token: hf_old<footer>Made by regretless 0.1.0 from", r"report\.html: expected a page of"),
+        ("report.html", f"{version()}<footer>Made by regretless {version()}.dev1 from", "`regretless report .*/run` "),
+        ("report.html", f"<footer>Made by regretless {version()} from", None),
+        (CARD, "---\nlicense: mit\n---\nregretless train hub_token=Mine1234", r"line 4 .*: regretless .*=\(hidden\);"),
+        (CARD, "---\nlicense: mit\n---\nAsk https://me:Mine1234@example.org", r"line 4 .*//\(hidden\)@example\.org"),
+        (CARD, "---\nlicense: mit\n---\npad_token=<pad> api_key_env=KEY", None),
+    ],
+)
+def test_upload_when_a_text_of_before_may_hold_a_secret_then_it_is_refused_without_it(
+    name: str, text: str, expected: str | None, folder: Path
+) -> None:
+    report = folder.parents[1] / "report" / "report.html"
+    (report if name == report.name else folder / name).write_text(text)
+    if expected is None:
+        assert name in listing(uploads(folder, "owner/model", report=report)[0])
+        return
+    with pytest.raises(ConfigError, match=expected) as caught:
+        uploads(folder, "owner/model", report=report)
+    assert "Mine1234" not in str(caught.value)
 
 
 def test_names_when_they_are_not_on_the_list_then_they_stay() -> None:

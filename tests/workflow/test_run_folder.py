@@ -417,6 +417,19 @@ def test_folders_when_moved_aside_and_back_then_each_move_is_said(
     assert [path.name for path in aside.iterdir()] == ["notes.txt"], "only what was written by a unit is deleted"
 
 
+def test_methods_when_set_aside_one_after_the_other_then_all_come_back_as_they_were(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for name in ("dpo", "ipo"):
+        run.do(f"train/{name}", {}, lambda output: {})
+    run.select("train", ["dpo"])
+    run.select("", [], {"train"})  # a recipe that trains nothing
+    assert sorted(path.name for path in (tmp_path / "unused" / "train").iterdir()) == ["dpo", "ipo"]
+    run.select("", ["train"], {"train"})
+    run.select("train", ["dpo", "ipo"])
+    for name in ("dpo", "ipo"):
+        assert not RunFolder(tmp_path).do(f"train/{name}", {}, lambda output: {}).ran
+
+
 def test_content_of_a_model_when_a_further_chat_template_changes_then_it_is_another(tmp_path: Path) -> None:
     template = tmp_path / "additional_chat_templates" / "tool_use.jinja"
     template.parent.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -121,6 +122,36 @@ def test_strangers_files_in_a_units_folder_when_it_is_emptied_then_they_are_move
     assert f" to {tmp_path / 'unused/unit/notes.txt'}: not known to be written" in capsys.readouterr().err
     run.do("unit", {"seed": 3}, result)
     assert tree(tmp_path / "unused" / "unit") == aside, "and what was written there is deleted"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_strangers_files_that_came_while_a_unit_worked_when_it_is_emptied_then_they_are_moved_to_unused(
+    ends: bool, tmp_path: Path
+) -> None:
+    run, theirs = RunFolder(tmp_path), {"notes.txt": b"1", "mine/inspect.json": b"2"}
+
+    def work(output: Path) -> dict[str, Any]:
+        write_text(output / "inspect.json", "{}")
+        for name, text in theirs.items():
+            write_text(output / name, text.decode())
+        if not ends:
+            raise InterruptedError
+        return {}
+
+    with contextlib.nullcontext() if ends else pytest.raises(InterruptedError):
+        run.do("inspect", {"sample": 1}, work)
+    run.do("inspect", {"sample": 2}, lambda output: {})
+    assert tree(tmp_path / "unused" / "inspect") == theirs
+
+
+def test_unit_in_the_folder_of_another_when_that_is_done_again_then_it_is_no_strangers(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for name in ("greedy", "greedy/seed-1"):
+        run.do(name, {"workers": 1}, result)
+    write_text(tmp_path / "greedy" / "seed-1" / "notes.txt", "1")
+    run.do("greedy", {"workers": 2}, result)
+    assert tree(tmp_path / "unused").keys() == {"greedy/seed-1/notes.txt"}
+    assert run.do("greedy/seed-1", {"workers": 1}, result).ran
 
 
 def test_strangers_files_when_others_of_their_names_were_moved_before_then_both_are_kept(tmp_path: Path) -> None:

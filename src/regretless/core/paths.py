@@ -36,6 +36,8 @@ def check_output(text: str) -> str:
     return text
 
 
+MADE_BY = "Made by regretless"
+"""Behind it, a page has the version."""
 MODEL_MARKERS = ("config.json", "adapter_config.json", "tokenizer_config.json")
 OutputPath = Annotated[str, AfterValidator(check_output)]
 """A path in settings to which something is written."""
@@ -96,7 +98,7 @@ def harm(source: Path, emptied: Iterable[Path], written: Iterable[Path] = ()) ->
 
 def check_page(page: Path, beside: Iterable[str]) -> None:
     """Raise ConfigError if a page, and files `beside` it, would replace something that this package has not written."""
-    if page.is_file() and b"Made by regretless" in page.read_bytes():
+    if page.is_file() and MADE_BY.encode() in page.read_bytes():
         return
     if taken := [name for name in (page.name, *beside) if (page.parent / name).exists()]:
         raise ConfigError(

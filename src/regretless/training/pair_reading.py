@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -15,7 +14,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import DataError, reject
-from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint
+from regretless.core.files import atomic_path, fingerprint, json_line, path_fingerprint, write_jsonl
 from regretless.core.progress import bar
 from regretless.core.settings import check_name
 from regretless.core.terminal import print_note
@@ -55,30 +54,31 @@ def pair_table(
     Rows that cannot be used are printed and written to `refused-<name>.jsonl` in `args.cache_dir`.
     Raises DataError if no row is left, or if the method needs behavior log-probabilities that the rows lack.
     """
+    split, source = "train", name
     if isinstance(rows, str | Path):
-        opened = open_source(rows, held_out_split(rows) if held_out else "train")
+        split, source = held_out_split(rows) if held_out else split, str(rows)
+        opened = open_source(rows, split)
     else:
         opened = _rows(rows, name)
-    source = str(rows) if isinstance(rows, str | Path) else name
     reading = _Reading(tokenizer, args, objective, name)
-    content = path_fingerprint(opened) if isinstance(opened, Path) else getattr(opened, "_fingerprint", None)
+    # Not the path: a run folder that was moved or copied has the same pairs. `datasets` counts that of a folder.
+    is_here = isinstance(opened, Path) or (isinstance(rows, str | Path) and Path(rows).is_dir())
+    content = path_fingerprint(Path(source)) if is_here else getattr(opened, "_fingerprint", None)
     if content is None:
         table = reading.make(PairTable.temporary, opened, source)
         reading.report()
         return table
-    # Not the path of a file: a run folder that was moved or copied has the same pairs.
-    named = opened.name if isinstance(opened, Path) else source
-    key = fingerprint([FORMAT, content, named, reading.settings(), versions()])
+    key = fingerprint([FORMAT, content, split, reading.settings(), versions()])
     folder = Path(args.pairs_cache_dir or args.cache_dir / "pairs") / key
     complete = folder / REFUSED
     with args.main_process_first(local=args.save_on_each_node, desc="reading of the pairs"):
         if not complete.exists():
             reading.make(lambda pairs: PairTable.write(pairs, folder), opened, source)
-            _copy(reading.refused, complete)
+            _copy(reading.refused, complete, source)
     if args.should_save:
-        _copy(complete, reading.refused)
+        _copy(complete, reading.refused, source)
         reading.report()
-    return PairTable.open(folder)
+    return PairTable.open(folder, source)
 
 
 def pair_dataset(
@@ -142,9 +142,10 @@ def _by_number(data: Any, name: str) -> Iterable[Any]:
     return (data[number] for number in range(len(data)))
 
 
-def _copy(source: Path, target: Path) -> None:
-    with atomic_path(target) as temporary:
-        shutil.copyfile(source, temporary)
+def _copy(refused: Path, target: Path, source: str) -> None:
+    """Copy rejected rows as those of `source`, whatever it was called when they were rejected."""
+    with refused.open(encoding="utf-8") as lines:
+        write_jsonl(target, ({**json.loads(line), "source": source} for line in lines))
 
 
 def _saved(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -8,6 +8,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,9 +30,14 @@ FORMAT = 5
 class PairTable:
     """Tokenized pairs by index. In memory are each pair's offset, lengths and prompt hash: 28 bytes per pair."""
 
-    def __init__(self, records: BinaryIO, index: dict[str, NDArray[Any]], key: str | None = None) -> None:
-        """`records`: open file of the packed pairs; `index`: the arrays beside it; `key`: its cache key."""
-        self._records, self.key = records, key
+    def __init__(
+        self, records: BinaryIO, index: dict[str, NDArray[Any]], key: str | None = None, source: str | None = None
+    ) -> None:
+        """`records`: open file of the packed pairs; `index`: the arrays beside it; `key`: its cache key.
+
+        source: what the rows are called now, if that may have changed since they were read.
+        """
+        self._records, self.key, self._source = records, key, source
         self._starts: NDArray[np.int64] = index["starts"]
         self.tokens: NDArray[np.int32] = index["tokens"]
         """(pairs,) tokens of prompt and responses together."""
@@ -60,11 +66,11 @@ class PairTable:
         return cls(handle, index)
 
     @classmethod
-    def open(cls, folder: Path) -> PairTable:
+    def open(cls, folder: Path, source: str | None = None) -> PairTable:
         """The table that `write` wrote to a folder. Raises FileNotFoundError if there is none, or only part of one."""
         with np.load(folder / INDEX) as stored:
             index = {name: stored[name] for name in stored.files}
-        return cls((folder / RECORDS).open("rb"), index, folder.name)
+        return cls((folder / RECORDS).open("rb"), index, folder.name, source)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -74,7 +80,11 @@ class PairTable:
             raise IndexError(f"pair {number}: expected 0 to {len(self) - 1}")
         start, end = int(self._starts[number]), int(self._starts[number + 1])
         # Read, not mapped: pages of a mapped file would count as this process's memory.
-        return _unpack(os.pread(self._records.fileno(), end - start, start))
+        pair = _unpack(os.pread(self._records.fileno(), end - start, start))
+        if self._source is None:
+            return pair
+        origin = f"{self._source}:{pair.source.rpartition(':')[2]}"
+        return replace(pair, source=origin, pair_id=origin if pair.pair_id == pair.source else pair.pair_id)
 
     def __iter__(self) -> Iterator[TokenizedPair]:
         return (self[number] for number in range(len(self)))

@@ -21,7 +21,9 @@ from huggingface_hub.utils._validators import validate_repo_id
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.files import read_json
 from regretless.core.hub import out_of_reach
-from regretless.core.secrets import has_secret
+from regretless.core.paths import MADE_BY
+from regretless.core.secrets import has_secret, hide
+from regretless.core.versions import version
 from regretless.modeling.quantization import FILE as QUANTIZATION
 from regretless.training.model_card import CARD, Facts, check_card, named, read_facts, render
 from regretless.workflow.run_folder import MORE_TEMPLATES
@@ -86,7 +88,8 @@ def uploads(
 
     report: the run's HTML report, which shows prompts and responses. license: identifier for the card's metadata.
     A card as this package wrote it goes with the repository's name and a link to the report, if that goes too.
-    Raises ConfigError for a folder that is no model, or has no card or one with placeholders, and for secrets in files.
+    Raises ConfigError for a folder that is no model, or has no card or one with placeholders or secrets, and for a
+    report that another version of this package made: it may show secrets that this one hides.
     """
     check_repository(repository)
     if not folder.is_dir():
@@ -97,9 +100,14 @@ def uploads(
         problems.append(f"{folder}: holds no weights (*.safetensors); expected the folder of a model or an adapter")
     if not {"config.json", "adapter_config.json"} & set(files):
         problems.append(f"{folder}: has neither config.json nor adapter_config.json")
-    problems += problems_of(lambda: check_card(folder))
+    problems += problems_of(lambda: check_card(folder)) or _secrets(folder / CARD)
     if report is not None and not report.is_file():
         problems.append(f"{report}: no such file; the stage `report` writes it")
+    elif report is not None and f"{MADE_BY} {version()} " not in report.read_text(encoding="utf-8", errors="replace"):
+        problems.append(
+            f"{report}: expected a page of this version, {version()}: those of others may show access tokens; "
+            f"`regretless report {report.parents[1]}` writes it anew"
+        )
     reject("upload", problems)
     files_to_send = [Upload(name, folder / name) for name in files if name != CARD]
     card, notes = _card(folder, repository, report, license)
@@ -110,6 +118,14 @@ def uploads(
     texts = [file for file in files_to_send if not file.path.endswith(".safetensors")]
     reject("upload", [f"{file.path}: {LEAK}" for file in texts if has_secret(file.text)])
     return sorted(files_to_send, key=lambda file: file.path), notes
+
+
+def _secrets(card: Path) -> list[str]:
+    return [
+        f"{card}: line {number} seems to hold a secret: {hide(line)}; take it out, and no longer use it"
+        for number, line in enumerate(card.read_text(encoding="utf-8").splitlines(), 1)
+        if hide(line) != line
+    ]
 
 
 def _card(folder: Path, repository: str, report: Path | None, license: str | None) -> tuple[bytes, list[str]]:

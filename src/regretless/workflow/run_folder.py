@@ -35,6 +35,7 @@ from regretless.workflow.stage_folder import (
     check_ours,
     delete_results,
     free,
+    mark_of,
     read_mark,
 )
 from regretless.workflow.unit_store import UnitStore
@@ -306,6 +307,8 @@ class Unit:
     """Results that a run with other settings sets aside instead of deleting them (`StageFolder.begin`)."""
     stage: str = ""
     """The stage whose work it is."""
+    writes: tuple[str, ...] = ("*",)
+    """Patterns of the names that the stage writes into its folder (`StageFolder.writes`)."""
     task: Mapping[str, Any] = field(default_factory=dict)
     """What the work is given, besides the folder: plain data, so that another process can do it."""
     need: Need | None = None
@@ -457,7 +460,7 @@ class RunFolder:
             raise DataError(f"{unit}: {', '.join(map(str, missing))} not found; {advice}")
         hashes = {key: content(path) for key, path in sorted(paths.items())}
         key = StageFolder.key_of(str(unit), unit.settings, hashes)
-        return StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name)
+        return StageFolder(self.path / unit.name, key, self.path / UNUSED / unit.name, unit.writes)
 
     def has_done(self, unit: Unit) -> bool:
         """True if the unit is finished with these settings and inputs, which are there."""
@@ -509,13 +512,7 @@ class RunFolder:
                 _say_moved(aside / name, home / name, "asked for again")
         for path in self.unwanted(parent, wanted, among):
             aside.mkdir(parents=True, exist_ok=True)
-            reason = "not part of this recipe"
-            if (aside / path.name).exists():
-                delete_results(aside / path.name)
-                reason += ", and in the place of an earlier one"
-            target = free(aside / path.name)
-            path.rename(target)
-            _say_moved(path, target, reason)
+            _set_aside(path, aside / path.name)
 
     def unwanted(self, parent: str, wanted: Collection[str], among: Collection[str] | None = None) -> list[Path]:
         """Folders of units below `parent` that `select` moves aside; never somebody else's."""
@@ -526,6 +523,22 @@ class RunFolder:
             for path in others
             if path.suffix != CACHE and (among is None or path.name in among) and is_part_of_a_run(path)
         ]
+
+
+def _set_aside(path: Path, target: Path) -> None:
+    """Move what a recipe does not ask for to `target`; what is there of the same units is deleted, and no other."""
+    reason = "not part of this recipe"
+    if target.is_dir() and path.is_dir() and mark_of(path) is None:  # folders of units, which may be others
+        for inner in sorted(path.iterdir()):
+            _set_aside(inner, target / inner.name)
+        path.rmdir()
+        return
+    if target.exists():
+        delete_results(target)
+        reason += ", and in the place of an earlier one"
+    target = free(target)
+    path.rename(target)
+    _say_moved(path, target, reason)
 
 
 def _say_moved(source: Path, target: Path, reason: str) -> None:

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -104,11 +105,13 @@ def set_strangers_aside(folder: Path, unused: Path) -> None:
 def _strangers(folder: Path, top: Path, written: set[str]) -> Iterator[Path]:
     """Files in a folder that are not `written` (by their paths in `top`), and folders without any that are."""
     for path in sorted(folder.iterdir()):
-        name = path.relative_to(top).as_posix()
+        name, mark = path.relative_to(top).as_posix(), mark_of(path)
         if name in written or (folder == top and name in (MANIFEST, PENDING) and read_mark(path) is not None):
             continue
         if path.is_dir() and not path.is_symlink() and any(other.startswith(f"{name}/") for other in written):
             yield from _strangers(path, top, written)
+        elif mark is not None and "files" in mark and not path.is_symlink():  # a unit in the folder of another one
+            yield from _strangers(path, path, {*mark["files"], MANIFEST, PENDING})
         elif path.is_dir() and not path.is_symlink() and all(inner.is_dir() for inner in path.rglob("*")):
             continue  # empty
         elif not LEFTOVER.fullmatch(path.name):
@@ -152,6 +155,8 @@ class StageFolder:
     key: str
     unused: Path | None = None
     """Where files go that somebody else has put here; by default the folder `unused` beside it."""
+    writes: tuple[str, ...] = ("*",)
+    """Patterns of the names that the stage writes here: what else appears while it works is somebody else's."""
 
     @staticmethod
     def key_of(stage: str, settings: Any, inputs: Mapping[str, str]) -> str:
@@ -265,13 +270,16 @@ class StageFolder:
             write_json(self.path / PENDING, {"key": mark["key"], "files": self._written()})
 
     def _written(self) -> list[str]:
-        """Paths of the files in it, but for the marks; what interrupted writes have left is deleted."""
+        """Paths of the files that the stage has written; what interrupted writes have left is deleted."""
         files = []
         for path in sorted(self.path.rglob("*")):
+            name = path.relative_to(self.path)
             if LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
-            elif path.is_symlink() or not path.is_dir():
-                files.append(path.relative_to(self.path).as_posix())
+            elif (path.is_symlink() or not path.is_dir()) and any(
+                fnmatchcase(name.parts[0], one) for one in self.writes
+            ):
+                files.append(name.as_posix())
         return [name for name in files if name not in (MANIFEST, PENDING)]
 
     def finish(self, stage: str, settings: Any, summary: Mapping[str, Any], seconds: float) -> None:

@@ -21,6 +21,14 @@ class Analyze(Stage["AnalyzeConfig"]):
     """Compares models with the one that training began from."""
 
     name = "analyze"
+    writes = (
+        "token_rewards.json",
+        "score_distance.json",
+        "drift.json",
+        "gradients.json",
+        "calibration.json",
+        "lengths.json",
+    )
     work = "regretless.analysis.analyze"
     about = "What training changed: token rewards, score distances, drift, gradients, calibration."
     reads = "pairs, trained models"

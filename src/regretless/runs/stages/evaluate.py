@@ -39,6 +39,10 @@ class Evaluate(Stage["EvaluateConfig"]):
     """
 
     name = "evaluate"
+    writes = (
+        *("responses.parquet", "responses.parts", "parts", "refused.jsonl", "result.json"),
+        *("chat_result.json", "judgments.jsonl", "scores.json", "raw", "lm_eval.log"),
+    )
     about = "Pass@1 of a model on benchmarks: greedy, and over seeds, with intervals; chat benchmarks by a judge."
     reads = "a model"
     makes = "Pass@1, and a judge's verdicts on chat benchmarks, with intervals"

@@ -26,6 +26,7 @@ class Inspect(Stage["InspectConfig"]):
     """Reports about pairs before training."""
 
     name = "inspect"
+    writes = ("inspect.json", "refused.jsonl")
     work = "regretless.analysis.inspect"
     about = "Report before training what the objectives will see in the pairs."
     reads = "pairs, a model"

@@ -21,6 +21,7 @@ class Judge(Stage["JudgeConfig"]):
     """Scores responses."""
 
     name = "judge"
+    writes = ("responses.parquet", "judgments.jsonl", "refused.jsonl")
     work = "regretless.labeling.judge"
     about = "Score responses with a language model on an OpenAI-compatible server."
     reads = "responses, a language model on a server"

@@ -20,6 +20,7 @@ class Mask(Stage["MaskConfig"]):
     """Adds masked pairs."""
 
     name = "mask"
+    writes = ("pairs.parquet", "refused.jsonl")
     work = "regretless.labeling.mask"
     about = "Add pairs of a chosen response and its own beginning."
     reads = "pairs"

@@ -19,6 +19,7 @@ class Pair(Stage["PairConfig"]):
     """Makes pairs."""
 
     name = "pair"
+    writes = ("pairs.parquet", "refused.jsonl")
     work = "regretless.labeling.pair"
     about = "Make preference pairs of verified or scored responses."
     reads = "verdicts or scores"

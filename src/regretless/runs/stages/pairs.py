@@ -18,6 +18,7 @@ class Pairs(Stage["PairsSource"]):
     """Reads existing pairs."""
 
     name = "pairs"
+    writes = ("pairs.parquet", "refused.jsonl")
     folder = "pair"
     result = PAIRS
 

@@ -20,6 +20,7 @@ class Prompts(Stage["Mapping[str, PromptSource]"]):
     """Combines sources of prompts."""
 
     name = "prompts"
+    writes = ("prompts.jsonl", "refused.jsonl")
     counted = (("prompts", "prompts"),)
 
     def units(self, config: Mapping[str, PromptSource], run: Run) -> Iterator[Sequence[Unit]]:

@@ -23,6 +23,7 @@ class Report(Stage["ReportConfig"]):
     """Writes the page."""
 
     name = "report"
+    writes = ("report.html", "figures")
     about = "One HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files."
     reads = "a run folder"
     makes = "one HTML page, the [regret explorer](report.md) in it; figures as PNG and PDF"

@@ -23,6 +23,7 @@ class Sample(Stage["SampleConfig"]):
     """Answers prompts."""
 
     name = "sample"
+    writes = ("responses.parquet", "responses.parts", "refused.jsonl")
     work = "regretless.sampling.sample"
     about = "Answer prompts with a behavior model, with the log-probability of every token."
     reads = "prompts, a behavior model"

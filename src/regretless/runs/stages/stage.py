@@ -81,6 +81,8 @@ class Stage(Generic[C]):
     """The file in its folder that is its result; empty if the whole folder is."""
     folder: ClassVar[str] = ""
     """Its folder in a run folder, if that is not its name."""
+    writes: ClassVar[tuple[str, ...]] = ("*",)
+    """Patterns of the names of files and folders that a unit writes into its folder; others are somebody else's."""
     uses: ClassVar[tuple[str, ...]] = ()
     """What else of a recipe it reads: `model`, `responses`, `pairs`."""
     counted: ClassVar[tuple[tuple[str, str], ...]] = (("pairs", "pairs"), ("steps", "steps"))
@@ -193,7 +195,7 @@ class Run:
             name, label = self.output.name, stage.place
         if self.below:
             name, settings = f"{self.below}/{name}", substitute(settings, Path(RUN, self.below))
-        return Unit(name, settings, label=label, stage=stage.name, task=task, **others)
+        return Unit(name, settings, label=label, stage=stage.name, writes=stage.writes, task=task, **others)
 
     def latest(self, result: str, before: str) -> Path | str:
         """The file of that name as the last of the run's stages before `before` makes it, or that from elsewhere."""

@@ -38,6 +38,12 @@ class Training(Stage[C]):
     """A stage that trains models, each in a folder and a group of its own."""
 
     work = "regretless.training.train"
+    writes = (
+        *("README.md", "card.json", "training.log", "trainer_state.json", "training_args.bin", "pair_scores.jsonl"),
+        *("checkpoint-*", "_final", "runs", "*model*.safetensors*", "*config.json", "quantization.json"),
+        *("*token*.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.jinja", "additional_chat_templates"),
+        *("configuration_*.py", "modeling_*.py", "tokenization_*.py"),
+    )
 
     def unit(
         self,

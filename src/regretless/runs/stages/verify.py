@@ -20,6 +20,7 @@ class Verify(Stage["VerifyConfig"]):
     """Compares responses with gold answers."""
 
     name = "verify"
+    writes = ("responses.parquet", "responses.jsonl", "parts", "refused.jsonl")
     work = "regretless.labeling.verify"
     about = "Compare responses with gold answers: correct, wrong or unknown."
     reads = "responses with gold answers"

@@ -19,6 +19,14 @@ class World(Stage["WorldConfig"]):
     """Makes the embedded world."""
 
     name = "world"
+    writes = (
+        "prompts.jsonl",
+        "test.jsonl",
+        "validation.jsonl",
+        "longer-test.jsonl",
+        "demonstrations-*.jsonl",
+        "tokenizer",
+    )
     work = "regretless.world.world"
     about = "Make the embedded world: problems, held-out test, demonstrations, tokenizer."
     makes = "the quickstart's problems, demonstrations and tokenizer"
