@@ -21,7 +21,7 @@ from regretless.runs import pipeline
 from regretless.runs.planning.dry_run import State, dry_run
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import STAGES, Listing, Run, Session, Stage
-from regretless.workflow.run_folder import Unit
+from regretless.workflow.run_folder import RUN, Unit
 from regretless.workflow.workers import Need
 from run_contents import contents, differences
 
@@ -80,7 +80,7 @@ class Toy(Stage[ToyConfig]):
                 folder = f"toy/{method}/{number}"
                 fields: dict[str, Any] = {"inputs": before, "need": Need("toy")}
                 yield [
-                    run.unit(self, f"{folder}/{half}", {"half": half}, {"before": before}, **fields)
+                    run.unit(self, f"{folder}/{half}", {"half": half, "of": RUN}, {"before": before}, **fields)
                     for half in ("a", "b")
                 ]
                 if run.awaits(folder):
@@ -165,6 +165,8 @@ def test_stage_made_of_stages_when_planned_then_units_are_those_known_before_it_
     monkeypatch.setitem(STAGES, "toy", Toy())
     first = [f"toy/{method}/0/{half}" for method in ("one", "two", "inner/toy/three") for half in ("a", "b")]
     assert planned() == dict.fromkeys(first, State.RUN)
+    roots = [unit.unit.settings["of"] for unit in dry_run(recipe_in(tmp_path / "run")).units.values()]
+    assert roots == ["{run}"] * 4 + ["{run}/toy/inner"] * 2
     listing = Listing(recipe_in(tmp_path / "run"), tmp_path / "run", "toy")
     assert [unit.name for units in listing.groups for unit in units] == first and not listing.done("toy")
 
