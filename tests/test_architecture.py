@@ -36,15 +36,20 @@ def modules() -> dict[str, ast.Module]:
     return {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in zip(names, files, strict=True)}
 
 
-def imports(tree: ast.Module) -> Iterator[str]:
-    """Dotted names that a module imports anywhere; `from a import b` gives a, and a.b where that is a module."""
-    for node in ast.walk(tree):
+def imports(tree: ast.AST, *, of_types: bool = True) -> Iterator[str]:
+    """Dotted names that a module imports anywhere; `from a import b` gives a, and a.b where that is a module.
+
+    of_types: also those that only a type checker sees.
+    """
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             inner = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from (name for name in inner if name in modules() or f"{name}.__init__" in modules())
+        elif of_types or not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            yield from imports(node, of_types=of_types)
 
 
 def part(module: str) -> str:
@@ -94,7 +99,7 @@ def test_modules_when_they_import_each_other_then_no_circle_is_hidden_in_a_funct
     graph = {
         name: {
             module
-            for imported in imports(tree)
+            for imported in imports(tree, of_types=False)
             for module in (imported, f"{imported}.__init__")
             if module in modules() and module != name
         }

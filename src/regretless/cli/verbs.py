@@ -26,7 +26,7 @@ from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline, stages
-from regretless.runs.miniature import NOTE, smoke_recipe, surroundings
+from regretless.runs.miniature import smoke_recipe, surroundings
 from regretless.runs.planning.counts import Assumed
 from regretless.runs.planning.plan import make_plan
 from regretless.runs.planning.show import show_plan
@@ -35,6 +35,7 @@ from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.stages import STAGES
 from regretless.runs.stages.report import report_on
 from regretless.runs.stages.stage import PAIRS
+from regretless.runs.stages.tiny import NOTE
 from regretless.studies import tables
 from regretless.studies.compare import compare as compare_runs
 from regretless.studies.compared_runs import Run

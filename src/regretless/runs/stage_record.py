@@ -13,7 +13,7 @@ from typing import Any
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint, read_json, write_json
 from regretless.core.yaml_settings import load_text, read_yaml
-from regretless.runs.stages import STAGES
+from regretless.runs.stages.stage import STAGES
 from regretless.workflow.run_folder import RECIPE, is_part_of_a_run
 from regretless.workflow.stage_folder import MANIFEST
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, Run, Stage, file_input
+from regretless.runs.stages.tiny import TOKENIZER
 from regretless.workflow.run_folder import Unit, resolve
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ class Mask(Stage["MaskConfig"]):
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """Cuts of short responses."""
-        from regretless.runs.miniature import TOKENIZER
-
         if section is None:
             return None
         few = min(section.get("per_response", 1), 2)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Stage
+from regretless.runs.stages.tiny import has_data, model_in_miniature
 from regretless.workflow.run_folder import Unit, resolve
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ class Pair(Stage["PairConfig"]):
         """The same rule, as far as the responses have what it needs: without a judge, that is verdicts."""
         from regretless.labeling.pair import pairs_verdicts
         from regretless.modeling.load import ModelConfig
-        from regretless.runs.miniature import has_data, model_in_miniature
 
         needs_scores = recipe.pair is not None and not pairs_verdicts(recipe.pair.rule)
         if has_data(recipe) and recipe.judge is None and (recipe.pairs is not None or needs_scores):

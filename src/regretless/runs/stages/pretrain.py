@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regretless.runs.stages.stage import Listing, Run
+from regretless.runs.stages.tiny import BEHAVIOR, behavior_of, has_data, tiny, trained_name
 from regretless.runs.stages.train import MINIATURE, Training, kept
 from regretless.workflow.run_folder import RUN, Unit, resolve
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from regretless.runs.recipe import PretrainConfig, Recipe
 
 STEPS, BATCH = 100, 16
-"""Of a model in miniature."""
+"""Of a model in tiny."""
 
 
 class Pretrain(Training["Mapping[str, PretrainConfig]"]):
@@ -46,20 +47,19 @@ class Pretrain(Training["Mapping[str, PretrainConfig]"]):
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """A hundred steps of tiny models; of the behavior models, if the recipe trains none itself."""
         from regretless.modeling.load import ModelConfig
-        from regretless.runs import miniature
 
         entries = dict(section or {})
-        if not entries and miniature.has_data(recipe):
-            demonstrations = f"{RUN}/world/demonstrations-{miniature.BEHAVIOR}.jsonl"
-            for model in miniature.behavior_of(recipe):
-                started = {"model": miniature.tiny(model), "data": demonstrations, "lora": None}
-                entries[miniature.trained_name(model)] = started
+        if not entries and has_data(recipe):
+            demonstrations = f"{RUN}/world/demonstrations-{BEHAVIOR}.jsonl"
+            for model in behavior_of(recipe):
+                started = {"model": tiny(model), "data": demonstrations, "lora": None}
+                entries[trained_name(model)] = started
         return {
             name: {
                 **kept(entry),
                 **MINIATURE,
                 **{"max_steps": STEPS, "pairs_per_step": BATCH, "learning_rate": 0.01, "warmup_steps": 5},
-                **{"model": miniature.tiny(ModelConfig(**entry["model"])), "methods": {}},
+                **{"model": tiny(ModelConfig(**entry["model"])), "methods": {}},
             }
             for name, entry in entries.items()
         }

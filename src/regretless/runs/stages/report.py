@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import STAGES, Run, Session, Stage
+from regretless.runs.stages.tiny import NOTE
 from regretless.workflow.run_folder import RECIPE, Unit
 from regretless.workflow.stage_folder import MANIFEST
 from regretless.workflow.workers import Need
@@ -72,8 +73,6 @@ class Report(Stage["ReportConfig"]):
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """A page that says what it is."""
-        from regretless.runs.miniature import NOTE
-
         return None if section is None else {**section, "title": NOTE}
 
 

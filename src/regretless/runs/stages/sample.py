@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import RESPONSES, Run, Stage
+from regretless.runs.stages.tiny import TOKENIZER, behavior_of, has_data, made_here, trained_name
 from regretless.workflow.run_folder import RUN, Unit, resolve
 from regretless.workflow.workers import Need
 
@@ -56,8 +57,6 @@ class Sample(Stage["SampleConfig"]):
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """Problems of the world, answered by pretrained models."""
-        from regretless.runs.miniature import TOKENIZER, behavior_of, has_data, made_here, trained_name
-
         if not has_data(recipe):
             return section
         values = section or {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import RESPONSES, Run, Stage
+from regretless.runs.stages.tiny import has_data
 from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
 
@@ -39,8 +40,6 @@ class Verify(Stage["VerifyConfig"]):
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """As it is; the sampled responses need verdicts unless a judge scores them."""
-        from regretless.runs.miniature import has_data
-
         return section or ({} if has_data(recipe) and recipe.judge is None else section)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.settings import dump
 from regretless.runs.stages.pretrain import BATCH, STEPS
 from regretless.runs.stages.stage import Run, Stage
+from regretless.runs.stages.tiny import BEHAVIOR, WORLD
 from regretless.workflow.run_folder import Unit
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ class World(Stage["WorldConfig"]):
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """The easiest problems, and demonstrations for all models that are pretrained."""
-        from regretless.runs.miniature import BEHAVIOR, WORLD
-
         policies = [BEHAVIOR] if recipe.world is None else recipe.world.policies
         demonstrations = {"demonstrations": STEPS * BATCH, "off_by_one": 0.3}
         return {**(section or {}), **WORLD, "policies": dict.fromkeys(policies, demonstrations)}
