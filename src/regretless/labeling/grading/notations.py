@@ -53,6 +53,10 @@ BASES = {"binary": "2", "two": "2", "octal": "8", "eight": "8", "decimal": "10",
 BASES |= {word: str(value) for word, value in WORDS.items() if 2 <= value <= 16}
 
 
+Read = str | Callable[[re.Match[str]], str]
+Step = tuple[str, Callable[[Read, str], str] | None, Read]
+
+
 class Notation(NamedTuple):
     """One way to write something, and the way in which it is read."""
 
@@ -67,13 +71,16 @@ class Notation(NamedTuple):
     sign: str = ""
     """A text without it has nothing that is replaced: a quick test."""
 
+    @property
+    def step(self) -> Step:
+        """Sign, substitution (None: of the sign itself) and what is read."""
+        if self.pattern is None:
+            return self.written, None, self.read
+        return self.sign, self.pattern.sub, self.read if self.replacement is None else self.replacement
+
     def apply(self, text: str) -> str:
         """The text with what is read in place of what is written."""
-        if self.pattern is None:
-            return text.replace(self.written, self.read)
-        if self.sign not in text:
-            return text
-        return self.pattern.sub(self.read if self.replacement is None else self.replacement, text)
+        return _applied(text, [self.step])
 
 
 def _vulgar_fraction(match: re.Match[str]) -> str:
@@ -162,8 +169,9 @@ IN_TEXTS: tuple[Notation, ...] = (
         "36^\\circ 30'",
         "36 degrees 30 arcminutes",
         "sixtieths of a degree",
-        re.compile(rf"(\d{{1,4}})\s?{DEGREE.pattern}\s?(\d{{1,2}})\s?(?:'|\^\s?\{{?\s?\\prime\s?\}}?)(?![\w'])"),
+        re.compile(rf"(\d{{1,4}})\s?{DEGREE.pattern}\s?(\d{{1,2}})\s?'(?![\w'])"),
         r"\1 degrees \2 arcminutes",
+        "'",
     ),
     Notation(
         "5' 10\"",
@@ -221,9 +229,9 @@ IN_TEXTS: tuple[Notation, ...] = (
         "3 o'clock in the afternoon",
         "3 p.m.",
         "the half of the day in words",
-        re.compile(r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\s(?:in\sthe\s(?:afternoon|evening)|at\snight)\b)"),
+        re.compile(r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\sin\sthe\s(?:afternoon|evening)\b)"),
         r"\1 p.m.",
-        "n",
+        " in the ",
     ),
     Notation(
         "下午3点15分",
@@ -522,7 +530,16 @@ NOTATIONS: Mapping[str, tuple[Notation, ...]] = {
     "bare answer": IN_BARE_ANSWERS,
 }
 """By where they are read so, in the order in which they are applied."""
-IN_ASCII_TEXTS = tuple(one for one in IN_TEXTS if one.written.isascii())
+_ASCII = {"ascii text": tuple(one for one in IN_TEXTS if one.written.isascii())}
+_STEPS = {where: [one.step for one in table] for where, table in {**NOTATIONS, **_ASCII}.items()}
+
+
+def _applied(text: str, steps: list[Step]) -> str:
+    """A text with some notations read. It has no calls but those that change it: every answer comes through here."""
+    for sign, sub, read in steps:
+        if sign in text:
+            text = sub(read, text) if sub else text.replace(sign, read)  # type: ignore[arg-type]
+    return text
 
 
 def plain_text(text: str) -> str:
@@ -530,16 +547,12 @@ def plain_text(text: str) -> str:
     is_ascii = text.isascii()
     if not is_ascii:
         text = text.translate(ALIKE)
-    for notation in IN_ASCII_TEXTS if is_ascii else IN_TEXTS:
-        text = notation.apply(text)
-    return text
+    return _applied(text, _STEPS["ascii text" if is_ascii else "text"])
 
 
 def join_digits(text: str) -> str:
     """Text with numbers such as `12 500` and `12{,}500` in one piece."""
-    for notation in NUMBER_GROUPS:
-        text = notation.apply(text)
-    return text
+    return _applied(text, _STEPS["number"])
 
 
 def clean(text: str) -> str:
@@ -550,11 +563,9 @@ def clean(text: str) -> str:
     if len(text) > MAX_CLEANED:
         return text.strip()
     text = join_digits(plain_text(text))
-    for notation in IN_ANSWERS:
-        text = notation.apply(text)
+    text = _applied(text, _STEPS["answer"])
     text = text.strip().strip("\"'").rstrip(" .,;:。、\\")
-    for notation in IN_BARE_ANSWERS:
-        text = notation.apply(text)
+    text = _applied(text, _STEPS["bare answer"])
     if whole := WHOLLY_TEXT.fullmatch(text):
         text = whole[1].strip(" .")
         return r"\emptyset" if NOTHING.fullmatch(text) else text
