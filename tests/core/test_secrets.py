@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import subprocess
@@ -13,11 +14,13 @@ import pytest
 import yaml
 
 from regretless.cli import app
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.secrets import hide, is_secret
 from regretless.core.settings import Section
+from regretless.core.terminal import terminal
 from regretless.runs.recipe import load_recipe
 from regretless.training.arguments import PreferenceConfig
-from regretless.training.processes import train_in_processes
+from regretless.training.processes import train_in_processes, write_failure
 from regretless.training.task import arguments_of, task_of
 from regretless.training.trainer import PreferenceTrainer
 
@@ -201,6 +204,19 @@ def test_secret_when_an_error_repeats_its_value_then_message_and_traceback_hide_
         app.main([])
     printed = "".join(capsys.readouterr())
     assert "Traceback" in printed and "KeyError: '(hidden) (hidden)'" in printed
+
+
+def test_secret_when_a_process_fails_with_it_or_it_is_printed_then_report_and_terminal_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    for rank, error in enumerate((ConfigError(SECRET, [f"train.x: {SECRET}"]), DataError(SECRET), KeyError(SECRET))):
+        write_failure(tmp_path, error, rank)
+        report = (tmp_path / f"failed-{rank}.json").read_text()
+        assert SECRET not in report and "(hidden)" in report
+    printed = io.StringIO()
+    terminal(file=printed, width=200).print(f"row 1 has {SECRET}, row 2 has none")
+    assert printed.getvalue() == "row 1 has (hidden), row 2 has none\n"
 
 
 def test_key_when_it_names_a_secret_then_it_is_one_whatever_its_spelling() -> None:

@@ -74,6 +74,7 @@ CASES: list[tuple[str, list[str], str | None, str | dict[str, str]]] = [
     ("The 4Q: 4Q:", ["Q:"], "The 4", ""),
     ("e.e.e.4e.e.4", ["e.e.4"], "e.", ""),
     ("The 4Q:2", ["Q:2", "4Q", "zz"], "The ", {"bytes": "", "pieces": " "}),
+    ("The 42Q:", ["Q:", "2Q:"], "The 4", {"bytes": "4", "pieces": ""}),
     ("The 42日本。2", ["本。"], "The 42日", ""),
     ("The 42。日", ["。"], "The 42", ""),
     ("The 😀😁4", ["😁"], "The 😀", ""),
@@ -104,6 +105,21 @@ def test_cut_when_a_stop_string_occurs_then_tokens_wholly_before_it_are_left_and
     assert found is not None and found[1] == before
     kept = TOKENIZERS[kind].decode(ids[: found[0]], skip_special_tokens=True)
     assert kept == before.removesuffix(lost if isinstance(lost, str) else lost[kind])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop"),
+    [
+        (["T", "h", "e", "▁", "4"], " 4"),  # the first space of a text is lost
+        (["T", *["<0xE2>", "<0x82>", "<0xAC>"] * 5, "<0x0A>"], "\n"),  # bytes from within a character on are no text
+    ],
+)
+def test_end_when_the_last_tokens_by_themselves_lose_the_stop_string_then_it_is_found(
+    pieces: list[str], stop: str
+) -> None:
+    stops, ids = StopStrings(TOKENIZERS["pieces"], [stop]), TOKENIZERS["pieces"].convert_tokens_to_ids(pieces)
+    found = [stops.end_with([ids[:count]])[0] for count in range(1, len(ids) + 1)]
+    assert found == [False] * (len(ids) - 1) + [True]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
