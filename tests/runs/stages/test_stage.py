@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -142,6 +143,10 @@ def test_stage_made_of_stages_when_killed_anywhere_then_the_same_command_ends_wi
 
     again = run_toy(tmp_path / "run")
     assert again.loads == 0 and "unit" not in again.events
+    assert differences(expected, contents(tmp_path / "run")) == []
+
+    shutil.rmtree(tmp_path / "run/toy/two/1/b")
+    assert run_toy(tmp_path / "run").events.count("unit") == 1, "what is done of a group stays"
     assert differences(expected, contents(tmp_path / "run")) == []
 
     context = multiprocessing.get_context("fork")
