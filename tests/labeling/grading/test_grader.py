@@ -223,6 +223,8 @@ def test_check_when_integers_are_longer_than_python_reads_then_digits_decide_or_
         (r"\boxed{5}", "", Verdict.UNKNOWN, Verdict.UNKNOWN),
         ("The answer is less than 12.", "12", Verdict.UNKNOWN, Verdict.WRONG),
         ("The answer is 12, but I am not sure.", "12", Verdict.UNKNOWN, Verdict.UNKNOWN),
+        (r"\boxed{5} and so on \boxed{6", "5", Verdict.WRONG, Verdict.CORRECT),
+        (r"\boxed{5}. Wait, maybe not. I am not sure. \boxed{6}", "5", Verdict.WRONG, Verdict.UNKNOWN),
     ],
 )
 def test_grade_any_when_a_response_has_several_answers_then_one_right_one_is_enough(

@@ -194,6 +194,14 @@ DOUBTS: Mapping[str, Doubt] = {
 """Asked of agreeing answers only."""
 
 
-def doubt(response: str, gold: str, extracted: str) -> str | None:
-    """Why an answer that agrees with the gold one can be read in another way; None if it cannot."""
-    return next((reason for reason, one in DOUBTS.items() if one.applies(response, gold, extracted)), None)
+OF_THE_LAST = frozenset({"box is not closed", "two cases", "two boxes", "two answers", "taken back"})
+"""Those about which answer of a response is its last: `math_any` takes any of them."""
+
+
+def doubt(response: str, gold: str, extracted: str, *, any_counts: bool = False) -> str | None:
+    """Why an answer that agrees with the gold one can be read in another way; None if it cannot.
+
+    any_counts: it need not be the response's last answer.
+    """
+    asked = (reason for reason in DOUBTS if not (any_counts and reason in OF_THE_LAST))
+    return next((reason for reason in asked if DOUBTS[reason].applies(response, gold, extracted)), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from regretless.core.processor_time import processor_limit
 from regretless.data.records import Verdict
@@ -166,11 +166,11 @@ def _grade_truth(gold: bool, extracted: str, response: str) -> Check:
     return Check(*decision(answer == gold, "truth values"), extracted)
 
 
-def _doubted(response: str, gold: str, check: Check) -> Check:
+def _doubted(response: str, gold: str, check: Check, *, any_counts: bool = False) -> Check:
     """A check that says correct as one that says unknown, if the response's answer can be read in another way."""
     if check.verdict != Verdict.CORRECT or check.extracted is None:
         return check
-    reason = doubt(own_answer(response), gold, check.extracted)
+    reason = doubt(own_answer(response), gold, check.extracted, any_counts=any_counts)
     return check if reason is None else Check(Verdict.UNKNOWN, reason, check.extracted)
 
 
@@ -200,9 +200,16 @@ def grade_any(response: str, answer: str) -> Check:
     if quick:
         return quick
     gold = answer_in_gold(answer) or ""
-    checks = [_doubted(response, gold, _by_algebra(gold, extracted)) for extracted in answers_in_response(response)]
-    order = (Verdict.CORRECT, Verdict.UNKNOWN, Verdict.WRONG)
-    return min(checks, key=lambda check: order.index(check.verdict))
+    return _best(
+        _doubted(response, gold, _by_algebra(gold, extracted), any_counts=True)
+        for extracted in answers_in_response(response)
+    )
+
+
+def _best(checks: Iterable[Check]) -> Check:
+    """The last of the checks with the best verdict."""
+    order = (Verdict.WRONG, Verdict.UNKNOWN, Verdict.CORRECT)
+    return max(reversed(list(checks)), key=lambda check: order.index(check.verdict))
 
 
 def quick_grade_any(response: str, answer: str) -> Check | None:
@@ -214,14 +221,12 @@ def quick_grade_any(response: str, answer: str) -> Check | None:
         return Check(Verdict.WRONG, "no answer found")
     outcomes = [_decide_quickly(gold, extracted) for extracted in answers]
     checks = [
-        _doubted(response, gold, Check(*outcome, extracted))
+        _doubted(response, gold, Check(*outcome, extracted), any_counts=True)
         for outcome, extracted in zip(outcomes, answers, strict=True)
         if outcome
     ]
-    correct = [check for check in checks if check.verdict == Verdict.CORRECT]
-    if correct:
-        return correct[0]
-    return checks[-1] if len(checks) == len(answers) else None
+    is_decided = len(checks) == len(answers) or any(check.verdict == Verdict.CORRECT for check in checks)
+    return _best(checks) if is_decided else None
 
 
 def _by_algebra(gold: str, extracted: str) -> Check:
