@@ -198,14 +198,17 @@ def test_file_with_a_secret_when_it_would_be_published_then_it_is_named_and_noth
     assert secret not in str(refused.value)
 
 
+LEAKS = r"README\.md: has a token or key in it"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
         ("report.html", "hub_token: hf_old<footer>Made by regretless 0.1.0 from", r"report\.html: expected a page of"),
         ("report.html", f"{version()}<footer>Made by regretless {version()}.dev1 from", "`regretless report .*/run` "),
         ("report.html", f"<footer>Made by regretless {version()} from", None),
-        (CARD, "---\nlicense: mit\n---\nregretless train hub_token=Mine1234", r"line 4 .*: regretless .*=\(hidden\);"),
-        (CARD, "---\nlicense: mit\n---\nAsk https://me:Mine1234@example.org", r"line 4 .*//\(hidden\)@example\.org"),
+        (CARD, "---\nlicense: mit\n---\nregretless train hub_token=Mine1234", LEAKS),
+        (CARD, "---\nlicense: mit\n---\nAsk https://me:Mine1234@example.org", LEAKS),
         (CARD, "---\nlicense: mit\n---\npad_token=<pad> api_key_env=KEY", None),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import write_text
-from regretless.workflow.run_folder import RunFolder
+from regretless.workflow.run_folder import RunFolder, Unit
 from regretless.workflow.stage_folder import MANIFEST, PENDING, StageFolder, check_ours, read_mark
 
 KEY = "0123456789abcdef" * 2
@@ -138,9 +138,10 @@ def test_strangers_files_that_came_while_a_unit_worked_when_it_is_emptied_then_t
             raise InterruptedError
         return {}
 
+    first, second = (Unit("inspect", {"sample": sample}, writes=("inspect.json",)) for sample in (1, 2))
     with contextlib.nullcontext() if ends else pytest.raises(InterruptedError):
-        run.do("inspect", {"sample": 1}, work)
-    run.do("inspect", {"sample": 2}, lambda output: {})
+        run.do_together([first], lambda todo: [work(path) for path in todo.values()])
+    run.do_together([second], lambda todo: [{}])
     assert tree(tmp_path / "unused" / "inspect") == theirs
 
 

@@ -121,6 +121,12 @@ def hide(text: str) -> str:
     return _PAIR.sub(_pair, _without_forms(hide_known(text)))
 
 
+def names_secret(text: str) -> bool:
+    """True for a text with a value behind the name of a secret (`hub_token=…`), or a password in an address."""
+    addressed = _IN_ADDRESS.sub(_parameter, _USER.sub(f"{HIDDEN}@", text))
+    return _PAIR.sub(_pair, addressed) != text
+
+
 def hide_known(text: str) -> str:
     """A text without the secrets that this process has seen, and those of its environment; nothing else changes."""
     for value in _known():

@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS asking (key TEXT PRIMARY KEY, owner TEXT NOT NULL, at
 CREATE TABLE IF NOT EXISTS secret (salt BLOB NOT NULL);
 """
 CODE_LENGTH = 12
+OPENING_SECONDS = 60.0
 CLAIM_SECONDS = 30.0
 """Age of a claim from which its process counts as gone: it renews its claims several times in this time."""
 
@@ -45,9 +46,9 @@ class ReplyStore:
         self.path, self._owner = path, secrets.token_hex(8)
         with self._readable():
             # Autocommit: a statement is a transaction. The timeout covers another process that uses the same file.
-            self._file = sqlite3.connect(path, timeout=60, isolation_level=None)
+            self._file = sqlite3.connect(path, timeout=OPENING_SECONDS, isolation_level=None)
             # No disk sync at every reply, yet consistent after a crash.
-            self._file.execute("PRAGMA journal_mode=WAL")
+            self._write_ahead()
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.executescript(SCHEMA)
             self._add_addresses()
@@ -55,6 +56,18 @@ class ReplyStore:
                 "INSERT INTO secret SELECT ? WHERE NOT EXISTS (SELECT 1 FROM secret)", (secrets.token_bytes(32),)
             )
             self._salt = bytes(self._file.execute("SELECT salt FROM secret").fetchone()[0])
+
+    def _write_ahead(self) -> None:
+        """Switch to a write-ahead log. Where others open a new file at the same time, SQLite does not wait for them."""
+        until = time.monotonic() + OPENING_SECONDS
+        while True:
+            try:
+                self._file.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
 
     def __enter__(self) -> Self:
         return self

@@ -22,7 +22,7 @@ from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.files import read_json
 from regretless.core.hub import out_of_reach
 from regretless.core.paths import MADE_BY
-from regretless.core.secrets import has_secret, hide
+from regretless.core.secrets import has_secret, names_secret
 from regretless.core.versions import version
 from regretless.modeling.quantization import FILE as QUANTIZATION
 from regretless.training.model_card import CARD, Facts, check_card, named, read_facts, render
@@ -100,7 +100,7 @@ def uploads(
         problems.append(f"{folder}: holds no weights (*.safetensors); expected the folder of a model or an adapter")
     if not {"config.json", "adapter_config.json"} & set(files):
         problems.append(f"{folder}: has neither config.json nor adapter_config.json")
-    problems += problems_of(lambda: check_card(folder)) or _secrets(folder / CARD)
+    problems += problems_of(lambda: check_card(folder))
     if report is not None and not report.is_file():
         problems.append(f"{report}: no such file; the stage `report` writes it")
     elif report is not None and f"{MADE_BY} {version()} " not in report.read_text(encoding="utf-8", errors="replace"):
@@ -116,16 +116,9 @@ def uploads(
         files_to_send.append(Upload(REPORT, report))
     notes += _notes(folder)
     texts = [file for file in files_to_send if not file.path.endswith(".safetensors")]
-    reject("upload", [f"{file.path}: {LEAK}" for file in texts if has_secret(file.text)])
+    leaking = [file for file in texts if has_secret(file.text) or (file.path == CARD and names_secret(file.text))]
+    reject("upload", [f"{file.path}: {LEAK}" for file in leaking])
     return sorted(files_to_send, key=lambda file: file.path), notes
-
-
-def _secrets(card: Path) -> list[str]:
-    return [
-        f"{card}: line {number} seems to hold a secret: {hide(line)}; take it out, and no longer use it"
-        for number, line in enumerate(card.read_text(encoding="utf-8").splitlines(), 1)
-        if hide(line) != line
-    ]
 
 
 def _card(folder: Path, repository: str, report: Path | None, license: str | None) -> tuple[bytes, list[str]]:
