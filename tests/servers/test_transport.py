@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gzip
 import json
 import sqlite3
@@ -299,6 +300,24 @@ def test_questions_when_three_judges_share_their_replies_then_each_is_asked_once
             values = [[item.value for item in result.result().answers] for result in results]
     assert values == [[5] * 40] * 3
     assert len(server.requests) == 40
+
+
+def test_store_when_another_closes_it_while_it_is_opened_then_it_is_opened_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = [sqlite3.OperationalError("database is locked") for _ in range(2)]
+    for error in busy:
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+    class Contended(sqlite3.Connection):
+        def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+            if "journal_mode" in statement and busy:
+                raise busy.pop()
+            return super().execute(statement, *arguments)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Contended))
+    with ReplyStore(tmp_path / "replies.sqlite") as store:
+        assert not busy and store.get("a") is None
 
 
 def test_question_when_the_process_that_asks_it_was_killed_then_another_one_asks_it(
