@@ -20,7 +20,7 @@ def lines_one_by_one(append: bool) -> None:
     """Put a slow stage of rows in the place of the world's: each row is written as it comes, as no stage should."""
     from regretless.world import world as stage
 
-    def run(section: Any, output: Path) -> dict[str, Any]:
+    def run(config: Any, output: Path) -> dict[str, Any]:
         with (output / "prompts.jsonl").open("a" if append else "w") as handle:
             for number in range(40):
                 time.sleep(0.01)
