@@ -1,7 +1,7 @@
 """Where training depends on what is private in transformers' Trainer: all of it is in this file.
 
 `METHODS` and `ATTRIBUTES` say what is used, and what for; the overrides were written against transformers 5.24.0, and
-pass the tests with 5.17.0 as well. A trainer checks at construction that they are still there: an override that nothing
+have the same parameters in 5.17.0. A trainer checks at construction that they are still there: an override that nothing
 calls any more would change results without a word.
 """
 

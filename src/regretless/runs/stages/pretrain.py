@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regretless.runs.recipe import PretrainConfig, Recipe
 
 STEPS, BATCH = 100, 16
-"""Of a model in tiny."""
+"""Of a model in miniature."""
 
 
 class Pretrain(Training["Mapping[str, PretrainConfig]"]):
