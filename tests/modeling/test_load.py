@@ -25,6 +25,7 @@ from regretless.modeling.load import (
     load_model,
     load_tokenizer,
     tokenizer_fingerprint,
+    weights_of,
 )
 from regretless.world.tiny_models import shrink, smoke_architecture
 
@@ -359,3 +360,9 @@ def test_configuration_that_cannot_be_used_when_loaded_then_one_line_names_it(
     with pytest.raises(ConfigError, match=said) as error:
         load_model(ModelConfig(name_or_path=str(tmp_path / "model")))
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_origin_when_settings_name_an_adapter_then_its_path_is_plain_text(model: Path) -> None:
+    # vLLM hands the path to its engine with a serializer that refuses subclasses of str.
+    origin = weights_of(ModelConfig(name_or_path=str(model), adapter="~/a"))
+    assert (type(origin.base), type(origin.adapter)) == (str, str)

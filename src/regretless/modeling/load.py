@@ -379,7 +379,8 @@ def weights_of(config: ModelConfig) -> Origin:
     """
     name = str(config.name_or_path)
     if not _load("model", name, lambda: find_adapter_config_file(name, revision=config.revision)):
-        return Origin(name, config.revision, config.adapter)
+        # Plain text: vLLM hands the path to its engine with a serializer that refuses subclasses of str.
+        return Origin(name, config.revision, None if config.adapter is None else str(config.adapter))
     if config.adapter is not None:
         raise ConfigError(f"model.name_or_path: {name} is itself an adapter, so model.adapter cannot be put on it")
     adapter = _load("adapter", name, lambda: PeftConfig.from_pretrained(name, revision=config.revision))
