@@ -248,7 +248,8 @@ def test_numbers_per_token_when_a_column_has_them_then_its_name_in_the_loss_hide
     assert one(pair, qwen).chosen.values == {"behavior": logps, "entropy": (0.5,) * len(logps)}
     # A column with a number per token needs no more than its name: here one that has a single number.
     monkeypatch.setitem(TOKEN_VALUES, "score", "scores")
-    assert "chosen_score: expected one value per token, got 1 values" in refusal(changed(pair, chosen_score=[1.0]), qwen)
+    problem = refusal(changed(pair, chosen_score=[1.0]), qwen)
+    assert "chosen_score: expected one value per token, got 1 values" in problem
 
 
 def test_stored_ids_when_they_spell_another_text_then_the_row_is_refused_though_lengths_agree(qwen: Any) -> None:
