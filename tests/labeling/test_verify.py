@@ -19,7 +19,7 @@ import pytest
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import write_jsonl
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling import verify as stage

@@ -20,8 +20,8 @@ from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.progress import bar
 from regretless.core.settings import Section
 from regretless.core.text_cleaning import without_nan
+from regretless.data.columns import Response, Verdict
 from regretless.data.messages import stored_text
-from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from regretless.core.processor_time import processor_limit
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.base import Check
 from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
 from regretless.labeling.grading.dates import Date, equal_dates, read_date
