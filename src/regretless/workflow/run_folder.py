@@ -358,28 +358,13 @@ class RunFolder:
             fcntl.lockf(handle, fcntl.LOCK_SH, *OF_ITS_PROCESSES)
             yield
 
-    def do(
-        self,
-        name: str,
-        settings: Mapping[str, Any],
-        work: Callable[[Path], dict[str, Any]],
-        inputs: Mapping[str, Path] | None = None,
-        label: str | None = None,
-        keeps: Sequence[str] = (),
-    ) -> Outcome:
-        """Run `work` on the folder `name` unless it is finished with the same settings and inputs (`Unit`).
-
-        Raises what `work` raises, and DataError if an input is missing.
-        """
-        unit = Unit(name, settings, inputs or {}, label or "", tuple(keeps))
-        return self.do_together([unit], lambda todo: [work(path) for path in todo.values()])[0]
-
     def do_together(
         self, units: Sequence[Unit], work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]
     ) -> list[Outcome]:
         """Run `work` once on all units that are not finished, as {name: folder}; it returns their summaries.
 
-        A manifest's seconds are an equal share of the work's. Otherwise like `do`.
+        A unit is finished if its folder has a result of the same settings and inputs. A manifest's seconds are an equal
+        share of the work's. Raises what `work` raises, and DataError if an input is missing.
         """
         folders = {unit.name: self.stage_folder(unit) for unit in units}
         with self._taken(folders.values()):

@@ -195,7 +195,6 @@ class _OneModel:
         self, stage: Evaluate, config: EvaluateConfig, run: Run, label: str, model: ModelConfig, group: str
     ) -> None:
         self.stage, self.config, self.run, self.label, self.model, self.group = stage, config, run, label, model, group
-        self.here = resolve(model, run.root)
         self.place = stage.folder_in(run) / label
         self.samples = stage.folder_in(run) / SAMPLES / label
 
@@ -229,7 +228,7 @@ class _OneModel:
         answers = []
         for benchmark, name in asked:
             source = config.benchmarks[benchmark].source
-            task = {"prompts": resolve(source, run.root), "setting": f"{section}benchmarks.{benchmark}."}
+            task = {"prompts": source, "setting": f"{section}benchmarks.{benchmark}."}
             place = self.samples / benchmark / name
             answers.append(self._sampling(place, dump(source), {**common, **decoding[name]}, task))
         yield answers
@@ -270,7 +269,7 @@ class _OneModel:
         # Neither the interpreter nor the batch changes what is asked.
         seen = {key: value for key, value in dump(given).items() if key not in ("python", "batch_size")}
         settings = {"model": dump(self.model), "tasks": self.config.harness, **seen}
-        task = {"tasks": self.config.harness, "settings": resolve(given, self.run.root), "model": self.here}
+        task = {"tasks": self.config.harness, "settings": given, "model": self.model}
         return self._unit(self.place / harness.FOLDER, settings, task, HARNESS)
 
     def _sampling(
@@ -284,7 +283,7 @@ class _OneModel:
         engine: dict[str, Any] = {"engine": config.engine, "server": config.engine_server, "vllm": config.vllm}
         params = SamplingParams(**decoding, **engine, batch_size=config.batch_size)
         settings = {"model": dump(self.model), "prompts": prompts, "sampling": dump(params)}
-        return self._unit(place, settings, {"model": self.here, "params": params, **task}, SAMPLING, keeps=KEEPS)
+        return self._unit(place, settings, {"model": self.model, "params": params, **task}, SAMPLING, keeps=KEEPS)
 
     def _unit(
         self, place: PurePosixPath, settings: Mapping[str, Any], task: Mapping[str, Any], need: Need, **others: Any
