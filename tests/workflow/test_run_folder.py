@@ -126,6 +126,28 @@ def test_lock_beside_a_folder_when_held_then_others_are_refused_and_it_is_gone_a
     assert [path.name for path in cache.iterdir()] == ["replies"]
 
 
+@pytest.mark.parametrize("is_new", [False, True], ids=["an earlier run was there", "a new folder"])
+@pytest.mark.parametrize(
+    "inner", ["lock_beside(Path({!r}) / 'inspect')", "RunFolder(Path({!r}) / 'evaluate').locked()"], ids=["unit", "run"]
+)
+def test_run_folder_when_a_command_works_in_a_folder_of_it_then_one_of_the_two_is_refused(
+    inner: str, is_new: bool, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    outer, inner = f"RunFolder(Path({str(run)!r})).locked()", inner.format(str(run))
+    if not is_new:
+        with RunFolder(run).locked():
+            assert f"{run}: another run uses it (process {os.getpid()} on " in refusal(inner)
+    with held(inner):
+        assert f"{run}" in (said := refusal(outer)) and "another run uses it (" in said
+        if not is_new:
+            assert "(a command whose output is in it)" in said
+            # Other commands, elsewhere in it, are in nobody's way.
+            assert refusal(f"lock_beside(Path({str(run / 'analyze')!r}))") == ""
+    with RunFolder(run).locked():
+        pass
+
+
 @pytest.mark.parametrize("lost", ["file", "folder before", "folder behind"])
 def test_lock_when_it_was_removed_while_it_was_opened_then_it_is_taken_anew(
     lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

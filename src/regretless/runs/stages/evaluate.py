@@ -134,18 +134,22 @@ class Evaluate(Stage["EvaluateConfig"]):
         self, config: EvaluateConfig, run: Run
     ) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
         """The models' folders, those of benchmarks in them, and those of sampling runs in these."""
-        from regretless.evaluation.harness import FOLDER
-
-        train = run.recipe.train
-        labels = [BASE, *(train.objectives if train is not None else ()), *config.policies]
+        labels, made = self._labels(config, run)
         yield self.place, [*labels, SAMPLES], None
         for label in labels:
-            made = [*config.benchmarks, *config.chat, *([FOLDER] if config.harness else [])]
             yield f"{self.place}/{label}", made, None
             for benchmark in config.benchmarks:
                 place = f"{self.place}/{label}/{benchmark}"
                 seeds = [path.name for path in run.path(place).glob("seed-*")]
                 yield place, [f"seed-{seed}" for seed in config.seeds], seeds
+
+    def _labels(self, config: EvaluateConfig, run: Run) -> tuple[list[str], list[str]]:
+        """Labels of the models that a recipe evaluates, and of the benchmarks."""
+        from regretless.evaluation.harness import FOLDER
+
+        train = run.recipe.train
+        models = [BASE, *(train.objectives if train is not None else ()), *config.policies]
+        return models, [*config.benchmarks, *config.chat, *([FOLDER] if config.harness else [])]
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """Two benchmarks with the world's problems. Other models and other programs are not part of it."""
@@ -163,7 +167,9 @@ class Evaluate(Stage["EvaluateConfig"]):
         from regretless.runs import cards
 
         folder = run.path(self.folder_in(run))
-        write_json(folder / "results.json", results.collect(folder, config.seeds))
+        # A command adds to what is there. In a run, what a recipe does not ask for may be of an earlier one.
+        asked_for = set(itertools.product(*self._labels(config, run))) if run.output is None else None
+        write_json(folder / "results.json", results.collect(folder, config.seeds, asked_for))
         cards.refresh_cards(run, lambda method, facts: {"results": cards.results_of(run, method)})
 
 
