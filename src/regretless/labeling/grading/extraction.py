@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from regretless.data.messages import CLOSE, OPEN
 from regretless.labeling.grading.dates import DATE
-from regretless.labeling.grading.forms import INEQUALITY, OR, STATES, stated_values
+from regretless.labeling.grading.forms import INEQUALITY, OR, STATES, TEXT_COMMAND, stated_values
 from regretless.labeling.grading.marks import (
     BOLD,
     BOX,
@@ -75,7 +75,6 @@ MATH = re.compile(
     re.DOTALL,
 )
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,20}\s{1,4}[a-zA-Z]{2}")
-WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mbox)\s?\{[^{}]{0,200}\}")
 SENTENCE_END = re.compile(r"(?<!\.\.)[.!](?:\s|$)|[。!]|\n")
 SENTENCE_START = re.compile(r"(?<=[.!?。！])\s")
 MAX_GAP = 40
@@ -632,4 +631,4 @@ def _content(match: re.Match[str]) -> str:
 def _is_formula(match: re.Match[str]) -> bool:
     """True if `$...$` is a formula, and not the prose between two amounts of dollars."""
     content = _content(match)
-    return bool(content) and not is_prose(WORDS_IN_FORMULA.sub("", content))
+    return bool(content) and not is_prose(TEXT_COMMAND.sub("", content))
