@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"studies"},
     {"runs"},
-    {"evaluation"},
+    {"evaluation", "rollouts"},
     STAGES,
     {"servers"},
     {"data"},

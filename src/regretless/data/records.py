@@ -73,6 +73,19 @@ class Response:
     """Text that the verifier took as the response's answer."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
+    regret: float | None = None
+    """Σ Reg of its units, measured by `rollout`."""
+    regret_error: float | None = None
+    """Posterior standard deviation of its G = Σ_{t≥1} V* − V^μ: responses to one prompt share V*(s_0), and differ by
+    no more than G and the return."""
+    regret_halves: list[float] | None = None
+    """Σ Reg − V*(s_0) from the continuations with even numbers, and from those with odd ones."""
+    unit_ends: list[int] | None = None
+    """Tokens at the end of each unit that `rollout` measured."""
+    unit_right: list[int] | None = None
+    """Right continuations by the writer, before each unit."""
+    unit_continuations: list[int] | None = None
+    """Continuations by the writer, before each unit."""
     origin: str | None = field(default=None, compare=False)
     """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 

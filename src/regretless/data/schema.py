@@ -49,7 +49,10 @@ String = Annotated[str, Field(description="text")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str | Integer, Field(description="text or a whole number")]
 Flag = Annotated[bool, Field(description="true or false")]
+Real = Annotated[float, Field(allow_inf_nan=False, description="a finite number")]
+Halves = Annotated[list[Real], Field(min_length=2, max_length=2, description="two finite numbers")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
+Counts = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(description="whole numbers, 0 or more")]
 Kind = Annotated[Literal["raw", "sampled"], Field(description="raw or sampled")]
 Finish = Annotated[Literal["stop", "length", "stop_string"], Field(description="stop, length or stop_string")]
 VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
@@ -123,6 +126,12 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "answer": ColumnType(Gold),
     "verdict": ColumnType(VerdictName),
     "score": ColumnType(Score, pa.float64()),
+    "regret": ColumnType(Real, pa.float64()),
+    "regret_error": ColumnType(Real, pa.float64()),
+    "regret_halves": ColumnType(Halves, pa.list_(pa.float64())),
+    "unit_ends": ColumnType(Counts, IDS),
+    "unit_right": ColumnType(Counts, IDS),
+    "unit_continuations": ColumnType(Counts, IDS),
     "complete": ColumnType(Flag, pa.bool_()),
     "stopped": ColumnType(Flag, pa.bool_()),
     "kind": ColumnType(PairKind),
