@@ -104,7 +104,8 @@ class SamplingParams(Section):
     """Texts that end a response, as `["\\n\\nQuestion:"]` for a pretrained model that goes on with its own question.
     The response is what comes before the first of them; it is complete, and training puts no end token behind it."""
     batch_size: int = Field(default=64, ge=1)
-    """Number of responses generated at the same time. Another size draws other responses from the same seed."""
+    """Number of responses generated at the same time. Another size rounds otherwise, which now and then changes a
+    token."""
     seed: Seed = 0
     """Random seed; equal seeds and settings give equal responses."""
 
@@ -187,6 +188,16 @@ class StreamingEngine(Engine[P], Protocol[P]):
 
     def stream(self, prompts: Sequence[P], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
         """One response to each prompt, with its position, as they are finished."""
+
+
+@runtime_checkable
+class PartEngine(StreamingEngine[P], Protocol[P]):
+    """A streaming engine in which a response's last bits depend on those that are computed side by side with it.
+
+    It is given the requests of one part at a time, so that an interrupted and resumed run has the same bytes.
+    """
+
+    whole_parts: Literal[True]
 
 
 @runtime_checkable
