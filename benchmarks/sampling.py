@@ -5,11 +5,15 @@
 
 The stage is everything that `sample` does with a loaded model: encoding, sampling, log-probabilities, decoding, and the
 files. Bare `generate` has left padding, batches sorted by length, and decoded texts; a second bare loop also computes
-the two log-probabilities of each token from `output_logits` and `output_scores`, as the stage records them. Bare vLLM
-is one call of `LLM.generate` with all requests, each with its own seed and logprobs=0, without texts. Stage and loops
-draw from equal seeds, so they do equal work, and the share of responses with equal tokens is printed. All sides are
-measured in turn in one process; of the repeats' ratios the median, least and greatest are printed. A random model's
-response ends at each token with probability about 1 / max_new_tokens, so a third of them are cut.
+the two log-probabilities of each token from `output_logits` and `output_scores`, as the stage records them. It draws
+from a generator of its own, so its responses are others of the same distribution; with --greedy they are the same.
+Bare vLLM is one call of `LLM.generate` with all requests, each with its own seed and logprobs=0, without texts, from
+the stage's seeds. The share of responses with equal tokens is printed. All sides are measured in turn in one process;
+of the repeats' ratios the median, least and greatest are printed. A random model's response ends at each token with
+probability about 1 / max_new_tokens, so a third of them are cut.
+
+With --model the model is a real one, its prompts are read from --questions (JSON lines with `question`, as GSM8K has
+them), and --lora puts a random adapter of this rank on all its linear layers.
 
 On a GPU the shape is that of Qwen3-1.7B in bfloat16, with n = 8 and 512 tokens. On a CPU the model is small, in
 float32; with OMP_NUM_THREADS=1 each engine computes with one thread, vLLM's in a process of its own.
@@ -38,6 +42,7 @@ os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
 import pyarrow.parquet as pq
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from sides import QWEN3_1_7B, SMALL_QWEN3
 from spread import spread
 from tokenizers import Tokenizer
@@ -45,9 +50,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from regretless.core.terminal import never_fail_to_print
+from regretless.data.columns import Text
 from regretless.data.prompts import PromptRow
-from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import Completion
+from regretless.modeling.load import ModelConfig, load_model
 from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.engines import ENGINES, EngineKind
 from regretless.sampling.job import SampleWork, finish
@@ -57,22 +62,19 @@ from regretless.sampling.vllm_engine import VllmEngine
 TokenLists = list[list[int]]
 
 
-class SeededTransformers(TransformersEngine):
-    """The engine, which notes the seeds of the stage's batches."""
+class BareTransformers(TransformersEngine):
+    """The engine, with plain `model.generate` beside it."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
-        self.seeds[tuple(map(tuple, prompts))] = seed
-        return super().generate(prompts, seed)
-
-    def bare(self, prompts: Sequence[str], params: SamplingParams, with_logps: bool = False) -> TokenLists:
+    def bare(self, prompts: Sequence[Text], params: SamplingParams, with_logps: bool = False) -> TokenLists:
         """Token ids of n responses to each prompt, in the order of prompts, by plain `model.generate`."""
-        tokenizer = self.tokenizer
-        encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts for _ in range(params.n)]
+        tokenizer, draws = self.tokenizer, params.temperature > 0
+        encoded = [ids for ids in map(self.encode, prompts) for _ in range(params.n)]
         order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
+        names = ["repetition_penalty", *(["temperature", "top_k", "top_p"] if draws else [])]
         settings = transformers.GenerationConfig(
-            **{name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "repetition_penalty")},
+            **{name: getattr(params, name) for name in names},
             max_new_tokens=params.max_new_tokens,
-            do_sample=True,
+            do_sample=draws,
             eos_token_id=self.ends,
             pad_token_id=tokenizer.pad_token_id,
             return_dict_in_generate=True,
@@ -80,9 +82,9 @@ class SeededTransformers(TransformersEngine):
             output_scores=with_logps,
         )
         found: TokenLists = [[] for _ in encoded]
+        torch.manual_seed(0)
         for first in range(0, len(order), params.batch_size):
             rows = order[first : first + params.batch_size]
-            torch.manual_seed(self.seeds[tuple(tuple(encoded[row]) for row in rows)])
             padded = {"input_ids": [encoded[row] for row in rows]}
             batch = tokenizer.pad(padded, padding_side="left", return_tensors="pt")
             output = self.model.generate(**batch.to(self.model.device), generation_config=settings)
@@ -138,7 +140,7 @@ def checkpoint(folder: Path, shape: dict[str, Any], vocabulary: int, dtype: torc
     model.save_pretrained(folder)
 
 
-def stage(engine: Any, name: str, model: ModelConfig, prompts: Sequence[str], params: SamplingParams) -> TokenLists:
+def stage(engine: Any, name: str, model: ModelConfig, prompts: Sequence[Text], params: SamplingParams) -> TokenLists:
     """Token ids of all responses, by the sample stage with an engine that is loaded already."""
     ENGINES[name] = EngineKind(lambda *_: engine)
     rows = [PromptRow(str(number), prompt) for number, prompt in enumerate(prompts)]
@@ -165,6 +167,23 @@ def measure(sides: dict[str, Callable[[], TokenLists]], repeats: int, reset: Cal
     return {"tokens_per_second": speeds, "tokens": found}
 
 
+def asked(args: argparse.Namespace, vocabulary: int) -> list[Text]:
+    """Prompts: questions for a real model, random words for one with random weights."""
+    if args.model:
+        lines = args.questions.read_text(encoding="utf-8").splitlines()[: args.prompts]
+        return [[{"role": "user", "content": json.loads(line)["question"]}] for line in lines]
+    numbers = random.Random(0)
+    lengths = [max(4, round(numbers.gauss(100, 25))) for _ in range(4 if args.tiny else args.prompts)]
+    return [" ".join(f"w{numbers.randrange(2, vocabulary)}" for _ in range(length)) for length in lengths]
+
+
+def with_adapter(model: ModelConfig, rank: int, folder: Path) -> ModelConfig:
+    """The model with a random adapter on all its linear layers, which is written into a folder."""
+    adapter = LoraConfig(r=rank, target_modules="all-linear", init_lora_weights=False)
+    get_peft_model(load_model(model), adapter).save_pretrained(folder)
+    return model.model_copy(update={"adapter": str(folder)})
+
+
 def main() -> None:
     """Measure the engines that are there and print their speeds and ratios."""
     never_fail_to_print()
@@ -173,28 +192,42 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="few prompts and short responses of a tiny model")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--n", type=int, default=8, help="responses to each prompt")
+    parser.add_argument("--greedy", action="store_true", help="temperature 0; then n is 1")
+    parser.add_argument("--tokens", type=int, help="most tokens of a response")
+    parser.add_argument("--model", help="folder of a real model, in bfloat16")
+    parser.add_argument("--questions", type=Path, help="JSON lines with `question`, the prompts of a real model")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="with a random adapter on all linear layers")
     parser.add_argument("--json", type=Path, help="also write all measurements to this file")
     args = parser.parse_args()
     gpu = torch.cuda.is_available() and not args.tiny
     shape, vocabulary, tokens = (QWEN3_1_7B, 151_936, 512) if gpu else (SMALL_QWEN3, 8192, 128)
     if args.tiny:
         shape, vocabulary, tokens = shape | {"num_hidden_layers": 1}, 512, 16
-    numbers = random.Random(0)
-    lengths = [max(4, round(numbers.gauss(100, 25))) for _ in range(4 if args.tiny else args.prompts)]
-    prompts = [" ".join(f"w{numbers.randrange(2, vocabulary)}" for _ in range(length)) for length in lengths]
+    tokens, n = args.tokens or tokens, 1 if args.greedy else args.n
+    prompts = asked(args, vocabulary)
     wanted = [args.engine] if args.engine else ["transformers", "vllm"]
     names = [name for name in wanted if name != "vllm" or importlib.util.find_spec("vllm")]
     if not names:
         raise SystemExit("vllm is not installed here: pip install regretless[vllm]")
     with TemporaryDirectory() as folder:
-        checkpoint(Path(folder), shape, vocabulary, torch.bfloat16 if gpu else torch.float32, tokens)
-        model = ModelConfig(name_or_path=folder)
+        model = ModelConfig(name_or_path=args.model or folder, dtype="bfloat16" if args.model else "auto")
+        if not args.model:
+            checkpoint(Path(folder), shape, vocabulary, torch.bfloat16 if gpu else torch.float32, tokens)
+        if args.lora:
+            model = with_adapter(model, args.lora, Path(folder) / "adapter")
         options = VllmOptions(max_model_len=1024, gpu_memory_utilization=0.6, engine_args={"enforce_eager": not gpu})
         sides: dict[str, Callable[[], TokenLists]] = {}
         resets: list[Callable[[], Any]] = []
         for name in names:
-            params = SamplingParams(engine=name, n=8, max_new_tokens=tokens, vllm=options if name == "vllm" else None)
-            engine: Any = {"transformers": SeededTransformers, "vllm": SeededVllm}[name](model, params)
+            params = SamplingParams(
+                engine=name,
+                n=n,
+                max_new_tokens=tokens,
+                vllm=options if name == "vllm" else None,
+                temperature=0 if args.greedy else 0.7,
+            )
+            engine: Any = {"transformers": BareTransformers, "vllm": SeededVllm}[name](model, params)
             engine.seeds = {}
             sides[f"stage, {name}"] = lambda e=engine, n=name, p=params: stage(e, n, model, prompts, p)
             sides[f"bare, {name}"] = lambda e=engine, p=params: e.bare(prompts, p)
@@ -203,9 +236,11 @@ def main() -> None:
             else:
                 resets.append(engine.llm.reset_prefix_cache)
         found = measure(sides, args.repeats, lambda: [reset() for reset in resets])
-    device = torch.cuda.get_device_name() if gpu else "CPU, 1 thread"
+    device = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} thread(s)"
     print(f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, {args.repeats} repeats; ", end="")
-    print(f"{len(prompts)} prompts × 8 responses of at most {tokens} tokens, vocabulary {vocabulary:,}\n")
+    print(
+        f"{len(prompts)} prompts × {n} responses of at most {tokens} tokens, {args.model or f'{vocabulary:,} words'}\n"
+    )
     report(found, names)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

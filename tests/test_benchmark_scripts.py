@@ -245,16 +245,18 @@ def test_gpu_script_when_a_micro_batch_of_trl_or_a_check_fails_then_it_is_named_
 
 
 @pytest.mark.slow
-def test_sampling_script_when_run_in_miniature_then_stage_and_bare_loops_draw_the_same_responses(
+def test_sampling_script_when_run_in_miniature_then_stage_and_bare_loops_have_the_same_greedy_responses(
     tmp_path: Path,
 ) -> None:
     result = tmp_path / "result.json"
     command = [sys.executable, FOLDER / "sampling.py", "--engine", "transformers", "--tiny", "--repeats", "1"]
-    subprocess.run([*command, "--json", result], check=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    subprocess.run(
+        [*command, "--greedy", "--json", result], check=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     found = json.loads(result.read_text())
     tokens = found["tokens"]
     assert tokens["stage, transformers"] == tokens["bare, transformers"] == tokens["bare with logps, transformers"]
-    assert len({tuple(ids) for ids in tokens["stage, transformers"]}) > 24, "32 responses, each drawn by itself"
+    assert len({tuple(ids) for ids in tokens["stage, transformers"]}) == 4, "each prompt has its own"
     assert all(speed > 0 for speeds in found["tokens_per_second"].values() for speed in speeds)
 
 

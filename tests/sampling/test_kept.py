@@ -25,15 +25,15 @@ HOT = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Sizes of the batches that the engine generated."""
+    """Sizes of the parts that the engine generated."""
     sizes: list[int] = []
-    generate = TransformersEngine.generate
+    stream = TransformersEngine.stream
 
-    def noting(self: TransformersEngine, prompts: Any, seed: int) -> Any:
+    def noting(self: TransformersEngine, prompts: Any, seeds: Any) -> Any:
         sizes.append(len(prompts))
-        return generate(self, prompts, seed)
+        return stream(self, prompts, seeds)
 
-    monkeypatch.setattr(TransformersEngine, "generate", noting)
+    monkeypatch.setattr(TransformersEngine, "stream", noting)
     yield sizes
 
 
@@ -153,7 +153,7 @@ def read_ids(tmp_path: Path, settings: dict[str, Any], **changes: Any) -> dict[s
 def test_work_when_interrupted_then_its_parts_and_its_merged_result_are_kept(
     settings: dict[str, Any], tmp_path: Path, drawn: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    settings, whole, broken = {**settings, "batch_size": 2}, tmp_path / "whole", tmp_path / "broken"
     for place in (whole, broken):
         responses(place, settings)
     responses(whole, settings, n=5)

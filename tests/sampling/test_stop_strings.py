@@ -182,19 +182,17 @@ def test_engine_transformers_when_rows_reach_a_stop_string_then_they_end_and_oth
     assert stop not in texts[0] + texts[2]
     changed = engine.with_params(SamplingParams(**HOT, stop=[stop, "Q:"]))
     found = changed.generate(prompts, 3)
-    assert found[0] == plain[0] and found[2] == plain[2], "what is in the prompt ends nothing"
+    for row in (0, 2):
+        assert found[row].token_ids == plain[row].token_ids, "what is in the prompt ends nothing"
+        # A row that ends changes how the others are rounded.
+        assert found[row].logps == pytest.approx(plain[row].logps, abs=1e-5)
     item, count = found[1], len(found[1].token_ids or [])
     assert (item.finish_reason, item.text) == ("stop_string", texts[1].partition(stop)[0])
     assert 0 < count < 40 and tokenizer.decode(item.token_ids or []) == item.text
-    assert item == replace(
-        plain[1],
-        text=item.text,
-        finish_reason="stop_string",
-        token_ids=(plain[1].token_ids or [])[:count],
-        logps=(plain[1].logps or [])[:count],
-        sampled_logps=(plain[1].sampled_logps or [])[:count],
-        token_numbers={"id": [float(token) for token in item.token_ids or []]},
-    )
+    for name in ("logps", "sampled_logps"):
+        assert getattr(item, name) == pytest.approx(getattr(plain[1], name)[:count], abs=1e-5)
+    assert item.token_ids == (plain[1].token_ids or [])[:count]
+    assert item.token_numbers == {"id": [float(token) for token in item.token_ids or []]}
     changed.steps = 0
     changed.generate(prompts[1:2] * 3, 3)
     assert changed.steps <= 40
@@ -404,7 +402,7 @@ def test_stopped_responses_when_sampled_verified_and_inspected_then_they_are_gra
         {
             "prompts": {"dataset": str(tmp_path / "prompts.jsonl"), "answer_column": "answer"},
             "models": [model.model_dump()],
-            **{**HOT, "n": 24, "stop": stop},
+            **{**HOT, "n": 24, "stop": stop, "seed": 1},
         },
         "sample",
     )

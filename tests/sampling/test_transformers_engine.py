@@ -12,13 +12,13 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, TopKLogitsWarper, TopPLogitsWarper
+from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.base import Completion
 from regretless.sampling.engine_settings import SamplingParams
-from regretless.sampling.transformers_engine import TopPAmongFew, TransformersEngine
+from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.world.tiny_models import smoke_architecture
 
 WORDS = ["<pad>", "<end>", "<stop>", *(f"w{number}" for number in range(21))]
@@ -187,16 +187,3 @@ def test_engine_when_no_token_ends_a_response_is_refused(tokenizer: str, tmp_pat
     config = ModelConfig(architecture=smoke_architecture("qwen3", len(WORDS)), tokenizer=str(tmp_path))
     with pytest.raises(ConfigError, match="end-of-sequence token"):
         TransformersEngine(config, ALL_ON)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.95, 0.999])
-@pytest.mark.parametrize(("vocabulary", "top_k"), [(30, 40), (513, 7), (8192, 40)])
-def test_top_p_among_few_when_scores_tie_or_not_leaves_what_transformers_leaves(
-    dtype: torch.dtype, top_p: float, vocabulary: int, top_k: int
-) -> None:
-    torch.manual_seed(0)
-    # In bfloat16 many scores are equal: at the limits of top-k and of top-p too.
-    scores = torch.randn(64, vocabulary).to(dtype).float()
-    shaped = TopKLogitsWarper(top_k)(None, scores)
-    assert torch.equal(TopPAmongFew(top_p)(None, shaped), TopPLogitsWarper(top_p)(None, shaped))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from regretless.core.errors import ServerError
 from regretless.data.columns import FinishReason, LogpsKind, Text
@@ -83,6 +83,16 @@ class StreamingEngine(Engine[P], Protocol[P]):
 
     def stream(self, prompts: Sequence[P], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
         """One response to each prompt, with its position, as they are finished."""
+
+
+@runtime_checkable
+class PartEngine(StreamingEngine[P], Protocol[P]):
+    """A streaming engine in which a response's last bits depend on those that are computed side by side with it.
+
+    It is given the requests of one part at a time, so that an interrupted and resumed run has the same bytes.
+    """
+
+    whole_parts: Literal[True]
 
 
 @runtime_checkable

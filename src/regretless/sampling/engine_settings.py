@@ -95,7 +95,8 @@ class SamplingParams(Section):
     """Texts that end a response, as `["\\n\\nQuestion:"]` for a pretrained model that goes on with its own question.
     The response is what comes before the first of them; it is complete, and training puts no end token behind it."""
     batch_size: int = Field(default=64, ge=1)
-    """Number of responses generated at the same time. Another size draws other responses from the same seed."""
+    """Number of responses generated at the same time. Another size rounds otherwise, which now and then changes a
+    token."""
     seed: Seed = 0
     """Random seed; equal seeds and settings give equal responses."""
 

@@ -32,6 +32,7 @@ from regretless.sampling import kept
 from regretless.sampling.base import (
     Completion,
     Engine,
+    PartEngine,
     PromptsUnansweredError,
     StoringEngine,
     StreamingEngine,
@@ -45,6 +46,8 @@ from regretless.workflow.workers import Advance, InThisProcess, Need, executor
 
 MAX_PARTS = 200
 """Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""
+PART_BATCHES = 4
+"""Batches of a part at least: an engine that replaces rows as they end runs dry at the end of each part."""
 UNITS_PER_WORKER = 4
 """Units that each of several workers does, one after another."""
 
@@ -111,6 +114,7 @@ class SampleWork:
         return fingerprint(
             {
                 "models": [model.model_dump() for model in self.models],
+                "drawn": self.identities,
                 "prompts": [[row.prompt_id, row.prompt, row.answer] for row in self.prompts],
                 "params": self.params.model_dump(),
                 "kept": sorted(self.kept),
@@ -151,7 +155,7 @@ class SampleWork:
         """Parts of a model, by its index: whole batches, except for the last."""
         kept_responses = sum(model == number for model, _, _ in self.kept)
         total, batch = len(self.prompts) * self.params.n - kept_responses, self.params.batch_size
-        size = batch * max(1, math.ceil(total / batch / MAX_PARTS))
+        size = batch * max(PART_BATCHES, math.ceil(total / batch / MAX_PARTS))
         return [
             SampledPart(
                 number,
@@ -258,7 +262,8 @@ class PartSampler:
             parts = [part for _, part in assigned if not part.file.is_file()]
             work, asked = self.works[index], self._asked.get((index, number)) or self._ask(index, number)
             if isinstance(asked.engine, StreamingEngine):
-                self._stream(asked.engine, asked, work, parts, advance)
+                for together in [[part] for part in parts] if isinstance(asked.engine, PartEngine) else [parts]:
+                    self._stream(asked.engine, asked, work, together, advance)
                 continue
             for part in parts:
                 write_records(part.file, _in_batches(asked, work, part, advance), work.metadata)

@@ -33,6 +33,8 @@ NOT_DRAWING = {"n", "batch_size", "server", "vllm"}
 SERVER = {"base_url", "base_urls", "endpoint", "logprobs", "logprobs_mode", "extensions"}
 VLLM = {"logprobs_mode", "engine_args"}
 """Settings of a server, and of vLLM, that say what a response is, not how fast it comes."""
+DRAWING = {"transformers": 2}
+"""Version of how an engine draws from its seeds, for those that once drew otherwise."""
 
 Key = tuple[int, int, int]
 """A response of a work: the indices of its model and prompt, and its sample number."""
@@ -54,6 +56,8 @@ def identities(models: Sequence[ModelConfig], params: SamplingParams) -> list[st
     drawing = params.model_dump(exclude=NOT_DRAWING)
     drawing["server"] = params.server and params.server.model_dump(include=SERVER)
     drawing["vllm"] = params.vllm and params.vllm.model_dump(include=VLLM)
+    if params.engine in DRAWING:
+        drawing["version"] = DRAWING[params.engine]
     used = versions_for(drawing)
     hashes: list[str] = []
     for model in models:

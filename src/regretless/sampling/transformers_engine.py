@@ -1,11 +1,10 @@
-"""Sampling with `model.generate` of transformers; log-probabilities are recorded on the way."""
+"""Sampling with a model of transformers: by the loop of `modeling.decoding`, else by the model's own `generate`."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -17,28 +16,30 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 from regretless.core.errors import ConfigError
+from regretless.core.files import fingerprint
+from regretless.core.terminal import print_note
 from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
+from regretless.modeling.decoding import Decoder, Row, decode, draw_next, why_not
+from regretless.modeling.draws import Sampler, uniform_numbers
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, Provenance
 from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.stop_strings import StopStrings
 
-Measure = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]
-"""(logits (B, V), the same shaped to draw from (B, V), drawn token ids (B, 1)) → further numbers (B,) by name."""
-
 
 class TransformersEngine:
-    """Engine for the model of a config. Raises ConfigError if it cannot be loaded or no token ends its responses."""
+    """Engine for the model of a config. Raises ConfigError if it cannot be loaded or no token ends its responses.
+
+    What a response draws follows from its own seed. Its last bits depend on the rows beside it (`whole_parts`).
+    """
+
+    whole_parts = True
 
     def __init__(self, config: ModelConfig, params: SamplingParams) -> None:
         self.params = params
@@ -50,6 +51,12 @@ class TransformersEngine:
                 f"model {config.label}: neither the model nor its tokenizer names an end-of-sequence token, so no "
                 "response can end; set eos_token in the tokenizer's folder"
             )
+        _adapter_in_type_of(self.model)
+        reason = why_not(self.model, self.context)
+        self.decodes = reason is None
+        """Whether rows are decoded one by one; `generate` of transformers pads them to one batch."""
+        if reason is not None:
+            print_note(f"note: model {config.label}: sampled by transformers' generate, which is slower: {reason}")
         self.provenance = Provenance(
             model=config.label,
             revision=config.revision or getattr(self.model.config, "_commit_hash", None),
@@ -74,68 +81,78 @@ class TransformersEngine:
         return other
 
     def generate(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Completion]:
-        """One response to each prompt (token ids), in order; the batch is padded on the left."""
-        width = max(len(prompt) for prompt in prompts)
-        pads = [width - len(prompt) for prompt in prompts]
-        pad_id = self.tokenizer.pad_token_id
-        rows = [[pad_id] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]
-        device = self.model.device
-        input_ids = torch.tensor(rows, device=device)
-        padding = torch.tensor(pads, device=device)
-        mask = (torch.arange(width, device=device) >= padding[:, None]).long()
-        recorder = LogpRecorder(self.params, padding, self.measure)
+        """One response to each prompt (token ids), in order; each draws from a seed of its own."""
+        seeds = [int(fingerprint([seed, row])[:15], 16) for row in range(len(prompts))]
+        completions = dict(self.stream(prompts, seeds))
+        return [completions[row] for row in range(len(prompts))]
+
+    def stream(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
+        """One response to each prompt, with its position, as they are finished; `params.batch_size` side by side."""
         stops = StopStrings(self.tokenizer, self.params.stop)
-        with torch.inference_mode(), _seeded(device, seed), self._own_settings_only():
-            output = self.model.generate(
-                input_ids=input_ids,
-                attention_mask=mask,
-                logits_processor=LogitsProcessorList([_Shape(recorder)]),
-                stopping_criteria=StoppingCriteriaList(
-                    [_Record(recorder), *([_Stop(stops, width)] if stops.strings else [])]
-                ),
-            )
-        tokens = output[:, width:]
-        raw, sampled = recorder.logps(tokens.shape[1])
-        drawn = None if sampled is None else sampled.tolist()
-        numbers = {name: rows.tolist() for name, rows in recorder.token_numbers(tokens.shape[1]).items()}
-        return [
-            stops.applied(completion)
-            for completion in self._completions(prompts, tokens.tolist(), raw.tolist(), drawn, numbers)
-        ]
+        whole = type(self).measure is not TransformersEngine.measure
+        names = ("temperature", "top_k", "top_p", "repetition_penalty")
+        shape = {name: getattr(self.params, name) for name in names}
+        sampler = Sampler(**shape, measure=self.measure if whole else None)
+        for row in (self._decoded if self.decodes else self._generated)(prompts, seeds, sampler, stops):
+            yield row.number, stops.applied(self._completion(row))
 
     def measure(self, logits: Tensor, shaped: Tensor, tokens: Tensor) -> Mapping[str, Tensor]:
         """Further numbers (B,) of the tokens just drawn, by name; this engine records none, a subclass may.
 
         logits: (B, V) of the model; shaped: (B, V), what was drawn from: the logits after temperature, top-p, top-k and
-        penalties; tokens: (B, 1) ids. Rows go through it until the longest response of the batch is complete.
+        penalties; tokens: (B, 1) ids. It is called for some rows at a time, and a row may go on behind its end.
         """
         return {}
 
-    def _completions(
-        self,
-        prompts: Sequence[Sequence[int]],
-        tokens: list[list[int]],
-        raw: list[list[float]],
-        sampled: list[list[float]] | None,
-        numbers: Mapping[str, list[list[float]]],
-    ) -> list[Completion]:
+    def _decoded(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: Sampler, stops: StopStrings
+    ) -> Iterator[Row]:
+        """Rows by the loop of `modeling.decoding`."""
         ends = set(self.ends)
-        stops = [next((at for at, token in enumerate(row) if token in ends), None) for row in tokens]
-        lengths = [len(row) if stop is None else stop + 1 for row, stop in zip(tokens, stops, strict=True)]
-        ids = [row[:length] for row, length in zip(tokens, lengths, strict=True)]
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return [
-            Completion(
-                text=texts[row],
-                token_ids=ids[row],
-                logps=raw[row][:length],
-                sampled_logps=None if sampled is None else sampled[row][:length],
-                finish_reason="length" if stops[row] is None else "stop",
-                prompt_token_ids=list(prompts[row]),
-                token_numbers={name: values[row][:length] for name, values in numbers.items()} or None,
-            )
-            for row, length in enumerate(lengths)
-        ]
+
+        def are_over(rows: Sequence[Row]) -> list[bool]:
+            stopped = stops.end_with([row.token_ids for row in rows]) if stops.strings else [False] * len(rows)
+            return [at_stop or row.token_ids[-1] in ends for at_stop, row in zip(stopped, rows, strict=True)]
+
+        decoder = Decoder(self.model, min(self.params.batch_size, len(prompts)))
+        return decode(decoder, prompts, seeds, sampler, self.params.max_new_tokens, are_over)
+
+    def _generated(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: Sampler, stops: StopStrings
+    ) -> Iterator[Row]:
+        """Rows by the model's `generate`, batch by batch; a batch is padded on the left."""
+        device, ends = self.model.device, torch.tensor(self.ends)
+        for first in range(0, len(prompts), self.params.batch_size):
+            numbers = range(first, min(first + self.params.batch_size, len(prompts)))
+            most = self.params.max_new_tokens
+            rows = [Row(at, prompts[at], uniform_numbers(seeds[at], most)) for at in numbers]
+            width = max(len(row.prompt) for row in rows)
+            padding = torch.tensor([width - len(row.prompt) for row in rows], device=device)
+            padded = [[self.tokenizer.pad_token_id] * (width - len(row.prompt)) + list(row.prompt) for row in rows]
+            mask = (torch.arange(width, device=device) >= padding[:, None]).long()
+            criteria = [_Stop(stops, width)] if stops.strings else []
+            with torch.inference_mode(), self._own_settings_only():
+                self.model.generate(
+                    input_ids=torch.tensor(padded, device=device),
+                    attention_mask=mask,
+                    logits_processor=LogitsProcessorList([_Draw(sampler, rows, padding)]),
+                    stopping_criteria=StoppingCriteriaList(criteria),
+                )
+            for row in rows:
+                over = torch.isin(torch.tensor(row.token_ids), ends).nonzero()
+                yield row.cut(int(over[0]) + 1) if len(over) else row
+
+    def _completion(self, row: Row) -> Completion:
+        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Completion(
+            text=text,
+            token_ids=row.token_ids,
+            logps=row.logps,
+            sampled_logps=row.sampled_logps if self.params.temperature > 0 else None,
+            finish_reason="stop" if row.token_ids[-1] in self.ends else "length",
+            prompt_token_ids=list(row.prompt),
+            token_numbers=row.numbers or None,
+        )
 
     @contextlib.contextmanager
     def _own_settings_only(self) -> Iterator[None]:
@@ -144,12 +161,10 @@ class TransformersEngine:
         What a checkpoint's generation_config.json sets (Qwen: repetition penalty, top-k) would otherwise fill whatever
         the call leaves open, on top of the processors here.
         """
-        draws = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
         settings = GenerationConfig(
             max_new_tokens=self.params.max_new_tokens,
             eos_token_id=self.ends,
             pad_token_id=self.tokenizer.pad_token_id,
-            **(draws if self.params.temperature > 0 else {}),
         )
         inner = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         holders = [self.model] if inner is self.model else [self.model, inner]
@@ -163,116 +178,22 @@ class TransformersEngine:
                 holder.generation_config = original
 
 
-class LogpRecorder:
-    """Shapes the sampling distribution, and records the log-probabilities of the sampled tokens.
-
-    `shape` is the only logits processor of a call: it sees the model's own logits (B, V), applies what `params` asks
-    for in the order that transformers and vLLM use, and remembers both until the token is known. `record` is a stopping
-    criterion, called right after that, which stops nothing: it keeps the token's two log-probabilities and lets the
-    logits go. Memory: two (B, V) tensors and two numbers a token, where `output_logits` would keep steps × B × V.
+class _Draw(LogitsProcessor):
+    """Draws the tokens of a call of `generate`, and leaves it nothing but to take them.
 
     padding: (B,) number of padding tokens before each prompt, which are not part of the text.
-    measure: further numbers of each token, computed while the logits are there.
     """
 
-    def __init__(self, params: SamplingParams, padding: Tensor, measure: Measure) -> None:
-        self.padding, self.measure = padding, measure
-        penalty = float(params.repetition_penalty)
-        self.penalty = RepetitionPenaltyLogitsProcessor(penalty) if penalty != 1 else None
-        self.draws = params.temperature > 0
-        self.warpers: list[LogitsProcessor] = []
-        if self.draws and params.temperature != 1:
-            self.warpers.append(TemperatureLogitsWarper(float(params.temperature)))
-        if self.draws and params.top_k > 0:
-            self.warpers.append(TopKLogitsWarper(params.top_k))
-        if self.draws and params.top_p < 1:
-            top_p = float(params.top_p)
-            self.warpers.append(TopPLogitsWarper(top_p) if params.top_k == 0 else TopPAmongFew(top_p))
-        self.pending: tuple[Tensor, Tensor] | None = None
-        self.raw: list[Tensor] = []
-        self.sampled: list[Tensor] = []
-        self.measured: list[Mapping[str, Tensor]] = []
-
-    def shape(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """(B, V) scores to sample from, for the model's logits (B, V) after input_ids (B, S)."""
-        shaped = scores
-        if self.penalty is not None:
-            # Padding is replaced by the prompt's first token here: a token is penalized once however often it occurs.
-            first = input_ids.gather(1, self.padding[:, None])
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-            shaped = self.penalty(torch.where(positions < self.padding[:, None], first, input_ids), shaped)
-        for warper in self.warpers:
-            shaped = warper(input_ids, shaped)
-        self.pending = (scores, shaped)
-        return shaped
-
-    def record(self, input_ids: Tensor) -> None:
-        """Record the log-probabilities of the token that is now at the end of each row of input_ids (B, S)."""
-        assert self.pending is not None  # shape was called for this token
-        raw, shaped = self.pending
-        self.pending = None
-        chosen = input_ids[:, -1:]
-        self.raw.append(_chosen_logps(raw, chosen))
-        if self.draws:
-            self.sampled.append(_chosen_logps(shaped, chosen))
-        self.measured.append(self.measure(raw, shaped, chosen))
-
-    def logps(self, steps: int) -> tuple[Tensor, Tensor | None]:
-        """(B, steps) nats of the tokens: in the model's distribution, and the one sampled from (None: greedy)."""
-        raw = torch.stack(self.raw[:steps], dim=1)
-        return raw, torch.stack(self.sampled[:steps], dim=1) if self.draws else None
-
-    def token_numbers(self, steps: int) -> dict[str, Tensor]:
-        """(B, steps) of each further number, by name."""
-        names = self.measured[0]
-        return {name: torch.stack([row[name] for row in self.measured[:steps]], dim=1) for name in names}
-
-
-def _chosen_logps(scores: Tensor, chosen: Tensor) -> Tensor:
-    """(B,) log-probability of each row's chosen token (B, 1) under softmax of scores (B, V)."""
-    # Rounding can put a certain token slightly above 0.
-    return (scores.gather(1, chosen).squeeze(1) - scores.logsumexp(dim=1)).clamp(max=0)
-
-
-class TopPAmongFew(TopPLogitsWarper):
-    """transformers' top-p for rows with few tokens left, as behind top-k: sorts those instead of the vocabulary.
-
-    It leaves the same tokens. Where the limit is among equal scores, the unstable order of the full sort decides which
-    of them are left; such rows are left to transformers.
-    """
+    def __init__(self, sampler: Sampler, rows: Sequence[Row], padding: Tensor) -> None:
+        self.sampler, self.rows, self.padding = sampler, rows, padding
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """(B, V) scores without the least likely tokens, which together have at most 1 - top_p."""
-        # More than k where tokens tie with the last of the top k.
-        left = max(1, int(scores.isfinite().sum(dim=1).max()))
-        values, places = scores.topk(left)
-        values, places = values.flip(1), places.flip(1)
-        removed = values.softmax(dim=1).cumsum(dim=1) <= 1 - self.top_p
-        removed[:, -1] = False
-        # What was removed before is -inf already.
-        shaped = scores.scatter(1, places, values.masked_fill(removed, -math.inf))
-        tied = removed[:, :-1] & ~removed[:, 1:] & (values[:, :-1] == values[:, 1:])
-        rows = tied.any(dim=1).nonzero()[:, 0]
-        if len(rows):
-            shaped[rows] = super().__call__(input_ids, scores[rows])
-        return shaped
-
-
-class _Shape(LogitsProcessor):
-    def __init__(self, recorder: LogpRecorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.recorder.shape(input_ids, scores)
-
-
-class _Record(StoppingCriteria):
-    def __init__(self, recorder: LogpRecorder) -> None:
-        self.recorder = recorder
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **_: Any) -> Tensor:
-        self.recorder.record(input_ids)
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        # Padding is replaced by the prompt's first token: a token is penalized once however often it occurs.
+        first = input_ids.gather(1, self.padding[:, None])
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        seen = torch.where(positions < self.padding[:, None], first, input_ids)
+        tokens = draw_next(self.sampler, scores, seen, self.rows)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0)
 
 
 class _Stop(StoppingCriteria):
@@ -286,12 +207,12 @@ class _Stop(StoppingCriteria):
         return torch.tensor(self.stops.end_with(generated), device=input_ids.device)
 
 
-@contextlib.contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Random numbers from a seed within the block, the caller's afterwards."""
-    # fork_rng keeps the states of devices that have one for each index; the others' is set by manual_seed all the same.
-    indexed = device.type in {"cuda", "xpu"}
-    kind = device.type if indexed else "cuda"
-    with torch.random.fork_rng(devices=[device] if indexed else [], device_type=kind):
-        torch.manual_seed(seed)
-        yield
+def _adapter_in_type_of(model: PreTrainedModel | PeftModel) -> None:
+    """Round the adapter's weights to the type of the model's, as autocast does in training.
+
+    peft loads them in float32, and would convert every layer's input and output.
+    """
+    if isinstance(model, PeftModel):
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.data = parameter.data.to(model.dtype)

@@ -129,17 +129,17 @@ def test_sampling_when_earlier_responses_cover_a_part_then_only_the_others_are_l
 def test_sampling_that_is_interrupted_when_planned_then_finished_parts_are_counted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, batches = small(folder, "sample.batch_size=64", "sample.seed=5"), []
-    generate = TransformersEngine.generate
+    recipe, parts = small(folder, "sample.batch_size=16", "sample.seed=5"), []
+    stream = TransformersEngine.stream
 
-    def three_batches(self: TransformersEngine, prompts: Any, seed: int) -> Any:
-        if len(batches) == 3:
+    def three_parts(self: TransformersEngine, prompts: Any, seeds: Any) -> Any:
+        if len(parts) == 3:
             raise KeyboardInterrupt
-        batches.append(len(prompts))
-        return generate(self, prompts, seed)
+        parts.append(len(prompts))
+        return stream(self, prompts, seeds)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(TransformersEngine, "generate", three_batches)
+        patch.setattr(TransformersEngine, "stream", three_parts)
         run_recipe(recipe)
     plan = planned(recipe)
     (row,) = [row for row in plan.rows if row.stage == "sample"]
