@@ -41,7 +41,10 @@ PAIRED = {
     "ratio": re.compile(r"(.{1,40}?)\s?:\s?(.{1,40})"),
 }
 """Answers of two numbers that are neither a list nor a calculation."""
-TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false|oui|non|vrai|faux|ja|nein|wahr|falsch)\b)|(不)?(是|否|对|错)")
+TRUTH = re.compile(
+    r"(?i:\b(not\s)?(yes|no(?!\s(?:idea|one|answer|clue|way))|true|false|oui|sí|non|vrai|faux|ja|nein|wahr|falsch)\b)"
+    r"|(不)?(是|否|对|错)"
+)
 NEGATIVE_WORDS = {"no", "false", "non", "faux", "nein", "falsch", "否", "错"}
 MAX_TRUTH = 100
 """Longest text (characters) that says yes or no."""
