@@ -171,12 +171,16 @@ RESULT = re.compile(
 COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
 COUNTED = re.compile(
     rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s(?:(?:her|him|them|us)\s)?)"
-    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b(?!\s{PART}\b)|zero\b)(?:a\s(?:half|quarter|third)|{INTEGER_WORDS}(?:\s(?:dozen|{PART}))?)\b)"
-    rf"(?![-?]|\s(?:of\sthem|other|more|less|[a-z]{{1,12}}\sand|square\sroot|squared|cubed|factorial|to|hundred|{LARGE}|{PART}|{UNDER_100}"
-    rf"|{'|'.join(sorted(NOT_UNITS))})\b)",
+    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b(?!\s{PART}\b)|zero\b)(?:a\s(?:half|quarter|third)|{INTEGER_WORDS}(?:\s(?:dozen|{PART}))?)\b)",
     re.IGNORECASE,
 )
 """A number in words that begins a sentence or follows its verb."""
+NOT_ALONE = re.compile(
+    rf"[-+/=(;?]|\b(?:{UNDER_100}|{PART}|hundred|{LARGE}|squared|cubed|factorial|raised|square\sroot|point|below|more|less|other"
+    rf"|wrong|incorrect|not|if|of\sthem|(?!a\b)[a-z]|{'|'.join(sorted(NOT_UNITS))})\b",
+    re.IGNORECASE,
+)
+"""What, behind a number in words, makes it a part of the answer, or doubtful: seven or eight, seven feet ten inches."""
 FACTORIAL = re.compile(r"[.,;)=]|\s?[-+*/=]|\s[a-z]")
 """What follows an exclamation mark that ends no sentence."""
 NAMED = re.compile(r"\s[a-z]{3,15},?\sand\s")
@@ -591,7 +595,7 @@ def _last_expression(text: str) -> str | None:
     pieces = [] if is_open else [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
     if not pieces:
-        return None if is_open else _complement(last_sentence) or _few_words(text)
+        return None if is_open else _complement(last_sentence) or _value_alone(text)
     run = _run_to_end(text, pieces)
     hedge = HEDGE_BEFORE.search(text[max(0, run[0][0] - MAX_NEGATION) : run[0][0]])
     answer = _join(text, run)
@@ -607,8 +611,8 @@ def _last_words(sentence: str) -> str | None:
     if everything := ALL_LAST.search(sentence):
         return WORKS.sub("", everything[1])
     is_in_words = not _has_value(sentence) and CORRECTION.search(sentence) is None
-    numbers = list(COUNTED.finditer(sentence)) if is_in_words else []
-    return str(numbers[-1]["number"]) if numbers else None
+    number = list(COUNTED.finditer(sentence))[-1:] if is_in_words else []
+    return str(number[0]["number"]) if number and not NOT_ALONE.search(sentence, number[0].end()) else None
 
 
 def _complement(sentence: str) -> str | None:
@@ -617,8 +621,13 @@ def _complement(sentence: str) -> str | None:
     return _few_words(sentence[verbs[-1].end() :]) if verbs else None
 
 
+def _value_alone(text: str) -> str | None:
+    """A response of one word, or of a number in words: "One hundred and twenty."."""
+    words = _few_words(text)
+    return words if words and (words.isalpha() or read_number(clean(words))) else None
+
+
 def _few_words(text: str) -> str | None:
-    """A text of few words, such as a response of the answer alone: "One hundred and twenty."."""
     words = text.strip(' .!*"。')
     return words if COMPLEMENT.fullmatch(words) and not NO_ANSWER.match(words) else None
 

@@ -294,7 +294,7 @@ def stated_values(text: str) -> list[str]:
     parts = sides(text)
     if len(parts) == 1 or not all(parts) or len(set(parts)) == 1:  # 0 = 0 states nothing
         return [text]
-    if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
+    if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]) and not read_number(parts[1]):  # 5 = x
         return parts[:1]
     last_of_each = [sides(part)[-1] for part in cut_outside_brackets(text, APPROXIMATELY)]
     letters = set(VARIABLE.findall(TEXT_COMMAND.sub("", parts[0]))) - {"i", "e"}

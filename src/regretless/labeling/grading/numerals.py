@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-CACHED = 4096
+CACHED = 1024
 """Texts whose reading is kept: responses to a prompt have one gold answer, and most of them few different answers."""
 APPROXIMATION = Fraction(1, 10_000)
 """Relative tolerance of a decimal for a gold value that is not an integer (as in Qwen2.5-Math's evaluation)."""
