@@ -186,6 +186,8 @@ def test_check_when_algebra_takes_too_long_then_unknown(monkeypatch: pytest.Monk
         "12 eggs ",
         "1 234 ",
         "2½²",
+        "one thousand ",
+        "five and ",
     ],
 )
 def test_quick_grade_when_text_is_hostile_then_work_grows_with_its_length_and_not_faster(piece: str) -> None:

@@ -30,7 +30,7 @@ UNSURE = re.compile(
     r"|my\sguess|something\slike))"
 )
 SLASH_PRODUCT = re.compile(
-    r"(?<![\w.])(?:\d+|[a-z])\s?/\s?(?:\d+\s?|[a-z](?!m[²³]))(?:[a-zA-Z]|π|\\pi|\\sqrt|\()(?![a-zA-Z])"
+    r"(?<![\w.])(?:\d+|[a-z])\s?/\s?(?:\d+\s?|[a-z](?!m[²³^]|g\b|[lL]\b))(?:[a-zA-Z]|π|\\pi|\\sqrt|\()(?![a-zA-Z])"
 )
 COMMAND, LETTER, WORD = re.compile(r"\\[a-zA-Z]+"), re.compile("[a-zA-Z]"), re.compile("[a-zA-Z]{3}")
 RATIO = re.compile(r"\d\s?:\s?\d")

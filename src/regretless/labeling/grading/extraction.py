@@ -22,6 +22,7 @@ from regretless.labeling.grading.marks import (
     CORRECTED,
     CORRECTION,
     END_OF_TURN,
+    FOREIGN,
     HASH,
     HEDGE_BEFORE,
     HEDGED,
@@ -37,10 +38,12 @@ from regretless.labeling.grading.notations import SCALE_LETTERS, clean, join_dig
 from regretless.labeling.grading.numerals import (
     CACHED,
     GROUPED,
+    INTEGER_WORDS,
     LARGE,
+    NOT_UNITS,
     PART,
     SCALES,
-    UNDER_1000,
+    UNDER_100,
     UNIT_LETTERS,
     VARIABLE,
     read_number,
@@ -59,8 +62,8 @@ LINK_NOISE = re.compile(r"\s|\$|\\[()\[\],;!]|\\text\{|\}|\\q?quad|\.|\*\*")
 
 LEAD = re.compile(
     r"(?i:(?:therefore|thus|hence|so|simply|just|only|exactly|approximately|about|roughly|around|nearly|probably|likely"
-    r"|given by|equal to|as follows|either|indeed|then|clearly|now|also|still|that is|i\.e\.|option|choice|number"
-    r"|letter|a total of)\b|约为|约|大约|大概|(?:一共|总共|共)有?|选项|选)[\s,:]{0,3}"
+    r"|given by|equal to|as follows|either|indeed|then|clearly|now|also|still|that is|i\.e\.|option|choice"
+    r"|(?:la )?opción|number|letter|a total of)\b|约为|约|大约|大概|(?:一共|总共|共)有?|选项|选)[\s,:]{0,3}"
 )
 OPENING = re.compile(r"[\s*_:=>#`\"'】~]{0,40}")
 NO_ANSWER = re.compile(
@@ -134,9 +137,9 @@ OPTION_TEXT = re.compile(r"[:\s]{1,2}([a-zA-Z]{2,20}(?:\s[a-zA-Z]{2,20}){0,4})(?
 """The words of an option behind its letter, as in `(B) no`."""
 DECIMAL_COMMA = re.compile(r"(\d(?<![\w.,(\[]\d)(?<!\{\{\d)\d{0,8}),(\d{1,2}|\d{4,9})(?![\w,]|\.\d)")
 LANGUAGES = {
-    "German": "der das und ist eine wir sind beträgt antwort ergebnis lösung also daher somit",
-    "French": "le les est et une réponse donc nous des résultat vaut",
-    "Spanish": "el los es y una respuesta resultado entonces por lo tanto",
+    "German": "als ein für nicht der das und ist eine wir sind beträgt antwort ergebnis lösung also daher somit",
+    "French": "il elle pour dans avec le les est et une réponse donc nous des résultat vaut",
+    "Spanish": "que su más hay del el los es y una respuesta resultado entonces por lo tanto",
     "Italian": "il è di una risposta risultato quindi dunque",
     "Portuguese": "é uma resposta resultado então portanto são",
     "Dutch": "het een antwoord dus zijn uitkomst",
@@ -167,12 +170,17 @@ RESULT = re.compile(
 )
 COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
 COUNTED = re.compile(
-    rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s)"
-    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b(?!\s(?:half|third|quarter))|zero\b)(?:a\s(?:half|quarter|third)|{UNDER_1000}(?:\s(?:{LARGE}))?(?:\s(?:dozen|{PART}))?)\b)"
-    r"(?!\s(?:of\sthem\b|other|more\b|less\b|[a-z]{1,12}\sand\s))",
+    rf"(?:^|\b(?:so|thus|hence|therefore|is|are|has|have|gets?|takes?|needs?|costs?|earns?|pays?|buys?|sells?|eats?),?\s(?:(?:her|him|them|us)\s)?)"
+    rf"(?:only\s|exactly\s)?(?P<number>(?!one\b(?!\s{PART}\b)|zero\b)(?:a\s(?:half|quarter|third)|{INTEGER_WORDS}(?:\s(?:dozen|{PART}))?)\b)",
     re.IGNORECASE,
 )
 """A number in words that begins a sentence or follows its verb."""
+NOT_ALONE = re.compile(
+    rf"[-+/=(;?]|\b(?:{UNDER_100}|{PART}|hundred|{LARGE}|squared|cubed|factorial|raised|square\sroot|point|below|more|less|other"
+    rf"|wrong|incorrect|not|if|of\sthem|(?!a\b)[a-z]|{'|'.join(sorted(NOT_UNITS))})\b",
+    re.IGNORECASE,
+)
+"""What, behind a number in words, makes it a part of the answer, or doubtful: seven or eight, seven feet ten inches."""
 FACTORIAL = re.compile(r"[.,;)=]|\s?[-+*/=]|\s[a-z]")
 """What follows an exclamation mark that ends no sentence."""
 NAMED = re.compile(r"\s[a-z]{3,15},?\sand\s")
@@ -240,9 +248,12 @@ def decimal_points(text: str, response: str) -> str:
 
 
 def has_decimal_commas(text: str) -> bool:
-    """True for a text in a language that writes decimals with a comma: it has two of the language's words."""
+    """True for a text in a language that writes decimals with a comma: it has two of the language's words,
+    or its word for an answer."""
     words = set(re.findall(r"[^\W\d_]+", text.lower()))
-    return any(len(words & set(language.split())) > 1 for language in LANGUAGES.values())
+    return not words.isdisjoint(FOREIGN.split("|")) or any(
+        len(words & set(language.split())) > 1 for language in LANGUAGES.values()
+    )
 
 
 def parts_in_boxes(text: str) -> list[str]:
@@ -553,6 +564,8 @@ def _join(text: str, run: Sequence[Piece]) -> str | None:
         if part:
             parts.append(part)
     is_either = any(OR.search(text, one[1], other[0]) for one, other in pairwise(run))
+    if [text[one[1] : other[0]] for one, other in pairwise(run)] == [","] and not run[0][2]:
+        return ",".join(parts)  # 0,15 may be a decimal
     return (" or " if is_either and any(map(INEQUALITY.search, parts)) else ", ").join(parts) or None
 
 
@@ -582,7 +595,7 @@ def _last_expression(text: str) -> str | None:
     pieces = [] if is_open else [piece for piece in _pieces(text) if piece[2] or _has_value(text[piece[0] : piece[1]])]
     pieces = [piece for piece in pieces if not NEGATED.search(text[max(0, piece[0] - MAX_NEGATION) : piece[0]])]
     if not pieces:
-        return None if is_open else _complement(last_sentence)
+        return None if is_open else _complement(last_sentence) or _value_alone(text)
     run = _run_to_end(text, pieces)
     hedge = HEDGE_BEFORE.search(text[max(0, run[0][0] - MAX_NEGATION) : run[0][0]])
     answer = _join(text, run)
@@ -597,15 +610,26 @@ def _last_words(sentence: str) -> str | None:
         return states[0][0] if states else words[-1]
     if everything := ALL_LAST.search(sentence):
         return WORKS.sub("", everything[1])
-    number = None if _has_value(sentence) else COUNTED.search(sentence)
-    return number["number"] if number else None
+    is_in_words = not _has_value(sentence) and CORRECTION.search(sentence) is None
+    number = list(COUNTED.finditer(sentence))[-1:] if is_in_words else []
+    return str(number[0]["number"]) if number and not NOT_ALONE.search(sentence, number[0].end()) else None
 
 
 def _complement(sentence: str) -> str | None:
     """The few words behind the last verb of a sentence that names its result: "So we get Friday."."""
     verbs = list(RESULT.finditer(sentence))
-    words = sentence[verbs[-1].end() :].strip(' .!*"。') if verbs else ""
-    return words if words and COMPLEMENT.fullmatch(words) and not NO_ANSWER.match(words) else None
+    return _few_words(sentence[verbs[-1].end() :]) if verbs else None
+
+
+def _value_alone(text: str) -> str | None:
+    """A response of one word, or of a number in words: "One hundred and twenty."."""
+    words = _few_words(text)
+    return words if words and (words.isalpha() or read_number(clean(words))) else None
+
+
+def _few_words(text: str) -> str | None:
+    words = text.strip(' .!*"。')
+    return words if COMPLEMENT.fullmatch(words) and not NO_ANSWER.match(words) else None
 
 
 def _bold(last_line: str, last_sentence: str) -> str | None:

@@ -41,7 +41,10 @@ PAIRED = {
     "ratio": re.compile(r"(.{1,40}?)\s?:\s?(.{1,40})"),
 }
 """Answers of two numbers that are neither a list nor a calculation."""
-TRUTH = re.compile(r"(?i:\b(not\s)?(yes|no|true|false|oui|non|vrai|faux|ja|nein|wahr|falsch)\b)|(不)?(是|否|对|错)")
+TRUTH = re.compile(
+    r"(?i:\b(not\s)?(yes|no(?!\s(?:idea|one|answer|clue|way))|true|false|oui|sí|non|vrai|faux|ja|nein|wahr|falsch)\b)"
+    r"|(不)?(是|否|对|错)"
+)
 NEGATIVE_WORDS = {"no", "false", "non", "faux", "nein", "falsch", "否", "错"}
 MAX_TRUTH = 100
 """Longest text (characters) that says yes or no."""
@@ -291,7 +294,7 @@ def stated_values(text: str) -> list[str]:
     parts = sides(text)
     if len(parts) == 1 or not all(parts) or len(set(parts)) == 1:  # 0 = 0 states nothing
         return [text]
-    if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
+    if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]) and not read_number(parts[1]):  # 5 = x
         return parts[:1]
     last_of_each = [sides(part)[-1] for part in cut_outside_brackets(text, APPROXIMATELY)]
     letters = set(VARIABLE.findall(TEXT_COMMAND.sub("", parts[0]))) - {"i", "e"}

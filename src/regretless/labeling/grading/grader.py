@@ -84,6 +84,8 @@ DEGREES = re.compile(r"°|\\circ|degree")
 VECTOR_LETTERS = re.compile(r"(?<![a-zA-Z\\])[jk](?![a-zA-Z])")
 HEXADECIMAL = re.compile(r"^0x([\dA-F]+)$")
 IN_BASE = re.compile(r"([0-9A-Z]+)_\{?(\d+)\}?")
+POINT_OR_COMMA = "comma of a decimal or of thousands"
+POINT_OF_THOUSANDS = re.compile(r"(?<=\d)\.(?=\d{3}(?!\d))")
 DECIMAL_COMMA = re.compile(r"(-?\d+),(\d+)")
 SPACE_IN_DIGITS = re.compile(r"\d,\s+[1-9]\d\d(?!\d)")
 """Two items of a list, but one number without the space; no item begins with 0, as in `10, 000`."""
@@ -109,7 +111,11 @@ def quick_grade(response: str, answer: str) -> Check | None:
         return _grade_truth(bool(said(gold)), extracted or response, response)
     if extracted is None:
         return Check(Verdict.WRONG, "no answer found")
-    outcome = _decide_options(response, gold, extracted) or _decide_quickly(gold, extracted)
+    outcome = (
+        _decide_options(response, gold, extracted)
+        or _decide_points(response, gold, extracted)
+        or _decide_quickly(gold, extracted)
+    )
     return _doubted(response, gold, Check(*outcome, extracted)) if outcome else None
 
 
@@ -151,6 +157,14 @@ def _decide_options(response: str, gold: str, extracted: str) -> Decision | None
     if choices[1] and not choices[1].value and choices[1].letter in options:
         return _decide_quickly(gold, options[choices[1].letter])
     return None
+
+
+def _decide_points(response: str, gold: str, extracted: str) -> Decision | None:
+    """Unknown for `5.600`, in a language that writes decimals with a comma, against 5600; else None."""
+    if not POINT_OF_THOUSANDS.search(extracted) or not has_decimal_commas(response):
+        return None
+    number = read_number(clean(POINT_OF_THOUSANDS.sub("", extracted)))
+    return Decision(Verdict.UNKNOWN, POINT_OR_COMMA) if number and number == read_number(clean(gold)) else None
 
 
 def _grade_truth(gold: bool, extracted: str, response: str) -> Check:

@@ -48,7 +48,7 @@ LABEL = re.compile(
 # "The result of 3 + 4 is 7" states a step.
 STATEMENT = Phrase(
     rf"answer|{FOREIGN}|solution|result|option|choice|selection|答案|结果|选|故选|应选|因此选|所以选",
-    rf"(?i:\b(?:answer|{FOREIGN}|"
+    rf"(?i:\b(?:answer|(?:{FOREIGN})(?:\s(?:finale?|correcta|correcte))?|"
     r"solution(?:\sset)?|result(?!\sof\s[^.\n]{0,40}\d)|option|choice|selection)s?[\"'*_]{0,3}"
     r"(?:\s(?:to|of|for)\s(?![^.:=\n$]{0,40}\b(?:part|step|first|previous)\b)[^.:=\n$]{1,80}?|\s\(?[a-z]\)?)?"
     r"(?:,?\s{1,4}(?:is|are|will be|would be|should be|must be|comes out to(?: be)?|equals"

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from regretless.labeling.grading.numerals import CACHED, FACTOR, NUMBER_WORDS, PARTS_OF, SCALES, WORDS
+from regretless.labeling.grading.numerals import (
+    CACHED,
+    FACTOR,
+    NUMBER_WORDS,
+    PARTS_OF,
+    SCALES,
+    UNDER_100,
+    WORDS,
+    read_number,
+)
 
 MAX_CLEANED = 2000
 """Longer texts are not parsed: no answer is that long, and the patterns take quadratic time."""
@@ -126,6 +135,12 @@ def _matrix(match: re.Match[str]) -> str:
 def _mixed(match: re.Match[str]) -> str:
     word = match[1].lower()
     return f"{word if word.isdigit() else WORDS[word]} 1/{PARTS_OF[match[2].lower()]}"
+
+
+def _decimal(match: re.Match[str]) -> str:
+    whole = read_number(match[1])
+    digits = "".join(str(WORDS[word]) for word in match[2].lower().split())
+    return f"{whole.value}.{digits}" if whole else match[0]
 
 
 def _without(signs: str) -> Callable[[re.Match[str]], str]:
@@ -274,6 +289,14 @@ IN_TEXTS: tuple[Notation, ...] = (
         )
         for part in ("half", "third", "quarter")
     ),
+    Notation(
+        "zero point one five",
+        "0.15",
+        "a decimal in words",
+        re.compile(rf"(?i:\b({UNDER_100})\spoint((?:\s(?:{'|'.join(list(WORDS)[:10])}))+)\b)"),
+        _decimal,
+        " point ",
+    ),
     Notation("12 (not 13)", "12 ", "what is denied", re.compile(r"\(not\s[^()\n]{1,40}\)"), "", "(not "),
     Notation(
         "√2 (approximately 1.414)",
@@ -387,6 +410,7 @@ IN_ANSWERS: tuple[Notation, ...] = (
     Notation(
         "3 x 4", r"3 \times 4", "a product", re.compile(r"(?<![\w.])(?!0x)(\d{1,9})\s?x\s?(?=\d)"), r"\1 \\times ", "x"
     ),
+    Notation("10^33", "10^{33}", "a power of ten", re.compile(r"(?<![\w.])10\^(-?\d{2,3})(?!\d)"), r"10^{\1}", "10^"),
     Notation(
         "10–15",
         "10 to 15",

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-CACHED = 4096
+CACHED = 1024
 """Texts whose reading is kept: responses to a prompt have one gold answer, and most of them few different answers."""
 APPROXIMATION = Fraction(1, 10_000)
 """Relative tolerance of a decimal for a gold value that is not an integer (as in Qwen2.5-Math's evaluation)."""
 MAX_LENGTH, MAX_EXPONENT = 300, 400
 
-PARTS = "half third quarter fifth sixth seventh eighth ninth tenth fourth twentieth hundredth thousandth millionth"
-PARTS_OF = dict(zip(PARTS.split(), (2, 3, 4, 5, 6, 7, 8, 9, 10, 4, 20, 100, 1000, 10**6), strict=True))
+PARTS = "half third quarter fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth"
+PARTS += " sixteenth seventeenth eighteenth nineteenth twentieth fourth hundredth thousandth millionth"
+PARTS_OF = dict(zip(PARTS.split(), (*range(2, 21), 4, 100, 1000, 10**6), strict=True))
 # Square meters are also called squared.
 FACTOR = re.compile(r"(?i:(?:squared|cubed|factorial)\b(?!\s[a-z]))")
 """Words behind a number that change it and are no units."""
@@ -34,8 +35,9 @@ UNDER_1000 = rf"(?:{UNDER_100}(?:\shundred(?:\s(?:and\s)?{UNDER_100})?)?)"
 LARGE = "|".join(list(SCALES)[1:])
 PART = rf"(?:{'|'.join(PARTS_OF)}|halve)s?"
 """Part of a whole: half, thirds, quarters."""
+INTEGER_WORDS = rf"{UNDER_1000}(?:\s(?:{LARGE})(?:,?\s(?:and\s)?{UNDER_1000})?){{0,5}}"
 NUMBER_WORDS = re.compile(
-    rf"(?P<sign>(?:negative|minus)\s)?(?P<number>{UNDER_1000}(?:\s(?:{LARGE})(?:,?\s(?:and\s)?{UNDER_1000})?){{0,5}})"
+    rf"(?P<sign>(?:negative|minus)\s)?(?P<number>{INTEGER_WORDS})"
     rf"(?:[-\s](?P<part>{PART}))?(?:\s(?P<unit>[a-z]{{3,20}}))?(?:\s?\((?P<digits>[^()]{{1,40}})\))?",
     re.IGNORECASE,
 )
@@ -47,6 +49,7 @@ DOZENS = re.compile(rf"(?i:(an?|{'|'.join(list(WORDS)[1:13])})\sdozen(?:\s[a-z]{
 CHINESE_DIGITS = "零一二三四五六七八九"
 CHINESE_NUMBER = re.compile(
     rf"([{CHINESE_DIGITS}十百千万]{{1,12}})(?:[个元只人天年岁块本支件次种条张台辆名米]|小时|分钟|厘米|千米|公里|平方米)?"
+    r"(?:(?<=[个只块本支件次种条张台辆名])(?!半)[\u4e00-\u9fff]{1,4})?"
 )
 CHINESE_PART = re.compile(rf"([{CHINESE_DIGITS}十百千万]{{1,6}})分之([{CHINESE_DIGITS}十百千万]{{1,6}})")
 DECIMAL = rf"(?:{GROUPED}|\d+)?(?:\.\d*)?"
@@ -62,7 +65,7 @@ SLASH = re.compile(rf"([-+]?)\s*(?:(\d+)\s+)?({DECIMAL})\s*/\s*({DECIMAL})")
 UNIT_WORDS = re.compile(
     r"(?<=[\d.})])(?:\s*(?:[mcdkμµnp]m|Å|[kmμµ]g|m[lL]|cL|ft|lbs?|oz|yd|mi|hrs?|mins?|ms|secs?|mph|kmh|kph|rpm|[kMGT]B|[kMG]?Hz|[kM]?Pa|kJ|[kM]W|kWh|mol"
     r"|USD|EUR|cents?|dollars?)|\s+(?:in|sq|cu|a(?=\s[a-z]{3})|am|pm|[A-Za-z]{3,}))(?![A-Za-z])"
-    rf"(?:(?:\s+|\s?/\s?|-)[A-Za-z]+)*\.?(?:\s?\^\s?\{{?-?[123]\}}?|[²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
+    rf"(?:(?:\s+|\s?/\s?|-)[A-Za-z]+)*\.?(?:\s?\^\s?\{{?-?[123]\}}?|[23²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
     rf"|(?<=[\d.}})])\s+(?:{UNIT_LETTERS})(?:\s?\^\s?\{{?[23]\}}?|[²³])?(?:\s?/\s?[a-z]+(?:\s?\^\s?\{{?[23]\}}?|[²³])?)?$"
 )
 IN_BRACKETS = re.compile(r"\(([^(),]*)\)|\{([^{},]*)\}")

@@ -39,6 +39,8 @@ REALS = re.compile(
     r"\\mathbb\s?\{?R\}?|(?i:(?:all|any|every)(?=\s)(?:\sreal)?(?:\s(?:numbers?|reals?|values?))?(?:\sof)?(?:\s[a-z])?)"
 )
 BUILDER = re.compile(r"\\?\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?(?::|\\mid|\\vert|\|)\s*(.{1,100}?)\s*\\?\}")
+FUNCTION_VALUE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]\s?\(\s?[a-z]\s?\)")
+"""The `f(x)` of `1 \\le f(x) \\le 2`, which states a set of values, and not of arguments."""
 MEMBER = re.compile(r"[a-z]\s*\\in(?![a-zA-Z])\s*")
 Parse = Callable[[str], Any]
 
@@ -47,7 +49,7 @@ def read_set(text: str, parse: Parse) -> Any | None:
     """The set of real numbers that a cleaned answer states; None if it is none. `parse` reads an expression."""
     from sympy import Complement, Intersection, S, Union  # type: ignore[import-untyped]
 
-    text = TEXT_COMMAND.sub(r" \1 ", text).strip()
+    text = FUNCTION_VALUE.sub("x", TEXT_COMMAND.sub(r" \1 ", text).strip())
     for pattern, inequality in IN_WORDS:
         if words := pattern.fullmatch(text):
             text = words.expand(inequality)
@@ -76,9 +78,11 @@ def _points(text: str, parse: Parse) -> Any | None:
 
 
 def _as_set(value: Any) -> Any | None:
-    from sympy import And, Equality, FiniteSet, Interval, Set, Tuple
+    from sympy import And, Basic, Equality, FiniteSet, Interval, Set, Tuple
     from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
+    if isinstance(value, Basic):
+        value = value.doit()  # math-verify leaves 5/4 \cdot \pi as it stands, and sympy cannot compare it with itself
     if isinstance(value, FiniteSet) and any(isinstance(one, Relational) for one in value):
         return None
     if isinstance(value, Set):
