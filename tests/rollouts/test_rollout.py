@@ -28,6 +28,7 @@ from regretless.sampling import sample
 from regretless.sampling.sample import SampleConfig
 from regretless.workflow.run_folder import RunFolder
 from run_contents import contents, differences
+from single_unit import do_unit
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
 VERIFIER = VerifyConfig(verifier="math").model_copy(update={"verifier": "has"})
@@ -278,7 +279,7 @@ def in_run_folder(config: RolloutConfig, file: Path, model: ModelConfig, folder:
     if kill is not None:
         kill()
     with (run_folder := RunFolder(folder)).locked():
-        run_folder.do("rollout", {"k": config.k}, lambda output: run(config, file, model, VERIFIER, output))
+        do_unit(run_folder, "rollout", {"k": config.k}, lambda output: run(config, file, model, VERIFIER, output))
 
 
 @pytest.mark.slow
