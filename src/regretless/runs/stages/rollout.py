@@ -10,7 +10,7 @@ from regretless.core.settings import dump
 from regretless.runs.stages.sample import MINIATURE
 from regretless.runs.stages.stage import RESPONSES, Run, Stage
 from regretless.runs.stages.tiny import has_data
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ class Rollout(Stage["RolloutConfig"]):
             config = config.model_copy(update={"writers": sample.models})
         verifier = run.recipe.verify or VerifyConfig()
         settings = {**dump(config), "model": dump(run.model), "verify": dump(verifier)}
-        task = {
-            "config": resolve(config, run.root),
-            "responses": responses,
-            "model": resolve(run.model, run.root),
-            "verifier": resolve(verifier, run.root),
-        }
+        task = {"config": config, "responses": responses, "model": run.model, "verifier": verifier}
         inputs, need = {"responses": responses}, Need("rollout", gpus=1)
         yield [run.unit(self, self.place, settings, task, inputs=inputs, need=need)]
 
