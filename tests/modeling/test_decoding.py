@@ -84,13 +84,15 @@ def test_logps_when_rows_come_and_go_are_those_of_each_text_alone(kind: str) -> 
         ("qwen3_next", {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2}, "recurrent layers"),
         ("mamba2", {"num_heads": 8}, "recurrent layers"),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, "recurrent layers"),
-        ("bloom", {}, "(Error|differ)"),
+        ("bloom", {}, "no layer attends through"),
+        ("stablelm", {}, "do not pass keyword arguments"),
+        ("minimax", {}, "log-probabilities differ from its own by"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
             "positions change .*dynamic",
         ),
-        ("llama4_text", {"attention_chunk_size": 64}, "(Error|differ|not told)"),
+        ("llama4_text", {"attention_chunk_size": 64}, "not told of the window of 64 tokens"),
     ],
 )
 def test_model_when_it_cannot_be_decoded_row_by_row_then_it_is_told_why(

@@ -118,6 +118,8 @@ class Decoder:
             torch.cat([torch.arange(length) for length in lengths]),
             attention,
         )
+        if not attention.layers:
+            raise ValueError("no layer attends through transformers' attention interface")
         self.windows |= attention.windows
         layers = [[torch.split(each, lengths, dim=2) for each in layer] for layer in attention.layers]
         states = [[(keys[at][0], values[at][0]) for keys, values in layers] for at in range(len(prompts))]
