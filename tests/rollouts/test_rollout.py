@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,10 +25,7 @@ from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.rollouts.rollout import RolloutConfig, run
 from regretless.sampling import sample
-from regretless.sampling.base import Completion
-from regretless.sampling.engines import ENGINES, EngineKind
 from regretless.sampling.sample import SampleConfig
-from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.workflow.run_folder import RunFolder
 from run_contents import contents, differences
 from single_unit import do_unit
@@ -277,25 +274,15 @@ def test_units_of_a_column_end_where_it_says(
         measured(config_of(column="others"), tmp_path / "rows.parquet", models(0), tmp_path / "other")
 
 
-class OneByOne(TransformersEngine):
-    """An engine that takes a seed for each response."""
-
-    def stream(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[tuple[int, Completion]]:
-        for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            yield row, self.generate([prompt], seed)[0]
-
-
 def test_continuation_when_other_responses_k_and_batches_change_then_it_is_the_same(
-    models: Callable[[int], ModelConfig], prompts: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Callable[[int], ModelConfig], prompts: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(ENGINES, "one_by_one", EngineKind(OneByOne))
     rows = read_responses(responses_of(models(0), prompts, tmp_path / "sampled"))[0]
     usable = [row for row in rows if row.finish_reason == "stop"][:3]
 
     def continued(name: str, responses: Sequence[Response], **values: Any) -> dict[str, list[int] | None]:
         write_records(tmp_path / f"{name}.parquet", responses)
-        config = config_of(engine="one_by_one", **values)
-        measured(config, tmp_path / f"{name}.parquet", models(0), tmp_path / name)
+        measured(config_of(**values), tmp_path / f"{name}.parquet", models(0), tmp_path / name)
         continuations = read_responses(tmp_path / name / "reference-0" / "responses.parquet")[0]
         return {row.response_id: row.token_ids for row in continuations}
 
