@@ -15,7 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import read_text
 from regretless.data.messages import full_text
-from regretless.data.prompts import SYSTEM_LINES
+from regretless.data.prompt_templates import SYSTEM_LINES
 from regretless.data.records import Message, Text
 
 ShownSystem = Literal["own", "all", "none"]

@@ -50,12 +50,14 @@ class Inspect(Stage["InspectConfig"]):
             "model": dump(run.model),
             "objectives": objectives,
             **hub_setting("pairs", source),
+            "template": run.template,
         }
         task = {
             "config": resolve(config, run.root),
             "pairs": Path(source),
             "model": resolve(run.model, run.root),
             "objectives": objectives,
+            "template": run.template,
         }
         inputs, need = file_input("pairs", source), Need("inspect", gpus=1)
         yield [run.unit(self, self.place, settings, task, inputs=inputs, need=need)]
