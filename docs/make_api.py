@@ -22,6 +22,7 @@ GROUPS = {
     "Training": ("PreferenceTrainer", "PreferenceConfig"),
     "Objectives": ("Objective", "Logps", "Output", "build"),
     "Your own loop": ("check_grouped", "lay_out", "grouped", "response_scores"),
+    "Token by token": ("score_responses", "token_table"),
     "Rows": (
         *("Response", "Pair", "Side", "Verdict", "Refusal"),
         *("read_responses", "read_pairs", "parse_pairs", "write_records"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import re
@@ -72,6 +73,26 @@ def test_index_of_the_docs_when_read_then_it_lists_every_page() -> None:
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_messages_when_they_name_a_page_then_by_an_address_that_exists() -> None:
+    """A wheel has no docs/: a message that names a file there leads nowhere."""
+    files, named = [], set[str]()
+    for file in sorted((PROJECT / "src").rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        descriptions = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in descriptions and "docs/" in str(node.value):
+                files.append(f"{file.name}:{node.lineno}: {node.value!r:.80}")
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) == "page"
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                named.add(str(node.args[0].value))
+    assert not [line for line in files if ".md" in line]
+    assert len(named) > 4 and not [name for name in named if not (PROJECT / "docs" / f"{name}.md").is_file()]
+
 
 TOOLS = ("make", "python", "torchrun", "regretless", ".venv/bin/regretless")
 """First words of the commands that are checked."""

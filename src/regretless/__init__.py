@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regretless.analysis.token_rewards import token_table
     from regretless.core.errors import (
         BudgetError,
         ConfigError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from regretless.modeling.layout import lay_out
     from regretless.modeling.load import ModelConfig
     from regretless.modeling.model_check import check_grouped
+    from regretless.modeling.scoring import score_responses
     from regretless.objectives import Logps, Objective, Output, build
     from regretless.runs.pipeline import run_recipe
     from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
@@ -70,10 +72,13 @@ __all__ = [
     "read_responses",
     "response_scores",
     "run_recipe",
+    "score_responses",
+    "token_table",
     "write_records",
 ]
 
 _HOMES = {
+    "analysis.token_rewards": ("token_table",),
     "core.errors": (
         *("BudgetError", "ConfigError", "DataError", "NonFiniteLossError"),
         *("RegretlessError", "ServerError", "StorageError"),
@@ -88,6 +93,7 @@ _HOMES = {
     "modeling.layout": ("lay_out",),
     "modeling.load": ("ModelConfig",),
     "modeling.model_check": ("check_grouped",),
+    "modeling.scoring": ("score_responses",),
     "objectives": ("Logps", "Objective", "Output", "build"),
     "runs.pipeline": ("run_recipe",),
     "runs.recipe": ("Recipe", "load_recipe", "parse_recipe"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flat_pairs import pair_of
-from regretless.analysis.analyze import AnalyzeConfig, run
+from regretless.analysis.analyze import AnalyzeConfig, affordable, run
 from regretless.analysis.calibration import calibration
 from regretless.analysis.drift import evenly, logged
 from regretless.analysis.gradients import gradient_places, tenths
@@ -235,6 +235,28 @@ def test_checkpoints_when_more_than_wanted_then_they_are_spread_over_the_trainin
     assert evenly(list(range(10, 100, 10)), 2) == [30, 70]
     assert evenly([10, 20, 30], 1) == [20]
     assert evenly([10, 20, 30], 0) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "saved", "count"),
+    # 100 pairs of 20 tokens: 2,000 for each of two models, and for one checkpoint.
+    [([9_000, 20_000], 0, 50), ([20_000], 1, 33), ([10], 0, 8), ([], 0, 100)],
+)
+def test_sample_when_not_set_then_its_scores_take_a_tenth_of_the_tokens_that_training_computed(
+    tokens: list[int], saved: int, count: int, tmp_path: Path
+) -> None:
+    write_json(tmp_path / "trainer_state.json", {"log_history": [{"num_tokens": number} for number in tokens]})
+    for number in range(saved):
+        write_json(tmp_path / f"checkpoint-{number + 1}" / "trainer_state.json", {"global_step": number + 1})
+    side = TokenizedSide(tuple(range(5)))
+    pairs = [
+        TokenizedPair(
+            pair_id=str(number), prompt_ids=tuple(range(10)), chosen=side, rejected=side, source="a:1", kind="original"
+        )
+        for number in range(100)
+    ]
+    policies = {"dpo": Trained(ModelConfig(name_or_path="m"), tmp_path)}
+    assert affordable(AnalyzeConfig(), pairs, policies) == count
 
 
 def test_log_when_read_for_drift_then_only_training_lines_with_log_probabilities_count() -> None:

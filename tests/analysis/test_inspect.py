@@ -304,7 +304,7 @@ def test_refused_rows_when_there_are_some_then_they_are_counted_by_reason(
     assert found["data"]["refused_because"] == {
         "rejected: empty completion": 1,
         "chosen and rejected are equal: the pair expresses no preference": 1,
-        "rejected: … prompt and … response tokens, above max_length …; raise it, or set truncation=keep_start": 1,
+        "rejected: too long, with its prompt, for max_length …; raise it, or set truncation=keep_start": 1,
     }
     lines = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
     assert [line["line"] for line in lines] == [1, 3, 4]

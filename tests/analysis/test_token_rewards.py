@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from flat_pairs import pair_of
 from regretless.analysis import token_rewards
-from regretless.analysis.token_rewards import TokenRewardsConfig, run, text_pieces
+from regretless.analysis.token_rewards import TokenRewardsConfig, run, text_pieces, token_table
 from regretless.core.errors import DataError
 from regretless.data.columns import Pair
 from regretless.data.rows import write_records
@@ -98,6 +98,13 @@ def test_token_rewards_when_written_then_values_are_those_of_the_models_and_sums
     parts = zip(scored["reward"], scored["long_horizon"], strict=True)
     assert scored["regret"] == pytest.approx([local + horizon for local, horizon in parts], abs=2e-6)
 
+    table = token_table(tmp_path)
+    of_chosen = table[table["side"] == "chosen"]
+    assert len(table) == 2 * length and list(of_chosen["position"]) == list(range(length))
+    assert [list(of_chosen[name]) for name in ("token", "behavior", "regret")] == [
+        *(chosen["tokens"], chosen["behavior"], scored["regret"])
+    ]
+
 
 def test_token_rewards_when_behavior_is_unknown_then_its_numbers_are_null(
     tokenizer: PreTrainedTokenizerFast, model: ModelConfig, tmp_path: Path
@@ -108,6 +115,7 @@ def test_token_rewards_when_behavior_is_unknown_then_its_numbers_are_null(
     assert response["behavior"] is None
     assert response["policies"]["dpo"]["long_horizon"] is response["policies"]["dpo"]["regret"] is None
     assert set(response["policies"]["dpo"]["reward"]) == {0.0}
+    assert token_table(tmp_path / "token_rewards.json")["regret"].isna().all()
 
 
 @pytest.mark.parametrize(

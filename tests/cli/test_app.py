@@ -94,7 +94,7 @@ def test_pair_when_too_long_for_training_then_inspect_rejects_it_too(model: Path
     assert regretless(*command, "sample=0") == 0
     assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 1
     (refused,) = rows_of(tmp_path / "out" / "refused.jsonl")
-    assert f"above max_length {PreferenceConfig.max_length}; " in refused["reason"]
+    assert f"for max_length {PreferenceConfig.max_length}; " in refused["reason"]
     assert regretless(*command, "sample=0", "max_length=null") == 0
     assert read_json(tmp_path / "out" / "inspect.json")["data"]["pairs"] == 2
 
@@ -139,7 +139,7 @@ def test_bad_pairs_alone_when_read_then_each_is_named_and_the_command_fails(
     said = capsys.readouterr().err
     for number, (_, reason) in enumerate(BAD_PAIRS.values(), 1):
         assert any(f"pairs.jsonl:{number}: " in text and reason in text for text in said.splitlines()), (number, said)
-    assert "no usable row is left (9 rejected)" in said and "Traceback" not in said
+    assert "no usable row is left (9 skipped)" in said and "Traceback" not in said
     assert sorted(row["line"] for row in rows_of(tmp_path / "out" / kept_in)) == list(range(1, 10))
 
 
@@ -566,7 +566,7 @@ def test_settings_when_written_as_options_then_they_are_refused_and_the_page_on_
         main(command.split())
     said = capsys.readouterr().err
     assert ended.value.code == 2 and f"no such option: {named}" in said
-    assert said.count("docs/from_trl.md") == trl
+    assert said.count("/from_trl.html") == trl
 
 
 def test_option_when_it_is_misspelled_then_the_one_that_was_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:

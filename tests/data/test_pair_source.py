@@ -53,5 +53,5 @@ def test_pairs_when_none_is_usable_then_the_error_names_the_first_rows(file: Pat
     parts = [[pair] for pair in selected] if one_at_a_time else [selected]
     tokenized = [pair for part in parts for pair in source.tokenize(build_tokenizer(), limits, pairs=part)]
     assert tokenized == [] and [refusal.line for refusal in source.refused] == [1, 2, 3, 4, 5]
-    with pytest.raises(DataError, match=r"no usable row is left \(5 rejected\)\n.*pairs\.jsonl:1"):
+    with pytest.raises(DataError, match=r"no usable row is left \(5 skipped\)\n.*pairs\.jsonl:1"):
         source.check(tokenized)

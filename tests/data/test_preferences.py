@@ -268,7 +268,7 @@ def test_file_when_lines_are_broken_then_each_is_named_and_the_others_are_kept(t
         (4, "expected a JSON obje"),
         (6, "not valid UTF-8: inv"),
     ]
-    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 rejected\)\n  - .*:2: not valid JSON"):
+    with pytest.raises(DataError, match=r"pairs.jsonl: no usable row is left \(3 skipped\)\n  - .*:2: not valid JSON"):
         check_some_left([], refused, path)
 
 
@@ -329,6 +329,7 @@ def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp
         logps_kind="raw",
         tokenizer="f",
         chat_template_kwargs='{"enable_thinking": true}',
+        source_row="mine.jsonl:47",
     )
     # A new field needs a value here; token strings are read only where there are no ids.
     assert {name for name, value in pair_row(pair).items() if value is None} == {"chosen_tokens", "rejected_tokens"}
@@ -345,8 +346,8 @@ def test_saved_data_set_folder_when_read_then_its_split_is_taken(tmp_path: Path)
 
 def test_file_when_packed_or_of_another_format_or_empty_then_the_error_says_what_to_do(tmp_path: Path) -> None:
     for name, said in (
-        ("a.jsonl.gz", r"expected \.parquet, \.jsonl or \.json, got \.gz; unpack it first$"),
-        ("a.csv", r"got \.csv; convert it, for example with pandas$"),
+        ("a.jsonl.gz", r"expected \.parquet, \.jsonl, \.json or \.csv, got \.gz; unpack it first$"),
+        ("a.xlsx", r"got \.xlsx; convert it, for example with pandas$"),
     ):
         (tmp_path / name).write_bytes(b"prompt")
         with pytest.raises(DataError, match=said):

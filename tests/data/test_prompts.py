@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import DataError
-from regretless.data.prompts import TEMPLATES, PromptSource, load_prompts, read_prompts
+from regretless.data.prompt_templates import TEMPLATES
+from regretless.data.prompts import PromptSource, load_prompts, read_prompts
 
 
 def jsonl(path: Path, *rows: object) -> str:

@@ -349,16 +349,16 @@ def test_token_strings_when_they_drift_from_the_text_then_the_row_is_refused_or_
     assert (found.chosen.values.get("behavior"), found.logps_dropped) == (None, f"chosen: {reason}")
 
 
-def test_lengths_when_over_a_limit_then_the_row_is_refused_with_both_numbers(qwen: Any) -> None:
+def test_lengths_when_over_a_limit_then_the_row_is_refused_with_the_limit(qwen: Any) -> None:
     pair = sampled(qwen, rejected="It is 5, I think.")
     prompt, rejected = len(qwen("2+2?")["input_ids"]), len(pair.rejected.token_ids or [])
     assert one(pair, qwen, max_length=prompt + rejected, max_prompt_length=prompt).rejected.ids is not None
     assert refusal(pair, qwen, max_length=prompt + rejected - 1).endswith(
-        f"rejected: {prompt} prompt and {rejected} response tokens, above max_length {prompt + rejected - 1}; raise "
-        "it, or set truncation=keep_start"
+        f"rejected: too long, with its prompt, for max_length {prompt + rejected - 1}; raise it, or set "
+        "truncation=keep_start"
     )
     assert refusal(pair, qwen, max_prompt_length=prompt - 1).endswith(
-        f"prompt: {prompt} tokens, too long for max_prompt_length {prompt - 1}; raise it or drop the row"
+        f"prompt: too long for max_prompt_length {prompt - 1}; raise it or drop the row"
     )
 
 

@@ -18,6 +18,7 @@ import yaml
 from run_helpers import HOSTILE
 
 from regretless.core.errors import DataError
+from regretless.data.columns import Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.reporting.collect import collect
@@ -221,6 +222,30 @@ def test_examples_when_several_models_were_trained_then_base_and_own_are_side_by
         model = r'<h4><span class="key c\d"></span>(\w+)</h4><span class="verdict (\w+)">'
         assert re.findall(model, shown) == list(zip(["base", "repo"], verdicts, strict=True))
         assert [name for name, _ in re.findall(model, others)] == ["repo_det", "dpo"]
+
+
+def test_examples_when_no_verdict_changed_then_answers_are_shown_all_the_same(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    for folder in (tmp_path / "run" / "evaluate").iterdir():
+        for file in folder.glob("*/responses.parquet"):
+            write_records(file, [replace(row, verdict=Verdict.WRONG) for row in read_responses(file)[0]])
+    report(tmp_path / "run", tmp_path)
+    examples = (tmp_path / "report.html").read_text(encoding="utf-8").split('<section id="examples"')[1]
+    assert "Same verdict before and after" in examples.split("</section>")[0]
+
+
+def test_folder_of_a_single_training_when_reported_then_the_page_has_its_curves(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run / "train" / "dpo", tmp_path / "mine")
+    data = collect(tmp_path / "mine", examples=1, seed=0)
+    assert [stage.name for stage in data.stages] == ["train/mine"] and data.main_model == "mine"
+    assert data.logs.keys() == {"mine"} and data.logs["mine"]
+    report(tmp_path / "mine", tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "mine" in page.split('<section id="training"')[1].split("</section>")[0]
 
 
 def harness_row(label: str, metric: str, value: float, **numbers: object) -> dict[str, object]:

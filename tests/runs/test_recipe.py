@@ -159,6 +159,16 @@ def test_quantized_model_when_it_has_no_adapter_to_train_then_the_recipe_says_so
         assert parse_recipe(recipe | more, "x").model is not None
 
 
+def test_model_when_it_has_an_adapter_then_another_is_refused_before_any_stage(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    train: dict[str, Any] = {"objective": "dpo", "lora": {"r": 4}}
+    recipe: dict[str, Any] = {"name": "x", "pairs": {"dataset": "p.jsonl"}, "train": train}
+    for model in ({"name_or_path": "base", "adapter": "one"}, {"name_or_path": str(tmp_path)}):
+        with pytest.raises(ConfigError, match=r"train\.lora: the model has an adapter already"):
+            parse_recipe(recipe | {"model": model}, "x")
+        assert parse_recipe(recipe | {"model": model, "train": {"objective": "dpo"}}, "x").train is not None
+
+
 def test_overrides_that_cannot_be_read_when_applied_then_all_are_named() -> None:
     with pytest.raises(ConfigError, match=r"(?s)train\.beta.*'=3'.*a=\[1"):
         apply_overrides({}, ["train.beta", "=3", "a=[1"])

@@ -302,6 +302,17 @@ def test_method_when_it_fails_then_the_others_are_done_and_the_run_is_put_togeth
     assert {path.name for path in (cell.recipe.run_dir / "evaluate").iterdir()} >= {"base", "dpo", "repo"}
 
 
+def test_figures_when_matplotlib_is_missing_then_a_study_is_refused_before_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"processes": 1, "smoke": False, "output_dir": None, "cluster": None}
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    load(tmp_path, {"figures": ["pdf"]})
+    with pytest.raises(ConfigError, match="figures need matplotlib: pip install"):
+        verbs.study(tmp_path / "study.yaml", [], **options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_data_when_they_fail_then_no_method_is_tried_and_each_says_why(tmp_path: Path) -> None:
     study = load(tmp_path)
     first, second = (cell.recipe.run_dir for cell in study.cells)

@@ -93,7 +93,7 @@ def test_arguments_when_they_mean_nothing_here_then_all_are_answered_at_once(tmp
     assert "not used here: the reference is fixed" in lines["sync_ref_model"]
     assert "a hyperparameter of rpo; set objective_kwargs={'eta': 0.1}" in lines["eta"]
     assert "unknown argument; did you mean learning_rate?" in lines["learning_rat"]
-    assert "unknown argument; TRL's are in docs/from_trl.md" in lines["lr"]
+    assert "unknown argument; TRL's are in https://regretless.github.io/regretless/from_trl.html" in lines["lr"]
     assert "got 'sft'; set objective='sft', without loss_type" in lines["loss_type"]
     assert "expected a weight for each of 2 losses in loss_type, got [1.0]" in lines["loss_weights"]
     assert "at most 1 or null, got 1.5" in lines["ld_alpha"]

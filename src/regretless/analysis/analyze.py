@@ -19,16 +19,22 @@ from regretless.analysis.tables import show_table, with_error
 from regretless.analysis.token_rewards import TokenRewardsConfig
 from regretless.core.files import write_json
 from regretless.core.paths import PathSetting
-from regretless.core.terminal import console
+from regretless.core.terminal import console, print_note
 from regretless.data.codec import codec_of
 from regretless.data.columns import SIDES, Pair
 from regretless.data.pair_source import PairSource
+from regretless.data.prompt_templates import set_pair_template
 from regretless.data.rows import read_rows
+from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
 from regretless.workflow.run_folder import BASE
 
+MOST, FEWEST = 256, 8
+"""Pairs that models are compared on by default."""
+SHARE = 0.1
+"""Most of the tokens that training computed."""
 Responses = Mapping[str, Mapping[str, Path]]
 """Benchmark → label of a model → its greedy responses."""
 
@@ -38,10 +44,11 @@ class AnalyzeConfig(TokenRewardsConfig):
 
     policies: dict[str, PathSetting] = Field(default={})
     """Folders of trained models or adapters, by name; by default what `train` made."""
-    sample: int = Field(default=256, ge=1)
+    sample: int | None = Field(default=None, ge=1)
     """Approximate number of pairs to compare the models on, drawn at random in whole prompts, of which none gives
     more than this number. Masked pairs are left out, so that runs with and without them are measured on the same
-    data."""
+    data. By default 256, or fewer where their scores would take more than a tenth of the tokens that training
+    computed, but not less than 8."""
     checkpoints: int = Field(default=8, ge=0)
     """Most checkpoints of each training to score as well, evenly spread over those that were saved."""
 
@@ -60,6 +67,7 @@ def run(
     policies: Mapping[str, Trained],
     output: Path,
     responses: Responses | None = None,
+    template: str | None = "plain",
 ) -> dict[str, Any]:
     """Compare the reference and the trained models on pairs of a file; writes JSON into `output`, prints tables.
 
@@ -72,14 +80,22 @@ def run(
     # The models, and a few pairs token by token.
     reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
     models = dict(zip(policies, trained, strict=True))
-    summary = token_rewards.run(config, pairs, reference, models, output)
+    summary = token_rewards.run(config, pairs, reference, models, output, template)
 
     # The sample of pairs that all models are compared on.
     source = PairSource.read(pairs)
     originals = [pair for pair in source.pairs if pair.kind == "original"] or source.pairs
     tokenizer = load_tokenizer(reference)
-    tokenized = source.tokenize(tokenizer, pairs=whole_prompts(originals, config.sample, config.seed, _prompt))
+    set_pair_template(tokenizer, template)
+    drawn = whole_prompts(originals, config.sample or MOST, config.seed, _prompt)
+    tokenized = source.tokenize(tokenizer, pairs=drawn)
     source.check(tokenized)
+    if config.sample is None and (count := affordable(config, tokenized, policies)) < len(tokenized):
+        print_note(
+            f"analyze: {count} pairs are scored, so that it takes about a tenth of the tokens that training computed; "
+            f"sample={MOST} scores more"
+        )
+        tokenized = whole_prompts(tokenized, count, config.seed, lambda pair: pair.prompt_ids)
     sample = Sample(tokenized)
 
     # What changed: scores, their distances, their course over the checkpoints, and where gradients were.
@@ -107,6 +123,19 @@ def run(
     write_json(output / "lengths.json", {"benchmarks": lengths})
     _show(distances, drifts, gradients, calibrations, lengths)
     return summary | {"sample": len(tokenized), "refused": len(source.refused)}
+
+
+def affordable(config: AnalyzeConfig, pairs: Sequence[TokenizedPair], policies: Mapping[str, Trained]) -> int:
+    """Number of pairs of which all models' scores take a tenth of the tokens of the trainings; all for unknown ones."""
+    states = [(policy.state, saved_checkpoints(policy.folder)) for policy in policies.values()]
+    logs = [state.get("log_history", ()) for state, _ in states]
+    trained = [[line["num_tokens"] for line in log if "num_tokens" in line] for log in logs]
+    if not all(trained):
+        return len(pairs)
+    models = 1 + sum(1 + min(len(saved), config.checkpoints) for _, saved in states)
+    tokens = sum(len(pair.prompt_ids) + sum(len(side.ids) for side in pair.sides) for pair in pairs)
+    share = SHARE * sum(map(max, trained)) / (models * tokens)
+    return max(FEWEST, int(share * len(pairs)))
 
 
 def _prompt(pair: Pair) -> str:

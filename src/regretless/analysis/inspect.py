@@ -16,11 +16,13 @@ from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
 from regretless.analysis.trained_tokens import parts_of, show_parts
 from regretless.core.files import write_json
+from regretless.core.paths import page
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
-from regretless.data.codec import codec_of
+from regretless.data.codec import Codec, codec_of
 from regretless.data.columns import Pair
 from regretless.data.pair_source import PairSource
+from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE, set_pair_template
 from regretless.data.rejected_rows import Refusal
 from regretless.data.tokenization import MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.layout import Ids, token_count
@@ -67,6 +69,7 @@ def run(
     model: ModelConfig,
     output: Path,
     objectives: Mapping[str, Mapping[str, Any]],
+    template: str | None = "plain",
 ) -> dict[str, Any]:
     """Statistics of the pairs of a file, for the policy `model` and each objective (name → hyperparameters).
 
@@ -76,6 +79,7 @@ def run(
     # The pairs that the objectives can use.
     built = dict(_objectives(objectives, config.betas))
     tokenizer = load_tokenizer(model)
+    set_pair_template(tokenizer, template)
     codec = codec_of(tokenizer)
     source = PairSource.read(pairs)
     tokenized = source.tokenize(tokenizer, config)
@@ -83,7 +87,7 @@ def run(
 
     # What needs no model: counts and lengths of all pairs.
     results: dict[str, Any] = {
-        "data": _counts(tokenized, source.refused),
+        "data": _counts(tokenized, source.refused) | _prompt_kinds(tokenized, codec),
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
     }
@@ -157,6 +161,13 @@ def _counts(pairs: Sequence[TokenizedPair], refused: Sequence[Refusal]) -> dict[
     }
 
 
+def _prompt_kinds(pairs: Sequence[TokenizedPair], codec: Codec) -> dict[str, int]:
+    """Pairs whose text prompt was put into a template, and those whose text stays as it is although there is one."""
+    texts = sum(pair.row is not None and isinstance(pair.row.prompt, str) for pair in pairs)
+    wrapped = sum(pair.wrapped for pair in pairs)
+    return {"wrapped_texts": wrapped, "texts_without_template": 0 if codec.turn_tokens is None else texts}
+
+
 def _impossible(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     """Pairs with behavior log-probabilities of tokens that no model would have written, and the lowest (nats)."""
     lowest = [
@@ -220,6 +231,14 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "
             "objectives that need it cannot use them"
         )
+    if data["wrapped_texts"]:
+        said = AS_MESSAGES.format(setting=PAIR_TEMPLATE)
+        notes.append(f"{data['wrapped_texts']} of {data['pairs']} text prompts are {said}")
+    if data["texts_without_template"]:
+        notes.append(
+            f"{data['texts_without_template']} of {data['pairs']} prompts are texts, trained as they are, not in the "
+            "model's chat template"
+        )
     if data["other_prompts"]:
         notes.append(f"{data['other_prompts']} of {data['pairs']} pairs {OTHER_PROMPTS}")
     if data["repeated_pairs"]:
@@ -246,7 +265,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"{data['different_models']} of {data['pairs']} pairs compare responses of different models: in such data, "
             "losses that weigh both responses alike (λ = 1) can lower both; where this was measured, λ = 0.5 without "
-            "RePO's weights was best (objective=repo_det discount=0 rejected_weight=0.5; docs/experiments.md)"
+            f"RePO's weights was best (objective=repo_det discount=0 rejected_weight=0.5; {page('experiments')})"
         )
     notes += [
         f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: "

@@ -14,11 +14,12 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from regretless.core.files import write_json
+from regretless.core.files import read_json, write_json
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Tokenizer
 from regretless.data.columns import SIDES
 from regretless.data.pair_source import PairSource
+from regretless.data.prompt_templates import set_pair_template
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids, own_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
@@ -31,6 +32,7 @@ INCOMPLETE = "\ufffd"
 """What the bytes of an incomplete character decode to."""
 CONTEXT = 32
 """Tokens that are decoded before a token whose text is asked for."""
+REWARDS = "token_rewards.json"
 UNITS = {
     "reference": "nats: log-probability of the token under the reference",
     "behavior": "nats: log-probability of the token under the policy that generated the response; null where unknown",
@@ -64,6 +66,7 @@ def run(
     reference: ModelConfig,
     policies: Mapping[str, ModelConfig],
     output: Path,
+    template: str | None = "plain",
 ) -> dict[str, Any]:
     """Score a few pairs token by token under the reference and each policy, into `output`/token_rewards.json.
 
@@ -75,6 +78,7 @@ def run(
     """
     # The pairs, and the scores of their responses.
     tokenizer = load_tokenizer(reference)
+    set_pair_template(tokenizer, template)
     source = PairSource.read(pairs)
     chosen = _choose(config, source, tokenizer)
     source.check(chosen)
@@ -101,8 +105,37 @@ def run(
         "policies": {name: model.label for name, model in policies.items()},
         "pairs": entries,
     }
-    write_json(output / "token_rewards.json", content)
+    write_json(output / REWARDS, content)
     return {"pairs": len(entries), "tokens": sum(len(own_ids(ids)) for _, ids in items), "policies": len(policies)}
+
+
+def token_table(source: str | Path) -> Any:
+    """A pandas DataFrame with a row for each token of each response under each policy, from token_rewards.json.
+
+    source: that file, or a folder of `analyze` or of a run. Columns: `pair_id`, `kind`, `side`, `policy`, `position`
+    (from 0), `token` (the text that it adds), `name` (as in the vocabulary), and the numbers of `UNITS`: `reference`,
+    `behavior`, `weights`, `logps`, `reward`, `long_horizon`, `regret`, NaN where unknown.
+    Raises DataError if there is no such file.
+    """
+    import pandas as pd
+
+    path = Path(source)
+    places = (path, path / REWARDS, path / "analyze" / REWARDS)
+    content = read_json(next((place for place in places if place.is_file()), places[1]))
+    parts = []
+    for pair in content["pairs"]:
+        for response in pair["responses"]:
+            of_response = {
+                **{"pair_id": pair["pair_id"], "kind": pair["kind"], "side": response["side"]},
+                **{"position": range(len(response["tokens"])), "token": response["tokens"], "name": response["names"]},
+                **{name: response[name] for name in ("reference", "behavior", "weights")},
+            }
+            parts += [
+                pd.DataFrame({**of_response, "policy": policy, **scores})
+                for policy, scores in response["policies"].items()
+            ]
+    numbers = dict.fromkeys(UNITS, "float64")
+    return pd.concat(parts, ignore_index=True).astype(numbers) if parts else pd.DataFrame(columns=list(numbers))
 
 
 def _choose(config: TokenRewardsConfig, source: PairSource, tokenizer: Tokenizer) -> list[TokenizedPair]:

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from regretless.cli.info import objective_names, show_objectives, show_settings, values_of
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
-from regretless.core.paths import NOTHING
+from regretless.core.paths import NOTHING, page
 from regretless.core.ranks import lost_process_error
 from regretless.core.secrets import hide
 from regretless.core.terminal import never_fail_to_print
@@ -180,7 +180,7 @@ class StageCommand(TyperCommand):
             trains = self.name not in STAGES or self.name == "train"
             raise ConfigError(
                 f"regretless {self.name}: no such option: {', '.join(dict.fromkeys(unknown))}; settings are written "
-                f"KEY=VALUE{'; docs/from_trl.md translates those of TRL' if trains else ''}"
+                f"KEY=VALUE{'; ' + page('from_trl') + ' translates those of TRL' if trains else ''}"
             )
         return super().parse_args(ctx, args)
 

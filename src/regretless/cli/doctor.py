@@ -20,7 +20,7 @@ from regretless.core.errors import ConfigError, error_line
 from regretless.core.plugins import Registry
 from regretless.core.terminal import FoldingTable, print_json, terminal
 from regretless.core.versions import versions
-from regretless.data.prompts import TEMPLATES
+from regretless.data.prompt_templates import TEMPLATES
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.labeling.pairing_rules import RULES
 from regretless.labeling.verifiers import VERIFIERS

@@ -24,6 +24,7 @@ from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import read_rows
 from regretless.evaluation.results import results_table
 from regretless.modeling.load import quiet_libraries
+from regretless.reporting.collect import is_training
 from regretless.reporting.report import ReportConfig
 from regretless.runs import pipeline, stages
 from regretless.runs.miniature import smoke_recipe, surroundings
@@ -117,10 +118,10 @@ def study(
     refuse_urls({"STUDY": path})
     if cluster is not None:
         overrides = [*overrides, f"cluster.address={cluster}"]
-    check_formats(figures)
     found = load_study(path, overrides, output_dir=output_dir, smoke=smoke)
     if figures:
         found = replace(found, config=found.config.model_copy(update={"figures": list(figures)}))
+    check_formats(found.config.figures)  # which are drawn when all runs are done
     if not smoke:
         # Trials of a model differ in values only, which are checked already.
         searched = trials_of(found).cells if found.config.search is not None else []
@@ -170,12 +171,12 @@ def _show_study(
             raise
         print_note(f"no table: {error}")  # the failures come next
         return
+    if not as_json:  # before the page, which may fail
+        screen = terminal()
+        screen.print(tables.for_terminal(found, screen.width))
     page = write_study_page(study, found, failures, choices, distances)
     if as_json:
         print_json({**found.as_json(), "page": str(page)})
-    else:
-        screen = terminal()
-        screen.print(tables.for_terminal(found, screen.width))
     console.print(f"study: {page}", soft_wrap=True)
 
 
@@ -271,10 +272,11 @@ def _show_results(request: Request, results: dict[str, Any]) -> None:
 
 def _run_on_files(recipe: Recipe, folder: RunFolder, output: Path, *, is_unit: bool = False) -> stages.Run:
     """A run of one stage's section on the files, or the hub data, that the recipe names."""
-    run = stages.Run.of(recipe.model_copy(update={"pairs": None}), folder, output=output, is_unit=is_unit)
+    alone = recipe.model_copy(update={"pairs": None})
     if recipe.pairs is None:
-        return run
-    named = recipe.pairs.dataset
+        return stages.Run.of(alone, folder, output=output, is_unit=is_unit)
+    named, template = recipe.pairs.dataset, recipe.pairs.template
+    run = stages.Run.of(alone, folder, output=output, is_unit=is_unit, template=template)
     return replace(run, inputs={PAIRS: Path(named) if Path(named).exists() else named})
 
 
@@ -289,7 +291,7 @@ def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
 
     They are written beside the output, in `<output>.cache/pair`. Raises ConfigError if a launcher started this process.
     """
-    if recipe.pairs is None or recipe.pairs.model_fields_set == {"dataset"}:
+    if recipe.pairs is None or recipe.pairs.model_fields_set <= {"dataset", "template"}:
         return recipe
     if processes() > 1:
         raise ConfigError(
@@ -299,7 +301,7 @@ def _with_readable_pairs(recipe: Recipe, output: Path) -> Recipe:
     folder = RunFolder(output.resolve().with_name(output.name + CACHE))
     with only_results(), _locked(output.resolve()):
         pipeline.do_stage(stages.Run.of(recipe, folder), "pairs")
-    read = {"dataset": str(folder.path / "pair" / "pairs.parquet")}
+    read = {"dataset": str(folder.path / "pair" / "pairs.parquet"), "template": recipe.pairs.template}
     return recipe.model_copy(update={"pairs": type(recipe.pairs).parse(read, "pairs")})
 
 
@@ -315,7 +317,7 @@ def _to_file(name: str, recipe: Recipe, output: Path) -> RunFolder:
     if folder.path.is_dir() and (others := {path.name for path in folder.path.iterdir()} - {LOCK, name, cache}):
         raise ConfigError(f"{folder.path}: not made by regretless ({min(others)} is there); move it away")
     if (rows := refused_rows(output)).exists() and not _has_refused_rows(rows):
-        raise ConfigError(f"{rows}: rejected rows are written there, and it holds something else; move it away")
+        raise ConfigError(f"{rows}: skipped rows are written there, and it holds something else; move it away")
     with folder.locked():
         unit = StageFolder(folder.path / name, "none")
         check_ours(unit.path)
@@ -372,11 +374,18 @@ def _no_run(folder: Path) -> list[str]:
     """Why a folder is not one of a run, with a recipe or with the outputs of stages' commands."""
     if not folder.is_dir():
         return [f"{folder}: no such run folder"]
-    if (folder / RECIPE).is_file() or any(any((folder / one.place).rglob(MANIFEST)) for one in STAGES.values()):
+    if (
+        (folder / RECIPE).is_file()
+        or is_training(folder)
+        or any(any((folder / one.place).rglob(MANIFEST)) for one in STAGES.values())
+    ):
         return []
     inside = sorted(str(path.parent) for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{RECIPE}"))
     named = f"; there are {len(inside)} in it: {', '.join(inside[:MOST_NAMED])}" + ", …" * (len(inside) > MOST_NAMED)
-    return [f"{folder}: expected a run folder, found no {RECIPE} and no finished stage in it{named if inside else ''}"]
+    return [
+        f"{folder}: expected a run folder or a training's, found no {RECIPE} and no finished stage in it"
+        f"{named if inside else ''}"
+    ]
 
 
 def _publish(source: Path, target: Path) -> None:
@@ -393,7 +402,7 @@ def _publish_refused(source: Path, output: Path) -> None:
         target.unlink()
     if source.is_file() and source.stat().st_size:
         _copy(source, target)
-        print_note(f"rejected rows: {target}")
+        print_note(f"skipped rows: {target}")
 
 
 def _has_refused_rows(file: Path) -> bool:

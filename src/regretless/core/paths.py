@@ -15,10 +15,14 @@ URL = re.compile(r"([a-z][a-z0-9+.-]+):/+(?=[^/])")
 """A URL, also one that was taken for a path, which merges its slashes."""
 NOTHING = "expected a value, got nothing; is a variable of the shell not set?"
 """Said of empty settings and arguments: as a path, the empty text is the current folder."""
-NO_URL = (
-    "expected a path on this machine, got the URL {url}; what to do instead: "
-    "https://regretless.github.io/regretless/storage.html"
-)
+
+
+def page(name: str) -> str:
+    """The address of a page of the documentation, which an installed package does not have as a file."""
+    return f"https://regretless.github.io/regretless/{name}.html"
+
+
+NO_URL = f"expected a path on this machine, got the URL {{url}}; what to do instead: {page('storage')}"
 
 
 def url_of(path: Path | str) -> str | None:

@@ -219,6 +219,16 @@ class Codec:
             self._ends[tools] = answer_end(self.tokenizer, tools=tools) or (self.eos,)
         return self._ends[tools]
 
+    @cached_property
+    def turn_tokens(self) -> frozenset[str] | None:
+        """The special tokens that the chat template writes around a question; None if it writes nothing around one."""
+        if not self.tokenizer.chat_template:
+            return None
+        text = ""
+        with suppress(DataError):  # of a template that wants more than a question, a prompt will tell
+            text = self.render([QUESTION], generate=True)
+        return None if text == QUESTION["content"] else frozenset(self.special.findall(text))
+
     def opening(self, arguments: Mapping[str, Any]) -> str:
         """The beginning of a block of reasoning, or an empty block, that the template ends prompts with, or nothing.
 

@@ -162,6 +162,8 @@ class Pair:
     chat_template_kwargs: str | None = None
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
+    source_row: str | None = field(default=None, compare=False)
+    """The row of a user's own file that a stage has read it from, `file:line`, for messages of later stages."""
     origin: str | None = field(default=None, compare=False)
     """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,8 @@ from regretless.data.sources import open_source
 
 MEDIA = ("image", "images", "video", "videos", "audio", "pixel_values")
 """Columns of data for models that read more than text."""
+ROW = re.compile(r".+:\d+", re.DOTALL)
+"""A file and a line in it."""
 ROWS_AT_ONCE = 512
 """Rows in memory at a time if not all of them fit: several hundred megabytes for responses of a thousand tokens."""
 
@@ -43,7 +47,7 @@ def read_pairs(
     chosen_key: str = "chosen",
     rejected_key: str = "rejected",
 ) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs of a local file (.parquet, .jsonl, .json), a folder or a hub data set, and the rejected rows, in file
+    """Pairs of a local file (.parquet, .jsonl, .json, .csv), a folder or a hub data set, and the rejected rows, in file
     order.
 
     Accepted: this package's pairs; TRL's preference columns, strings or messages, with an explicit or
@@ -88,17 +92,39 @@ def _parse(rows: Iterable[tuple[int, Any]], keys: Keys, source: str) -> tuple[li
             refused.append(row)
             continue
         try:
-            pairs.append(_pair(row, keys, f"{source}:{number}", number, responses))
+            pairs.append(_pair(row, keys, origin := _origin(row, source, number), number, responses))
         except Unusable as reason:
-            refused.append(Refusal(source, number, str(reason), row if isinstance(row, dict) else None))
+            refused.append(Refusal.at(origin, str(reason), row if isinstance(row, dict) else None))
     return pairs, refused
 
 
+def _origin(row: Any, source: str, number: int) -> str:
+    """Where a row comes from: the row of the user's file that an earlier stage has read, or this one."""
+    said = row.get("source_row") if isinstance(row, Mapping) else None
+    return said if isinstance(said, str) and ROW.fullmatch(said) else f"{source}:{number}"
+
+
 def split_kinds(pairs: Sequence[Pair], refused: Sequence[Refusal]) -> tuple[list[Pair], list[Refusal]]:
-    """Pairs that one table can hold, all of them texts or all of them conversations; the others are rejected too."""
+    """Pairs that one table can hold, all of them texts or all of them conversations; the others are rejected too.
+
+    Texts among conversations become conversations: the model has a chat template in any case.
+    """
+    if any(not isinstance(pair.prompt, str) for pair in pairs):
+        pairs = [_as_conversation(pair) for pair in pairs]
     kept, others = of_one_kind(pairs, lambda pair: (isinstance(pair.prompt, str), isinstance(pair.chosen.text, str)))
     more = [Refusal.at(pair.origin, other_kind(pair.prompt), _texts(pair)) for pair in others]
     return kept, sorted([*refused, *more], key=lambda refusal: refusal.line)
+
+
+def _as_conversation(pair: Pair) -> Pair:
+    """A pair of texts as messages, without recorded tokens; any other as it is."""
+    sides = pair.sides.values()
+    if not isinstance(pair.prompt, str) or any(side.pieces or not isinstance(side.text, str) for side in sides):
+        return pair
+    answers: dict[str, Any] = {
+        name: replace(side, text=[{"role": "assistant", "content": side.text}]) for name, side in pair.sides.items()
+    }
+    return replace(pair, prompt=[{"role": "user", "content": pair.prompt}], **answers)
 
 
 def _texts(pair: Pair) -> dict[str, Text]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,42 +13,24 @@ from pydantic import AfterValidator, Field
 
 from regretless.core.errors import DataError, error_place
 from regretless.core.paths import PathSetting
-from regretless.core.plugins import Registry
 from regretless.core.settings import Section, Seed
 from regretless.data.columns import Message, Text, text_key
 from regretless.data.messages import check_is_text, read_message, read_template_arguments
+from regretless.data.prompt_templates import PLAIN, TEMPLATES, TextPrompts
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PROMPT, Unusable, read_gold
 from regretless.data.sources import open_source
 
-
-def _with_system(line: str) -> Callable[[str], Text]:
-    return lambda text: [{"role": "system", "content": line}, {"role": "user", "content": text}]
-
-
-SYSTEM_LINES = {
-    "math": "Please reason step by step, and put your final answer within \\boxed{}.",
-    "assistant": "You are a helpful assistant.",
-}
-"""System messages of templates: added for the model, and not part of the task."""
-TEMPLATES: Registry[Callable[[str], Text]] = Registry(
-    "templates",
-    {
-        **{name: _with_system(line) for name, line in SYSTEM_LINES.items()},
-        "user": lambda text: [{"role": "user", "content": text}],
-        "plain": lambda text: text,
-    },
-    lambda _, part: None if callable(part) else f"expected a function from a text to a prompt, got {part!r}",
-)
-"""How a text becomes a prompt. `math` and `assistant` are the paper's prompts for data generation (appendix)."""
+TEMPLATE = "prompt_template"
+"""Column in which the stage `prompts` writes what a source's `template` says."""
 
 
 class PromptSource(Section):
     """Where prompts come from and which columns hold them."""
 
     dataset: PathSetting
-    """Prompts to read: a hub id, a folder of a data set, or a .jsonl, .json or .parquet file."""
+    """Prompts to read: a hub id, a folder of a data set, or a .jsonl, .json, .csv or .parquet file."""
     split: str = "train"
     """Split to read, of a hub data set or a folder."""
     subset: str | None = None
@@ -63,8 +45,9 @@ class PromptSource(Section):
     """Random seed for the order of the rows; the data set's own order by default. Together with `limit` it gives a
     random subset."""
     template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None
-    """Template that makes a prompt of a text: math, assistant, user, plain, or the name of a plug-in. By default the
-    text is the prompt."""
+    """Template that makes a prompt of a text: math, assistant, user, plain, or the name of a plug-in. By default a text
+    is asked as a user message (`user`) where the models have a chat template, and as it is (`plain`) where they have
+    none or it has special tokens of the chat template already."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +62,26 @@ class PromptRow:
     """1-based line (or row) of its source, for messages."""
     token_ids: tuple[int, ...] | None = None
     """The prompt as the model receives it, where that is more than its text: with the beginning of a response."""
+    template: str | None = None
+    """The template that settings name, or the stage `prompts` was told to use."""
 
 
-def load_prompts(source: PromptSource, setting: str = "") -> list[PromptRow]:
+def load_prompts(source: PromptSource, setting: str = "", texts: TextPrompts = PLAIN) -> list[PromptRow]:
     """All prompts of a source, in order. Raises DataError if a row cannot be used: no prompt may be lost unnoticed."""
-    prompts, refused = read_prompts(source, setting)
+    prompts, refused = read_prompts(source, setting, texts)
     if refused:
         shown = [str(refusal) for refusal in refused[:20]]
         raise DataError("\n  - ".join([f"{source.dataset}: {len(refused)} row(s) cannot be used", *shown]))
     return prompts
 
 
-def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRow], list[Refusal]]:
+def read_prompts(
+    source: PromptSource, setting: str = "", texts: TextPrompts | None = PLAIN
+) -> tuple[list[PromptRow], list[Refusal]]:
     """Prompts of a source, in order, and the rows that cannot be used.
 
     setting: prefix of the source's settings in the user's configuration, for messages.
+    texts: what becomes of texts without a template; None leaves that open, and texts beside conversations.
     A prompt's id is its row's `prompt_id` or `id`, else a hash of its prompt; a repeated id gets a number as suffix.
     Raises DataError if a column is in no row, there are no rows, or the data set cannot be loaded.
     """
@@ -110,7 +98,13 @@ def read_prompts(source: PromptSource, setting: str = "") -> tuple[list[PromptRo
             prompts.append(_prompt_row(source, number, row, taken))
         except DataError as error:
             refused.append(Refusal(source.dataset, number, str(error), row))
-    prompts, others = of_one_kind(prompts, lambda row: (isinstance(row.prompt, str),))
+    others: list[PromptRow] = []
+    if texts is not None:
+        asked = texts.asked(
+            [row.prompt if row.template is None else None for row in prompts], source.dataset, f"{setting}template"
+        )
+        prompts = [replace(row, prompt=prompt or row.prompt) for row, prompt in zip(prompts, asked, strict=True)]
+        prompts, others = of_one_kind(prompts, lambda row: (isinstance(row.prompt, str),))
     refused += [Refusal(source.dataset, row.line, other_kind(row.prompt), {"prompt": row.prompt}) for row in others]
     wanted = [name for name in (source.prompt_column, source.answer_column) if name is not None]
     missing = [name for name in wanted if name not in columns]
@@ -155,13 +149,14 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
     numbered = (f"{first}-{copy}" for copy in itertools.count(2))
     prompt_id = next(name for name in itertools.chain([first], numbered) if name not in taken)
     taken.add(prompt_id)
-    used = {source.prompt_column, source.answer_column}
+    used = {source.prompt_column, source.answer_column, TEMPLATE}
     return PromptRow(
         prompt_id=prompt_id,
         prompt=text,
         answer=_answer(answer),
         extra={name: content for name, content in row.items() if name not in used},
         line=number,
+        template=source.template or row.get(TEMPLATE),
     )
 
 

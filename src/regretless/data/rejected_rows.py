@@ -67,7 +67,7 @@ def check_some_left(
         rest = count - sum(len(lines) for lines, _ in said[:IN_ERROR])
         shown = "".join(f"\n  - {text}" for _, text in said[:IN_ERROR])
         more = f"\n  - and {rest} more" if rest else ""
-        raise DataError(f"{source}: no usable row is left ({count} rejected){shown}{more}")
+        raise DataError(f"{source}: no usable row is left ({count} skipped){shown}{more}")
 
 
 def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
@@ -79,9 +79,9 @@ def report_refusals(refused: Sequence[Refusal], path: Path) -> None:
 def say_refusals(first: Sequence[Refusal], count: int, path: Path) -> None:
     """Print the first rejected rows, and where the rest of `count` is written."""
     for _, text in together(first):
-        print_note(f"rejected {text}")
+        print_note(f"skipped {text}")
     if count > len(first):
-        print_note(f"rejected {count - len(first)} more: see {path}")
+        print_note(f"skipped {count - len(first)} more: see {path}")
 
 
 def write_refusals(path: Path, refusals: Sequence[Refusal]) -> None:

@@ -1,7 +1,8 @@
-"""Files of rows: parquet, JSONL and JSON, their column types, readers and writers."""
+"""Files of rows: parquet, JSONL, JSON and CSV, their column types, readers and writers."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -21,7 +22,7 @@ from regretless.data.messages import parts_of, stored_text
 from regretless.data.rejected_rows import Refusal
 
 TEXT_COLUMNS = ("prompt", *SIDES)
-FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")
+FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """Files that `read_rows` reads."""
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
@@ -100,8 +101,8 @@ def _plain(value: Any) -> Any:
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if no row has numbers in a column of `token_numbers`, which then has no type either."""
-    return column.endswith("token_numbers") and not any(row[column] for row in rows)
+    """True if no row has numbers in a column of `token_numbers`, which then has no type either, or a `source_row`."""
+    return column.endswith(("token_numbers", "source_row")) and not any(row[column] for row in rows)
 
 
 def _stored(record: Response | Pair) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def column_type(column: str, rows: Sequence[Mapping[str, Any]]) -> pa.DataType:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
-    """Rows of a parquet, JSONL or JSON file with their 1-based line (or row) number; broken rows become refusals.
+    """Rows of a parquet, JSONL, JSON or CSV file with their 1-based line (or row) number; broken rows become refusals.
 
     Texts contain whole characters only (`text_cleaning.clean_text`). Raises DataError if the file is missing, of
     another kind, or broken as a whole.
@@ -143,8 +144,10 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
         return _jsonl_rows(path)
     if path.suffix == ".json":
         return _json_rows(path)
+    if path.suffix in (".csv", ".tsv"):
+        return _csv_rows(path)
     remedy = "; unpack it first" if path.suffix in PACKED else "; convert it, for example with pandas"
-    raise DataError(f"{path}: expected .parquet, .jsonl or .json, got {path.suffix or 'no suffix'}{remedy}")
+    raise DataError(f"{path}: expected .parquet, .jsonl, .json or .csv, got {path.suffix or 'no suffix'}{remedy}")
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
@@ -189,6 +192,29 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
             yield number, Refusal(str(path), number, TOO_LONG)
         else:
             yield number, _object(path, number, row, "\\ud800" if half else "", always=True)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:
+    """Rows of a table as text: every cell is a text, and an empty one is no value."""
+    csv.field_size_limit(LONGEST_ROW)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as handle:
+            reader = csv.reader(handle, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            names = next(reader, [])
+            if len(set(names)) < len(names) or not all(name.strip() for name in names):
+                raise DataError(
+                    f"{path}: expected the columns' names in the first line, each once; got {', '.join(names)}"
+                )
+            number = reader.line_num + 1
+            for cells in reader:
+                if len(cells) == len(names):
+                    yield number, {name: cell or None for name, cell in zip(names, cells, strict=True)}
+                elif cells:
+                    reason = f"expected {len(names)} cells, as in the first line, got {len(cells)}"
+                    yield number, Refusal(str(path), number, reason)
+                number = reader.line_num + 1
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not valid CSV in UTF-8: {error}") from error
 
 
 def _object(path: Path, number: int, row: Any, text: str, *, always: bool = False) -> dict[str, Any] | Refusal:

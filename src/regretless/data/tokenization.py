@@ -14,6 +14,7 @@ from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
 from regretless.data.columns import TOKEN_VALUES, Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN
+from regretless.data.prompt_templates import asked_pair
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
@@ -74,6 +75,8 @@ class TokenizedPair:
     """Why the row's log-probabilities were not used."""
     other_prompt: bool = field(default=False, compare=False)
     """Whether the responses were recorded with other tokens of the prompt. Not stored in a table for training."""
+    wrapped: bool = field(default=False, compare=False)
+    """Whether a text prompt was put into a template (`set_pair_template`). Not stored in a table for training."""
     row: Pair | None = field(default=None, compare=False, repr=False)
     """The pair as it was read. Not stored in a table for training."""
 
@@ -113,6 +116,8 @@ def tokenize_pairs(
     used unless its ids spell the stored text. Token strings are resolved to ids and checked in the same way. Any other
     text is tokenized; log-probabilities beside it are dropped, and `logps_dropped` says why.
 
+    A text prompt gets the template that the tokenizer was given for pairs (`set_pair_template`), by default none.
+
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
     truncation: a longer response is rejected, or truncated at its end (`keep_start`; it then has no end token).
     need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of rejecting them.
@@ -121,13 +126,15 @@ def tokenize_pairs(
     Raises ConfigError if the tokenizer has no end-of-sequence token.
     """
     encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps)
-    encoder.prepare(pairs)
+    ask = asked_pair(tokenizer)
+    asked = [ask(pair) for pair in pairs]
+    encoder.prepare(asked)
     kept: list[TokenizedPair] = []
     refused: list[Refusal] = []
-    for number, pair in enumerate(pairs, first):
+    for number, (pair, given) in enumerate(zip(asked, pairs, strict=True), first):
         origin = pair.origin or f"pairs:{number}"
         try:
-            kept.append(encoder.tokenize(pair, origin))
+            kept.append(encoder.tokenize(pair, origin, wrapped=pair is not given))
         except DataError as reason:
             refused.append(Refusal.at(origin, str(reason), pair_row(pair)))
     return kept, refused
@@ -231,7 +238,7 @@ class _PairEncoder:
                 self.prompts[key] = str(reason)
         self.texts.update(zip(wanted, self.codec.encode_behind(list(wanted)), strict=True))
 
-    def tokenize(self, pair: Pair, origin: str) -> TokenizedPair:
+    def tokenize(self, pair: Pair, origin: str, *, wrapped: bool = False) -> TokenizedPair:
         """One pair. Raises DataError with the reason if it cannot be used."""
         prompt = self.prompts[_key(pair)]
         if isinstance(prompt, str):
@@ -258,6 +265,7 @@ class _PairEncoder:
             other_prompt=pair.tokenizer == self.codec.fingerprint
             and pair.prompt_token_ids is not None
             and tuple(pair.prompt_token_ids) != prompt,
+            wrapped=wrapped,
             row=pair,
         )
 
@@ -321,7 +329,7 @@ class _PairEncoder:
         for name, limit in limits:
             room = 0 if name == "max_prompt_length" else 1
             if limit is not None and len(prompt) + room > limit:
-                raise DataError(f"prompt: {len(prompt)} tokens, too long for {name} {limit}; raise it or drop the row")
+                raise DataError(f"prompt: too long for {name} {limit}; raise it or drop the row")
 
     def _fitted(self, prompt: Ids, side: _Side) -> tuple[TokenizedSide, str | None]:
         """A response within max_length, and why the numbers stored for its tokens were dropped."""
@@ -337,8 +345,8 @@ class _PairEncoder:
         if self.max_length is not None and len(prompt) + len(tokens.ids) > self.max_length:
             if self.truncation == "refuse":
                 raise DataError(
-                    f"{side.name}: {len(prompt)} prompt and {len(tokens.ids)} response tokens, above max_length "
-                    f"{self.max_length}; raise it, or set truncation=keep_start"
+                    f"{side.name}: too long, with its prompt, for max_length {self.max_length}; raise it, or set "
+                    "truncation=keep_start"
                 )
             tokens = tokens.cut(self.max_length - len(prompt))
             if not tokens.ids:

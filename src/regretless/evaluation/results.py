@@ -22,7 +22,8 @@ from regretless.core.settings import REMOVABLE, ByFolder, Section, Seed, in_one_
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
 from regretless.data.columns import Verdict
-from regretless.data.prompts import TEMPLATES, PromptSource
+from regretless.data.prompt_templates import TEMPLATES
+from regretless.data.prompts import PromptSource
 from regretless.evaluation import harness
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
@@ -56,7 +57,7 @@ class BenchmarkSource(Section):
     benchmark: Annotated[str, AfterValidator(BENCHMARKS.check)] | None = None
     """Name of a known benchmark, which supplies every setting that is not given here."""
     dataset: PathSetting | None = None
-    """Problems to read: a hub id, a folder of a data set, or a .jsonl, .json or .parquet file."""
+    """Problems to read: a hub id, a folder of a data set, or a .jsonl, .json, .csv or .parquet file."""
     split: str | None = None
     """Split to read, of a hub data set or a folder."""
     subset: str | None = None
@@ -68,7 +69,8 @@ class BenchmarkSource(Section):
     limit: int | None = Field(default=None, ge=1)
     """Most problems to read, from the start; all by default."""
     template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None
-    """Template that makes a prompt of a problem: math, assistant, user, plain, or the name of a plug-in."""
+    """Template that makes a prompt of a problem: math, assistant, user, plain, or the name of a plug-in; by default as
+    for prompts (`prompts.template`)."""
     verifier: Annotated[str, AfterValidator(VERIFIERS.check)] | None = None
     """Verifier of the answers to this benchmark; by default that of `evaluate`."""
 
@@ -201,6 +203,7 @@ def summarize(responses: Path) -> dict[str, Any]:
         "pass_at_1": sum(correct.values()) / len(rows),
         "interval": list(interval),
         "cut": sum(row["finish_reason"] == "length" for row in rows),
+        "empty": chat_results.empty_answers([responses]),
         "stopped": sum(row["finish_reason"] == "stop_string" for row in rows),
         "unknown": reasons,
         "verdicts": correct,
@@ -296,6 +299,7 @@ def _row(evaluate_dir: Path, benchmark: str, label: str, greedy: Mapping[tuple[s
         "gain_low": low,
         "gain_high": high,
         "cut": result["cut"],
+        "empty": result.get("empty", 0),
         "unknown": sum(result["unknown"].values()),
     }
 
@@ -304,7 +308,7 @@ def _in_order(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["benchmark"], row["label"] != BASE, row["label"]))
 
 
-RIGHT = ("n", "value", "gain over base", "no verdict")
+RIGHT = ("n", "value", "gain over base", "no verdict", "empty")
 """Columns of numbers on the terminal."""
 
 
@@ -318,7 +322,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
     for row in results["rows"]:
         value = _percent(row["value"], row["low"], row["high"])
         gain = _percent(row["gain"], row["gain_low"], row["gain_high"], sign="+")
-        rows.append(_cells(row["benchmark"], row["label"], PASS_AT_1, str(row["n"]), value, gain, str(row["unknown"])))
+        counts = str(row["unknown"]), str(row.get("empty", 0))
+        rows.append(_cells(row["benchmark"], row["label"], PASS_AT_1, str(row["n"]), value, gain, *counts))
     for row in results["seeds"]:
         text = _percent(row["mean"], row["low"], row["high"])
         seeds = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
@@ -338,7 +343,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
         value = _number(row["value"], row["low"], row["high"]) or "–"
         gain = _number(row["gain"], row["gain_low"], row["gain_high"], sign="+")
         metric = f"{row['metric'].replace('_', ' ')} ({row['unit']})"
-        rows.append(_cells(row["benchmark"], row["label"], metric, str(row["n"]), value, gain, str(row["failed"])))
+        counts = str(row["failed"]), str(row.get("empty", 0))
+        rows.append(_cells(row["benchmark"], row["label"], metric, str(row["n"]), value, gain, *counts))
     # Leave out columns that say nothing.
     metrics = {row["metric"] for row in rows}
     (metric,) = metrics if len(metrics) == 1 else ("Results",)

@@ -16,7 +16,7 @@ from regretless.core.errors import ConfigError, reject
 from regretless.core.files import read_text
 from regretless.data.columns import Message, Text
 from regretless.data.messages import full_text
-from regretless.data.prompts import SYSTEM_LINES
+from regretless.data.prompt_templates import SYSTEM_LINES
 
 ShownSystem = Literal["own", "all", "none"]
 """Which of a prompt's system messages the judge receives as part of the instruction."""

@@ -16,6 +16,7 @@ from regretless.core.files import read_json
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.columns import Text, Verdict
 from regretless.data.rows import read_rows
+from regretless.modeling.training_folder import PAIR_SCORES, STATE
 from regretless.workflow.run_folder import BASE, manifests
 from regretless.workflow.stage_folder import UNUSED
 
@@ -71,6 +72,8 @@ class GreedyResult(ComparedResult):
     value: float
     cut: int
     """Responses truncated at the length limit; not correct."""
+    empty: int = 0
+    """Responses without any text; not correct."""
     unknown: int
     """Responses without a verdict, including truncated ones; not correct."""
 
@@ -97,6 +100,8 @@ class ChatResult(ComparedResult):
     """Failed judgments; no metric includes them."""
     cut: int
     """Answers truncated at the length limit; judged as they are."""
+    empty: int = 0
+    """Answers without any text; judged as they are."""
     requests: int
     """Requests to the judge, retries included, for this model and benchmark."""
     dollars: float | None
@@ -181,8 +186,10 @@ class RunData:
 def collect(
     run_dir: Path, *, examples: int, seed: int, places: Sequence[str] = (), others: Sequence[str] = ()
 ) -> RunData:
-    """Read a run folder. `examples`: problems of each kind (solved, broken) and benchmark, selected at random with
-    `seed`; `places`: the stages' folders in their order; `others`: stages whose results are of other settings.
+    """Read a run folder, or the folder of a single training.
+
+    examples: problems of each kind (solved, broken; where there is none of both, unchanged) and benchmark, selected at
+    random with `seed`. places: the stages' folders in their order. others: stages whose results are of other settings.
 
     Raises DataError if a file is broken (ConfigError for the recipe).
     """
@@ -190,6 +197,7 @@ def collect(
     recipe = read_yaml(file) if file.is_file() else {}
     stages = _stages(run_dir, places, _named(recipe))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
+    folders = [run_dir] if is_training(run_dir) else sorted((run_dir / "train").glob("*"))
     order = [BASE, *trained]
     main = main_model(trained, objectives_of(stages))
     # Results and responses of the evaluation; a stage that did not run leaves its part empty.
@@ -206,9 +214,9 @@ def collect(
         passes_left_out=results.get("left_out", []),
         chat_results=_records(ChatResult, results.get("chat", []), order),
         harness_results=_records(HarnessResult, results.get("harness", []), order),
-        logs=_logs(run_dir / "train", trained),
+        logs=_logs(folders, trained),
         inspect=_json(run_dir / "inspect" / "inspect.json"),
-        scores=_scores(run_dir / "train", trained),
+        scores=_scores(folders, trained),
         changes=_changes(evaluated),
         examples=list(_examples(evaluated, examples, random.Random(seed), main)),
         token_rewards=_json(run_dir / "analyze" / "token_rewards.json"),
@@ -219,6 +227,11 @@ def collect(
         },
         base=results.get("base"),
     )
+
+
+def is_training(folder: Path) -> bool:
+    """True for the folder that a training's command has written, or a trainer in Python."""
+    return (folder / STATE).is_file()
 
 
 def objectives_of(stages: Iterable[FinishedStage]) -> dict[str, str]:
@@ -251,8 +264,8 @@ def _json(path: Path) -> Any:
 
 def _records(kind: type[R], rows: Iterable[Mapping[str, Any]], order: Sequence[str]) -> list[R]:
     """Records of JSON objects in the order of their models; values without a field are dropped."""
-    names = [field.name for field in fields(kind)]
-    records = [kind(**{name: row[name] for name in names}) for row in rows]
+    names = {field.name for field in fields(kind)}
+    records = [kind(**{name: value for name, value in row.items() if name in names}) for row in rows]
     return _in_order(records, order, lambda record: record.label)
 
 
@@ -280,7 +293,7 @@ def _stages(run_dir: Path, places: Sequence[str], named: Sequence[str]) -> list[
     """
     stages = []
     for path in manifests(run_dir):
-        name = path.parent.relative_to(run_dir).as_posix()
+        name = path.parent.relative_to(run_dir).as_posix() if path.parent != run_dir else f"train/{_own_name(run_dir)}"
         # Excludes an earlier page about the same run, and results that the recipe no longer asks for.
         if name == "report" or name.startswith(f"{UNUSED}/"):
             continue
@@ -307,30 +320,35 @@ def _stages(run_dir: Path, places: Sequence[str], named: Sequence[str]) -> list[
     )
 
 
+def _own_name(folder: Path) -> str:
+    return folder.resolve().name
+
+
 def _in_order(items: Iterable[T], order: Sequence[str], label: Callable[[T], str]) -> list[T]:
     """Items in the order of their models in `order`; models that are not listed come last, by name."""
     positions = {name: position for position, name in enumerate(order)}
     return sorted(items, key=lambda item: (positions.get(label(item), len(positions)), label(item)))
 
 
-def _logs(train: Path, order: Sequence[str]) -> dict[str, list[dict[str, float]]]:
+def _logs(folders: Iterable[Path], order: Sequence[str]) -> dict[str, list[dict[str, float]]]:
     """Training log lines (not the evaluations and the final summary), by objective."""
     logs = {}
-    for path in _in_order(train.glob("*/trainer_state.json"), order, lambda path: path.parent.name):
-        lines = [line for line in read_json(path)["log_history"] if "loss" in line]
-        if lines:
-            logs[path.parent.name] = lines
+    for folder in _in_order(folders, order, _own_name):
+        state = _json(folder / STATE)
+        if state and (lines := [line for line in state["log_history"] if "loss" in line]):
+            logs[_own_name(folder)] = lines
     return logs
 
 
-def _scores(train: Path, order: Sequence[str]) -> dict[str, tuple[list[float], list[float]]]:
+def _scores(folders: Iterable[Path], order: Sequence[str]) -> dict[str, tuple[list[float], list[float]]]:
     scores = {}
-    for path in _in_order(train.glob("*/pair_scores.jsonl"), order, lambda path: path.parent.name):
-        rows = [row for _, row in read_rows(path) if isinstance(row, dict)]
+    for folder in _in_order(folders, order, _own_name):
+        path = folder / PAIR_SCORES
+        rows = [row for _, row in read_rows(path) if isinstance(row, dict)] if path.is_file() else []
         if rows:
             sides = ("chosen_reward", "rejected_reward")
             chosen, rejected = ([float(row[side]) for row in rows] for side in sides)
-            scores[path.parent.name] = (chosen, rejected)
+            scores[_own_name(folder)] = (chosen, rejected)
     return scores
 
 
@@ -367,7 +385,10 @@ def _changes(evaluated: Evaluated) -> list[Change]:
 
 
 def _examples(evaluated: Evaluated, count: int, rng: random.Random, main: str | None) -> Iterator[Example]:
-    """Problems that most trained models solved and the base model did not, and vice versa; those of `main` first."""
+    """Problems that most trained models solved and the base model did not, and vice versa; those of `main` first.
+
+    Where training changed no verdict, any problems: the answers may have changed.
+    """
     for benchmark, models in evaluated.items():
         verdicts = {label: _verdicts(path) for label, path in models.items()}
         base = verdicts.pop(BASE)
@@ -379,6 +400,9 @@ def _examples(evaluated: Evaluated, count: int, rng: random.Random, main: str | 
             shown = verdicts.get(main or "", {})
             keys.sort(key=lambda key: (shown.get(key) != after, -hits[key]))
             chosen += [(kind, key) for key in keys[:count]]
+        if not chosen:
+            keys = sorted(set(base).intersection(*verdicts.values()))
+            chosen = [("unchanged", key) for key in rng.sample(keys, min(count, len(keys)))]
         rows = {label: _rows(path, [key for _, key in chosen]) for label, path in models.items()}
         for kind, key in chosen:
             problem = rows[BASE][key]

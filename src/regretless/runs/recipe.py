@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails
 
 from regretless.analysis.analyze import AnalyzeConfig
@@ -29,6 +37,7 @@ from regretless.core.settings import (
 )
 from regretless.core.terminal import print_note
 from regretless.core.yaml_settings import merge, parse_override, read_yaml
+from regretless.data.prompt_templates import TEMPLATES
 from regretless.data.prompts import PromptSource
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.judge import JudgeConfig
@@ -71,7 +80,7 @@ class PairsSource(Section):
     """Existing preference pairs, instead of sampling, verifying and pairing."""
 
     dataset: PathSetting
-    """Preference pairs to read: a hub id, a folder of a data set, or a .parquet, .jsonl or .json file."""
+    """Preference pairs to read: a hub id, a folder of a data set, or a .parquet, .jsonl, .json or .csv file."""
     split: str = "train"
     """Split to read, of a hub data set or a folder."""
     subset: str | None = None
@@ -83,6 +92,10 @@ class PairsSource(Section):
     """Column with the preferred response."""
     rejected_key: str = "rejected"
     """Column with the rejected response."""
+    template: Annotated[str, AfterValidator(TEMPLATES.check)] | None = None
+    """Template that makes a prompt of a text: math, assistant, user, plain, or the name of a plug-in. By default a text
+    is a user message (`user`) where the model has a chat template, and stays as it is (`plain`) where it has none, and
+    in rows with recorded tokens or with special tokens of the chat template in the text."""
     limit: int | None = Field(default=None, ge=1)
     """Most pairs to read, from the start; all by default."""
 
@@ -209,14 +222,16 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
     model, train = values.get("model"), values.get("train")
-    if isinstance(model, Mapping) and isinstance(train, Mapping) and model.get("quantization"):
-        adapted = (
-            train.get("lora")
-            or model.get("adapter")
-            or (Path(at_home(str(model.get("name_or_path")))) / ADAPTER).is_file()
-        )
-        if not adapted:
+    if isinstance(model, Mapping) and isinstance(train, Mapping):
+        adapted = model.get("adapter") or (Path(at_home(str(model.get("name_or_path")))) / ADAPTER).is_file()
+        if model.get("quantization") and not adapted and not train.get("lora"):
             yield "train.lora", "required by model.quantization, for only an adapter can be trained; set it to {r: 32}"
+        if adapted and train.get("lora"):
+            yield (
+                "train.lora",
+                "the model has an adapter already, which is trained without this setting; leave it out, or merge the "
+                "adapter first (regretless merge)",
+            )
 
 
 def _taken_labels(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str, str]]:

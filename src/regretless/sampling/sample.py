@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.data.codec import Tokenizer
+from regretless.data.prompt_templates import CHAT, TextPrompts
 from regretless.data.prompts import PromptRow, PromptSource, read_prompts
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.engine_settings import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams, SamplingServer
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.sampling.job import SampleWork, finish
 
@@ -69,8 +71,10 @@ def usable_prompts(config: SampleConfig) -> tuple[list[PromptRow], list[Refusal]
 
     Raises DataError if the prompts cannot be read, ConfigError for a tokenizer that cannot be loaded.
     """
-    prompts, refused = read_prompts(config.prompts, "prompts.")
-    prompts, unwritable = _writable(config, prompts)
+    tokenizers = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
+    texts = asked_texts(tokenizers, config.server)
+    prompts, refused = read_prompts(config.prompts, "prompts.", texts)
+    prompts, unwritable = _writable(config, prompts, tokenizers)
     return prompts, refused + unwritable
 
 
@@ -112,9 +116,15 @@ def _params(config: SampleConfig) -> SamplingParams:
     return SamplingParams(**config.model_dump(include=set(SamplingParams.model_fields)))
 
 
-def _writable(config: SampleConfig, prompts: list[PromptRow]) -> tuple[list[PromptRow], list[Refusal]]:
+def asked_texts(tokenizers: Sequence[Tokenizer | None], server: SamplingServer | None) -> TextPrompts:
+    """What models are asked where a prompt is a text: a server's chat endpoint takes messages only."""
+    return CHAT if server is not None and server.endpoint == "chat" else TextPrompts.of(tokenizers)
+
+
+def _writable(
+    config: SampleConfig, prompts: list[PromptRow], of_models: Sequence[Tokenizer | None]
+) -> tuple[list[PromptRow], list[Refusal]]:
     """Prompts that every model's tokenizer can write within the limit, and the others with the first reason."""
-    of_models = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
     tokenizers = [tokenizer for tokenizer in of_models if tokenizer is not None]
     if config.max_prompt_tokens is not None and len(tokenizers) < len(of_models):
         raise ConfigError("sample: max_prompt_tokens needs the tokenizer of every model; set models.tokenizer")

@@ -1,4 +1,7 @@
-"""Asks one server many questions concurrently. Every reply is cached before it is parsed; nothing is asked twice."""
+"""Asks one server many questions concurrently. Every reply is cached before it is parsed.
+
+What can be read is asked once. What cannot is asked again in a later run, once in each.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ MOST_REFUSALS = 100
 prompts, which are refused together, may come first."""
 
 
+SHOWN = 300
+"""Characters of an unreadable reply that a message shows."""
 SECONDS_BETWEEN_LOOKS = 0.1
 """Wait before another look at a question that somebody else is asking."""
 
@@ -74,6 +79,8 @@ class Answers(Generic[T]):
     """Number of those that another address than the present one gave, by address."""
     unreadable: Counter[str] = field(default_factory=Counter)
     """Number of unreadable replies, by problem; each led to another attempt or to an unknown result."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first unreadable reply and its question, by problem."""
     trouble: Counter[str] = field(default_factory=Counter)
     """Number of repeated requests, by reason."""
     refusals: dict[str, str] = field(default_factory=dict)
@@ -209,25 +216,40 @@ class _Asker(Generic[T]):
                 return
 
     async def _answer(self, client: Client, question: Question[T]) -> Answer[T]:
-        problem = ""
-        for attempt in range(1, self.attempts + 1):
+        problem, is_asked = "", False
+        # The last attempt once more, where earlier runs made all of them: the next reply may be readable.
+        for number, attempt in enumerate([*range(1, self.attempts + 1), self.attempts], 1):
+            again = number > self.attempts
+            if again and is_asked:
+                break
             key = key_of(question, attempt, self.endpoint)
             code = self.store.code(key)
             try:
-                reply = await self._reply(client, question, key, question.body(attempt, code), attempt)
+                body = question.body(attempt, code)
+                reply, is_new = await self._reply(client, question, key, body, attempt, again=again)
+                is_asked = is_asked or is_new
                 return Answer(question.read(reply, attempt, code), None, key, attempt)
             except UnreadableError as error:
                 problem = str(error)
                 self.result.unreadable[problem] += 1
+                self.result.examples.setdefault(problem, f"{question.label}: {reply.content[:SHOWN]!r}")
             except Unanswered as error:
                 self._count_failure(client, question.label, error)
                 return Answer(None, error.reason, None, attempt - 1)
         return Answer(None, problem, key, self.attempts)
 
     async def _reply(
-        self, client: Client, question: Question[T], key: str, body: Mapping[str, Any], attempt: int
-    ) -> Reply:
-        cached = self._cached(key, body)
+        self,
+        client: Client,
+        question: Question[T],
+        key: str,
+        body: Mapping[str, Any],
+        attempt: int,
+        *,
+        again: bool,
+    ) -> tuple[Reply, bool]:
+        """The reply to a request, and whether it was asked for now; `again`: a cached one is replaced."""
+        cached = None if again else self._cached(key, body)
         if cached is None:
             # Another process with the same replies may be asking this, or this one, for an equal question.
             while not self.store.claim(key):
@@ -235,12 +257,12 @@ class _Asker(Generic[T]):
                     raise self.result.stopped
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             try:
-                if (cached := self._cached(key, body)) is None:
+                if again or (cached := self._cached(key, body)) is None:
                     reply = await client.ask(self.endpoint, body, self.most_tokens)
                     self.store.put(key, f"{question.label} attempt {attempt}", reply.text, self.config.named_address)
                     self.failures = 0
                     self.has_answered = True
-                    return reply
+                    return reply, True
             finally:
                 self.store.release(key)
         self.result.reused += 1
@@ -248,7 +270,8 @@ class _Asker(Generic[T]):
         if given_by not in (None, self.config.named_address):
             self.result.elsewhere[str(given_by)] += 1
         self.has_answered = True
-        return cached
+        assert cached is not None
+        return cached, False
 
     def _cached(self, key: str, body: Mapping[str, Any]) -> Reply | None:
         """The cached reply of a key; None if there is none, or if it cannot be used and must be requested again."""

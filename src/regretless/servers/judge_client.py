@@ -114,6 +114,13 @@ def ask_judge(config: JudgeAccess, questions: Sequence[Question[T]], output: Pat
             f"judge {config.judge_name}: {count} stored replies are of {address}, and this judge is at "
             f"{config.server.named_address}; if another model has this name there, set `replies` to a new file"
         )
+    for problem, example in answers.examples.items():
+        console.print(
+            f"judge {config.judge_name}: {answers.unreadable[problem]} replies are not in the form that the prompt "
+            f"asks for ({problem}), for example {example}; they are cached in {config.replies_file(output)}, and "
+            "another run asks once more where no reply could be read",
+            soft_wrap=True,
+        )
     return answers
 
 

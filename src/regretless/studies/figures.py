@@ -60,18 +60,24 @@ class Drawing:
 
 def drawings(comparison: Comparison) -> list[Drawing]:
     """All figures that the runs have the numbers for. Raises ConfigError without matplotlib."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib: pip install 'regretless[figures]'") from error
+    _check_matplotlib()
     drawn = [*_bars(comparison), *_sweeps(comparison), *_curves(comparison), *_distances(comparison)]
     return [Drawing(re.sub(r"[^\w.+-]", "_", drawing.name), drawing.caption, drawing.figure) for drawing in drawn]
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """Raise ConfigError for a format that figures cannot have."""
+    """Raise ConfigError for a format that figures cannot have, and for any without matplotlib."""
     if unknown := sorted(set(formats) - set(FORMATS)):
         raise ConfigError(f"format of figures: expected {', '.join(FORMATS)}; got {', '.join(unknown)}")
+    if formats:
+        _check_matplotlib()
+
+
+def _check_matplotlib() -> None:
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("figures need matplotlib: pip install 'regretless[figures]'") from error
 
 
 def write_figures(figures: Sequence[Drawing], folder: Path, formats: Sequence[str]) -> list[Path]:

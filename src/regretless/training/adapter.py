@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 
 from regretless.core.errors import ConfigError
+from regretless.core.paths import page
 from regretless.core.terminal import print_note
 
 ALL_LINEAR = "all-linear"
@@ -72,7 +73,7 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
             print_note(
                 "note: target_modules=all-linear: besides the linear layers, with an adapter: "
                 f"{parameters or 'nothing'}; without one: {left or 'nothing'} (numbers of weights). target_parameters "
-                "names such weights (docs/large_models.md)"
+                f"names such weights ({page('large_models')})"
             )
     return adapted
 

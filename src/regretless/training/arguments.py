@@ -23,6 +23,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.training_args import trainer_log_levels
 
 from regretless.core.errors import ConfigError, problems_of, reject
+from regretless.core.paths import page
 from regretless.core.ranks import processes
 from regretless.core.secrets import without_secrets
 from regretless.core.settings import MOST_SEED
@@ -79,7 +80,7 @@ def _parallelism_problem(value: Any) -> str | None:
     # An object has been checked by accelerate; from a file comes what the Trainer does not take.
     if not isinstance(value, Mapping | str):
         return None
-    return f"expected null; sequence_parallel_size divides sequences (docs/large_models.md), got {value!r:.80}"
+    return f"expected null; sequence_parallel_size divides sequences ({page('large_models')}), got {value!r:.80}"
 
 
 def refused(advice: str, *harmless: Any, **limits: Any) -> ArgumentRule:
@@ -128,7 +129,7 @@ ARGUMENTS: Mapping[str, ArgumentRule] = {
     "dataloader_drop_last": refused("an epoch's last step has the remaining pairs"),
     "deepspeed": refused(
         "it takes an optimizer step after each backward pass, and a step has several passes here; to shard a model, "
-        "use FSDP2 (docs/several_processes.md)",
+        f"use FSDP2 ({page('several_processes')})",
     ),
     "train_sampling_strategy": refused("the order of the pairs is that of group_pairs and the seed"),
     "fp16_full_eval": refused("evaluation computes as training does"),
@@ -229,7 +230,7 @@ def _unknown_problem(name: str, value: Any, fields: Collection[str]) -> str | No
         owner = "every method" if name in MODIFIERS else ", ".join(methods)
         return f"a hyperparameter of {owner}; set objective_kwargs={{{name!r}: {value!r}}}"
     close = difflib.get_close_matches(name, sorted(fields), 1)
-    return "unknown argument; " + (f"did you mean {close[0]}?" if close else "TRL's are in docs/from_trl.md")
+    return "unknown argument; " + (f"did you mean {close[0]}?" if close else f"TRL's are in {page('from_trl')}")
 
 
 @answering

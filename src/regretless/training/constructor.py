@@ -25,6 +25,7 @@ from transformers.utils import find_adapter_config_file
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.hub import one_attempt
+from regretless.core.paths import page
 from regretless.core.terminal import print_note
 from regretless.modeling.compiled_layers import compile_layers, leave_uncompiled
 from regretless.modeling.forward import causal_model
@@ -320,7 +321,7 @@ def check_parallelism(args: TrainingArguments) -> None:
     kinds = {
         "cp_size": "set it to 1, and PreferenceConfig's sequence_parallel_size instead",
         "sp_size": "set it to 1, and PreferenceConfig's sequence_parallel_size instead",
-        "tp_size": "set it to 1. For memory, shard the model with FSDP2 (docs/large_models.md)",
+        "tp_size": f"set it to 1. For memory, shard the model with FSDP2 ({page('large_models')})",
     }
     reject(
         "parallelism_config",
@@ -351,6 +352,6 @@ def use_one_gpu(args: TrainingArguments) -> None:
         print_note(
             f"note: {args.n_gpu} GPUs are visible, and one process trains on one: {args.device} is used. To train on "
             f"all: train.processes in a recipe; a script with torchrun --nproc-per-node {args.n_gpu}, or accelerate "
-            "launch (docs/several_processes.md)"
+            f"launch ({page('several_processes')})"
         )
         args._n_gpu = 1

@@ -202,8 +202,8 @@ def _check(result: Merged) -> None:
             else "the base may not be the one that the adapter was trained on; name it with --base"
         )
         raise RegretlessError(
-            f"{result.folder}: not written, because the merged model is another one: {result}, of which at most "
-            f"{SHARE:.0%} may be lost; {advice}"
+            f"{result.folder}: not written, because the merged model does not compute what base and adapter do: "
+            f"{result}, of which at most {SHARE:.0%} may be lost; {advice}"
         )
 
 

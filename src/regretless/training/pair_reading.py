@@ -18,11 +18,14 @@ from regretless.core.files import atomic_path, fingerprint, json_line, path_fing
 from regretless.core.progress import bar
 from regretless.core.settings import check_name
 from regretless.core.terminal import print_note
+from regretless.core.text_cleaning import one_line
 from regretless.core.versions import versions
+from regretless.data.codec import codec_of
 from regretless.data.columns import Pair
 from regretless.data.pair_source import PairSource
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
-from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, say_refusals
+from regretless.data.prompt_templates import PAIR_TEMPLATE, say_choice
+from regretless.data.rejected_rows import IN_ERROR, REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source
 from regretless.data.tokenization import OTHER_PROMPTS, TokenizedPair, missing_values
@@ -66,7 +69,7 @@ def pair_table(
     content = path_fingerprint(Path(source)) if is_here else getattr(opened, "_fingerprint", None)
     if content is None:
         table = reading.make(PairTable.temporary, opened, source)
-        reading.report()
+        reading.report(len(table))
         return table
     key = fingerprint([FORMAT, content, split, reading.settings(), versions()])
     folder = Path(args.pairs_cache_dir or args.cache_dir / "pairs") / key
@@ -75,10 +78,11 @@ def pair_table(
         if not complete.exists():
             reading.make(lambda pairs: PairTable.write(pairs, folder), opened, source)
             _copy(reading.refused, complete, source)
+    table = PairTable.open(folder, source)
     if args.should_save:
         _copy(complete, reading.refused, source)
-        reading.report()
-    return PairTable.open(folder, source)
+        reading.report(len(table))
+    return table
 
 
 def pair_dataset(
@@ -143,9 +147,12 @@ def _by_number(data: Any, name: str) -> Iterable[Any]:
 
 
 def _copy(refused: Path, target: Path, source: str) -> None:
-    """Copy rejected rows as those of `source`, whatever it was called when they were rejected."""
+    """Copy rejected rows as those of `source`, whatever it was called then; those of an earlier file keep its name."""
     with refused.open(encoding="utf-8") as lines:
-        write_jsonl(target, ({**json.loads(line), "source": source} for line in lines))
+        rows = (json.loads(line) for line in lines)
+        write_jsonl(
+            target, (row if (row["row"] or {}).get("source_row") else {**row, "source": source} for row in rows)
+        )
 
 
 def _saved(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -173,6 +180,7 @@ class _Reading:
             _saved(self.tokenizer) if backend is None else backend.to_str(),
             probe_ids(self.tokenizer),
             self.tokenizer.chat_template,
+            getattr(self.tokenizer, "pair_template", "plain"),
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
             [self.need_rejected, self.names],
@@ -196,20 +204,31 @@ class _Reading:
         self.report()
         raise problem
 
-    def report(self) -> None:
-        """Report rejected rows, on the process that saves; no empty file remains, and none of another process."""
+    def report(self, kept: int | None = None) -> None:
+        """Report rejected rows, on the process that saves; no empty file remains, and none of another process.
+
+        One by one where no table was made; else how many pairs are used, and the most common reasons.
+        """
         with self.refused.open(encoding="utf-8") as lines:
-            first = [Refusal(**json.loads(line)) for line in islice(lines, REPORTED)]
-            count = len(first) + sum(1 for _ in lines)
-        if count and self.args.should_save:
+            rows = (Refusal(**json.loads(line)) for line in lines)
+            first = list(islice(rows, REPORTED))
+            reasons = Counter(row.reason for row in chain(first, rows))
+        count = reasons.total()
+        if not count or not self.args.should_save:
+            self.refused.unlink()
+        elif kept is None:
             say_refusals(first, count, self.refused)
         else:
-            self.refused.unlink()
+            listed = "; ".join(f"{reason} ({number})" for reason, number in reasons.most_common(IN_ERROR))
+            print_note(
+                f"{self.name}: {kept} of {kept + count} pairs are used; skipped, as {self.refused} lists: "
+                f"{one_line(listed)}{'; …' * (len(reasons) > IN_ERROR)}"
+            )
 
     def pairs(self, rows: Path | Iterable[Any], source: str, refusals: TextIO) -> Iterator[TokenizedPair]:
         """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
         # The pairs, chunk by chunk.
-        kept, first_refused, refused_count, done, other_prompts = 0, list[Refusal](), 0, 0, 0
+        kept, first_refused, refused_count, done, other_prompts, wrapped, texts = 0, list[Refusal](), 0, 0, 0, 0, 0
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
@@ -225,12 +244,16 @@ class _Reading:
                     lacking[name].update(missing_values(tokenized, name))
                 kept += len(tokenized)
                 other_prompts += sum(pair.other_prompt for pair in tokenized)
+                wrapped += sum(pair.wrapped for pair in tokenized)
+                texts += sum(pair.row is not None and isinstance(pair.row.prompt, str) for pair in tokenized)
                 done += len(chunk)
                 advance(len(tokenized) + len(refused))
                 yield from tokenized
 
         # What is wrong with all of them together.
         check_some_left(range(kept), first_refused, self.name, refused_count)
+        if codec_of(self.tokenizer).turn_tokens is not None:
+            say_choice(self.name, PAIR_TEMPLATE, wrapped, texts, "which takes messages")
         if other_prompts:
             print_note(f"{self.name}: {other_prompts} of {kept} pairs {OTHER_PROMPTS}")
         for name, counts in lacking.items():

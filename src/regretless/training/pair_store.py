@@ -23,7 +23,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 5
+FORMAT = 6
 """Format version of the two files; a table of another format is not read."""
 
 
@@ -80,8 +80,8 @@ class PairTable:
             raise IndexError(f"pair {number}: expected 0 to {len(self) - 1}")
         start, end = int(self._starts[number]), int(self._starts[number + 1])
         # Read, not mapped: pages of a mapped file would count as this process's memory.
-        pair = _unpack(os.pread(self._records.fileno(), end - start, start))
-        if self._source is None:
+        pair, of_earlier_file = _unpack(os.pread(self._records.fileno(), end - start, start))
+        if self._source is None or of_earlier_file:
             return pair
         origin = f"{self._source}:{pair.source.rpartition(':')[2]}"
         return replace(pair, source=origin, pair_id=origin if pair.pair_id == pair.source else pair.pair_id)
@@ -127,12 +127,16 @@ def _pack(pair: TokenizedPair) -> bytes:
     ids = np.array([*pair.prompt_ids, *chain.from_iterable(side.ids for side in sides)], np.int32)
     values = np.array(list(chain.from_iterable(row for side in sides for row in side.values.values())), np.float32)
     names = [list(side.values) for side in sides]
-    rest = json.dumps([pair.pair_id, pair.source, pair.kind, pair.logps_dropped, names], ensure_ascii=False)
+    of_earlier_file = pair.row is not None and pair.row.source_row is not None
+    rest = json.dumps(
+        [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, names, of_earlier_file], ensure_ascii=False
+    )
     text = clean_text(rest).encode()
     return head.tobytes() + ids.tobytes() + values.tobytes() + text + np.int32(len(text)).tobytes()
 
 
-def _unpack(data: bytes) -> TokenizedPair:
+def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
+    """A pair, and whether its `source` is not a row of the table's own source (`Pair.source_row`)."""
     offset = 0
 
     def take(count: int, kind: type[np.int32] | type[np.float32] = np.int32) -> tuple[Any, ...]:
@@ -142,7 +146,7 @@ def _unpack(data: bytes) -> TokenizedPair:
         return tuple(values)
 
     size = int(np.frombuffer(data[-4:], np.int32)[0])
-    pair_id, source, kind, dropped, names = json.loads(data[-4 - size : -4])
+    pair_id, source, kind, dropped, names, of_earlier_file = json.loads(data[-4 - size : -4])
     prompt, count = take(2)
     lengths = take(count)
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
@@ -150,7 +154,7 @@ def _unpack(data: bytes) -> TokenizedPair:
         TokenizedSide(response, {name: take(len(own_ids(response)), np.float32) for name in names_of_side})
         for response, names_of_side in zip(ids, names, strict=True)
     ]
-    return TokenizedPair(
+    pair = TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,
         chosen=sides[0],
@@ -159,3 +163,4 @@ def _unpack(data: bytes) -> TokenizedPair:
         kind=kind,
         logps_dropped=dropped,
     )
+    return pair, of_earlier_file

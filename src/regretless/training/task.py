@@ -26,6 +26,7 @@ from regretless.core.files import write_jsonl
 from regretless.core.progress import bar
 from regretless.core.ranks import processes
 from regretless.core.terminal import console, print_note
+from regretless.data.prompt_templates import set_pair_template
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, weights_of
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
@@ -39,7 +40,9 @@ from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 
 
-def task_of(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path) -> dict[str, Any]:
+def task_of(
+    config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path, template: str | None
+) -> dict[str, Any]:
     """The arguments of `train.run` as JSON for another process, without secrets (`TrainConfig.environment`)."""
     # A model to pretrain has further settings, its data and its start: they are arguments here.
     others = set(type(config).model_fields) - set(TrainConfig.model_fields)
@@ -48,6 +51,7 @@ def task_of(config: TrainConfig, objective: str, model: ModelConfig, pairs: Path
         "model": model.model_dump(mode="json", exclude_unset=True),
         "pairs": str(pairs),
         "output": str(output),
+        "template": template,
     }
 
 
@@ -55,11 +59,13 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """Train in this process, one of several that a launcher started, as `task_of` says; returns the summary."""
     config = TrainConfig.parse(task["config"], "train")
     model = ModelConfig.parse(task["model"], "model")
-    return train_in_this_process(config, config.objectives[0], model, task["pairs"], Path(task["output"]))
+    return train_in_this_process(
+        config, config.objectives[0], model, task["pairs"], Path(task["output"]), task["template"]
+    )
 
 
 def train_in_this_process(
-    config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path
+    config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path, template: str | None
 ) -> dict[str, Any]:
     """Train in this process, or in this one of several that a launcher started; returns the summary (`train.run`)."""
     count = processes()
@@ -68,6 +74,7 @@ def train_in_this_process(
         shard_model()
     args = arguments_of(config, objective, output, count)
     tokenizer = load_tokenizer(model)
+    set_pair_template(tokenizer, template)
     train, held_out = read_data(config, args, tokenizer, pairs)
     if held_out is None and args.eval_strategy != "no":
         raise DataError(

@@ -22,9 +22,11 @@ def run(
     pairs: Path | str,
     output: Path,
     ray_workers: RayWorkers | None = None,
+    template: str | None = "plain",
 ) -> dict[str, Any]:
     """Train `model` with one method on a pairs file; writes a model or adapter with tokenizer to `output`.
 
+    template: what the pairs' text prompts are put into; None for what suits the model (`TextPrompts`).
     Starts as many processes as the settings say, unless a launcher has started this one among several; with
     `ray_workers`, trains on these. Resumes from the last complete checkpoint in `output`. Also written:
     trainer_state.json (the log), pair_scores.jsonl with the rewards of the held-out pairs, where there are any, and,
@@ -34,8 +36,11 @@ def run(
     """
     count = config.process_count(objective)
     if ray_workers is None and count == processes():
-        return train_in_this_process(config, objective, model, pairs, output)
-    task, folder = task_of(config, objective, model, pairs, output), output.with_name(output.name + CACHE) / "processes"
+        return train_in_this_process(config, objective, model, pairs, output, template)
+    task, folder = (
+        task_of(config, objective, model, pairs, output, template),
+        output.with_name(output.name + CACHE) / "processes",
+    )
     if ray_workers is None:
         return train_in_processes(task, count, folder, config.environment(objective))
     reject(f"train {objective}", config.division_problems(objective, ray_workers.count))

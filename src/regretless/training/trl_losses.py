@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from regretless.core.paths import page
 from regretless.objectives import OBJECTIVES
 from regretless.training.methods import DEFAULT_METHOD
 
@@ -60,7 +61,9 @@ def loss_problems(
     for name in names:
         if name not in LOSSES:
             instead = f"; set objective={name!r}, without loss_type" if name in OBJECTIVES else ""
-            problems.append(f"loss_type: expected one of {', '.join(LOSSES)}, got {name!r}{instead} (docs/from_trl.md)")
+            problems.append(
+                f"loss_type: expected one of {', '.join(LOSSES)}, got {name!r}{instead} ({page('from_trl')})"
+            )
     meant = "" if problems else objective_of(names, weights)
     if meant and objective not in ("", meant):
         shown = repr(names[0]) if len(names) == 1 else " + ".join(names)

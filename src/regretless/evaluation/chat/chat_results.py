@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from regretless.core.errors import DataError
@@ -86,9 +87,15 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
     write_jsonl(output / JUDGMENTS, judgments)
     # A path alone would not tell that another content was judged with.
     files = {name: path_fingerprint(path) for name, path in config.files().items() if name in JUDGING_FILES}
-    write_json(output / RESULT, {**result, "files": files})
+    write_json(output / RESULT, {**result, "files": files, "empty": empty_answers(responses)})
     numbers = {name: metric["value"] for name, metric in result["metrics"].items() if not name.startswith(CATEGORY)}
     return {"questions": result["questions"], **numbers, "failed": sum(result["failed"].values()), "cut": result["cut"]}
+
+
+def empty_answers(responses: Iterable[Path]) -> int:
+    """Number of answers in files of responses that have no text."""
+    texts = (text for file in responses for text in pq.read_table(file, columns=["response"])["response"].to_pylist())
+    return sum(not text.strip() for text in texts)
 
 
 def collect(evaluate_dir: Path, asked_for: AskedFor = None) -> list[dict[str, Any]]:
@@ -121,6 +128,7 @@ def collect(evaluate_dir: Path, asked_for: AskedFor = None) -> list[dict[str, An
                     "gain_high": gain.get("high"),
                     "failed": sum(result["failed"].values()),
                     "cut": result["cut"],
+                    "empty": result.get("empty", 0),
                     "requests": result["requests"],
                     "dollars": result["dollars"],
                 }

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from regretless.core.errors import RegretlessError
+from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.settings import Section
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.data.responses import read_responses
@@ -31,8 +31,9 @@ from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
 from regretless.runs.planning.lengths import CHARACTERS_PER_TOKEN, ResponseLengths, is_sampling, models_in, params_of
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import STAGES
+from regretless.sampling.engines import ENGINES
 from regretless.sampling.job import SampleWork
-from regretless.sampling.sample import usable_prompts
+from regretless.sampling.sample import asked_texts, usable_prompts
 from regretless.servers.ask import Question, key_of
 from regretless.servers.judge_client import JudgeAccess
 from regretless.servers.reply_store import ReplyStore
@@ -153,7 +154,16 @@ class Counting:
                 models = [self._with_tokenizer(ModelConfig.parse(model, unit.name)) for model in models_in(unit)]
                 return usable_prompts(unit.unit.task["config"].model_copy(update={"models": models}))[0]
             prompts = unit.unit.task["prompts"]
-            return load_prompts(prompts) if isinstance(prompts, PromptSource) else list(prompts)
+            if not isinstance(prompts, PromptSource):
+                return list(prompts)
+            params, (model,) = params_of(unit), models_in(unit)
+            tokenizers: list[Any] = []
+            with contextlib.suppress(
+                ConfigError
+            ):  # of a model that is to come; the numbers of prompts do not depend on it
+                asked = self._with_tokenizer(ModelConfig.parse(model, unit.name))
+                tokenizers = [ENGINES.find(params.engine).tokenizer(asked)]
+            return load_prompts(prompts, texts=asked_texts(tokenizers, params.server))
         except (RegretlessError, OSError) as error:
             if not unit.waits_for and not self._is_to_come(unit.unit.settings["prompts"]):
                 unit.problem = str(error)

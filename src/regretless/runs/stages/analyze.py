@@ -61,6 +61,7 @@ class Analyze(Stage["AnalyzeConfig"]):
             "policies": {name: dump(model.model) for name, model in trained.items()},
             "objectives": {name: model.hyperparameters for name, model in trained.items()},
             **hub_setting("pairs", source),
+            "template": run.template,
         }
         # The label of a named policy is not its method; one of a plug-in counts with the plug-in's version.
         if of_plugins := {name: model.objective for name, model in named.items() if model.objective in plugin_parts()}:
@@ -74,6 +75,7 @@ class Analyze(Stage["AnalyzeConfig"]):
                 for name, model in trained.items()
             },
             "responses": responses,
+            "template": run.template,
         }
         yield [run.unit(self, self.place, settings, task, inputs=inputs, need=Need("analyze", gpus=1))]
 

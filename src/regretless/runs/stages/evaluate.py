@@ -88,7 +88,7 @@ class Evaluate(Stage["EvaluateConfig"]):
         for unit, place in zip(units, places, strict=True):
             prompts, setting = unit.task["prompts"], unit.task.get("setting", "")
             if not isinstance(prompts, list):
-                prompts = read[setting] = read.get(setting) or _problems(prompts, setting)
+                prompts = read[setting] = read.get(setting) or _problems(prompts, setting, unit.task)
             works.append(SampleWork([unit.task["model"]], prompts, unit.task["params"], place / RESPONSES))
         return sample_together(works)
 
@@ -307,11 +307,15 @@ def grading(config: EvaluateConfig, verify_config: VerifyConfig | None, benchmar
     return VerifyConfig.parse({**(verify_config or VerifyConfig()).model_dump(), **set_here}, "evaluate")
 
 
-def _problems(source: PromptSource, setting: str) -> list[PromptRow]:
-    """The problems of a benchmark. Raises DataError for one without a gold answer."""
+def _problems(source: PromptSource, setting: str, task: Mapping[str, Any]) -> list[PromptRow]:
+    """The problems of a benchmark, as its model is asked. Raises DataError for one without a gold answer."""
     from regretless.data.prompts import load_prompts
+    from regretless.sampling.engines import ENGINES
+    from regretless.sampling.sample import asked_texts
 
-    prompts = load_prompts(source, setting)
+    params = task["params"]
+    tokenizer = ENGINES.find(params.engine).tokenizer(task["model"])
+    prompts = load_prompts(source, setting, asked_texts([tokenizer], params.server))
     without = [prompt.line for prompt in prompts if prompt.answer is None]
     if without:
         raise DataError(

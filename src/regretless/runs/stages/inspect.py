@@ -50,12 +50,14 @@ class Inspect(Stage["InspectConfig"]):
             "model": dump(run.model),
             "objectives": objectives,
             **hub_setting("pairs", source),
+            "template": run.template,
         }
         task = {
             "config": config,
             "pairs": Path(source),
             "model": run.model,
             "objectives": objectives,
+            "template": run.template,
         }
         inputs, need = file_input("pairs", source), Need("inspect", gpus=1)
         yield [run.unit(self, self.place, settings, task, inputs=inputs, need=need)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class Pairs(Stage["PairsSource"]):
             rejected_key=config.rejected_key,
         )
         usable, refused = split_kinds(*read)
+        usable = [replace(pair, source_row=_without_folder(pair.origin)) for pair in usable]
         report_refusals(refused, place / "refused.jsonl")
         check_some_left(usable, refused, config.dataset)
         write_records(place / PAIRS, usable[: config.limit])
@@ -49,6 +51,12 @@ class Pairs(Stage["PairsSource"]):
 
     def miniature(self, section: Any, recipe: Recipe) -> None:
         """None: pairs are made of sampled responses."""
+
+
+def _without_folder(origin: str | None) -> str | None:
+    """A row by its file's name, `mine.jsonl:47`: where the file lies does not change a result."""
+    name, _, line = (origin or "").rpartition(":")
+    return f"{Path(name).name}:{line}" if Path(name).is_file() else origin
 
 
 STAGE = Pairs()

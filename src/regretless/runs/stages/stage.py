@@ -160,6 +160,8 @@ class Run:
     folder: RunFolder
     inputs: Mapping[str, Path | str] = field(default_factory=dict)
     """Results that no stage of this run makes, by the name of their file: a path, or the id of a hub data set."""
+    template: str | None = "plain"
+    """What text prompts of pairs are put into; None for what suits the model. Those of sampled pairs stay."""
     below: str = ""
     """Its folder in that of the run which contains it."""
     cluster: ClusterConfig | None = None
@@ -176,7 +178,8 @@ class Run:
     def of(cls, recipe: Recipe, folder: RunFolder, **others: Any) -> Self:
         """A run of a recipe. others: further fields."""
         given = {} if recipe.responses is None else {RESPONSES: Path(substitute(recipe.responses, folder.path))}
-        return cls(recipe, folder, given, **others)
+        template = "plain" if recipe.pairs is None else recipe.pairs.template
+        return cls(recipe, folder, given, **{"template": template, **others})
 
     @property
     def root(self) -> Path:

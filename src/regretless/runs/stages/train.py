@@ -53,7 +53,7 @@ class Training(Stage[C]):
         objective: str,
         model: ModelConfig,
         data: Path | str,
-        source: Mapping[str, str],
+        source: Mapping[str, str | None],
     ) -> Unit:
         """One training. source: the data as a setting, if a setting names them."""
         from regretless.training.ray_train import workers_of
@@ -76,6 +76,7 @@ class Training(Stage[C]):
             "model": model,
             "pairs": data,
             "ray_workers": workers,
+            "template": source.get("template", "plain"),
         }
         inputs, place = file_input("pairs", data), f"{self.place}/{name}"
         return run.unit(self, place, settings, task, inputs=inputs, need=Need("train", gpus=1), group=name)
@@ -116,8 +117,9 @@ class Train(Training["TrainConfig"]):
             methods = ", ".join(config.objectives)
             raise ConfigError(f"objective: expected one for this command, got {methods}; a recipe trains several")
         pairs = run.latest(PAIRS, self.name)
+        source = {**hub_setting("data", pairs), "template": run.template}
         for objective in config.objectives:
-            yield [self.unit(run, objective, config, objective, run.model, pairs, hub_setting("data", pairs))]
+            yield [self.unit(run, objective, config, objective, run.model, pairs, source)]
 
     def problems(self, config: TrainConfig, machine: Machine) -> None:
         """Problems of every method's arguments."""
