@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from regretless.core.terminal import never_fail_to_print
 from regretless.data.prompts import PromptRow
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import sample_together
 from regretless.workflow.cluster import ClusterConfig, WorkersConfig, connected

@@ -47,7 +47,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from regretless.core.terminal import never_fail_to_print
 from regretless.data.prompts import PromptRow
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import Completion, SamplingParams, VllmOptions
+from regretless.sampling.base import Completion
+from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.engines import ENGINES, EngineKind
 from regretless.sampling.job import SampleWork, finish
 from regretless.sampling.transformers_engine import TransformersEngine

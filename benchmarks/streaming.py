@@ -29,7 +29,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from regretless.core.terminal import never_fail_to_print
-from regretless.data.schema import FLOATS, IDS
+from regretless.data.columns import FLOATS, IDS
 from regretless.modeling.layout import Item
 from regretless.modeling.load import tokenizer_fingerprint
 from regretless.modeling.scoring import fill_rows

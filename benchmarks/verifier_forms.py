@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.grading.extraction import answer_in_gold
 from regretless.labeling.grading.grader import grade
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.base import Verifier
 from regretless.labeling.verifiers import VERIFIERS
 

@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.grading import grade
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "labeling" / "grading"

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/settings: every setting of every stage, read from where it is declared.
+"""Writes the pages of docs/settings, and the file that commands print: every setting, from where it is declared.
 
 python docs/make_settings.py
 """
@@ -9,13 +9,15 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from regretless.cli.info import notes_on, settings_of_stage
+from regretless.cli.declared import declared, settings_of_stage
+from regretless.cli.info import notes_on
 from regretless.core.setting_list import Setting, grouped, settings_of
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import STAGES
 from regretless.studies.study import StudyConfig
 
 FOLDER = Path(__file__).parent / "settings"
+PRINTED = Path(__file__).parents[1] / "src" / "regretless" / "cli" / "declared.json"
 COMMAND = "python docs/make_settings.py"
 METHODS = "The hyperparameters are explained on the pages of the [methods](../README.md#methods)."
 WIDTH = 100
@@ -79,12 +81,13 @@ def _table(settings: Iterable[Setting], prefix: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the pages, and remove those of sections that are no more."""
+    """Write the pages and the file, and remove those of sections that are no more."""
     FOLDER.mkdir(exist_ok=True)
     texts = pages()
     for page in FOLDER.glob("*.md"):
         if page.name not in texts:
             page.unlink()
+    PRINTED.write_text(declared(), encoding="utf-8")
     for file, text in texts.items():
         (FOLDER / file).write_text(text, encoding="utf-8")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response
 from regretless.data.rows import write_records
 from scripted_server import Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regretless.data.records import SIDES, Pair, Side
+from regretless.data.columns import SIDES, Pair, Side
 from regretless.data.rows import pair_row
 
 

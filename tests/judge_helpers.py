@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regretless.data.records import Response
+from regretless.data.columns import Response
 from regretless.data.rows import write_records
 from regretless.labeling.judge import JudgeConfig
 from scripted_server import Act, Request, answer

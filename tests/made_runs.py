@@ -12,12 +12,12 @@ import yaml
 from regretless.core.files import fingerprint, write_json, write_text
 from regretless.core.settings import dump
 from regretless.core.yaml_settings import merge
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 from regretless.data.rows import write_records
 from regretless.evaluation.chat import alpaca_eval, mt_bench
 from regretless.evaluation.results import summarize
 from regretless.labeling.verify import VerifyConfig
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.workflow.stage_folder import StageFolder
 
 BENCHMARK = "sums"

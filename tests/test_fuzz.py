@@ -27,13 +27,14 @@ from regretless.cli.app import main
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import write_jsonl
 from regretless.core.text_cleaning import one_line
+from regretless.data.columns import COLUMN_TYPES
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
 from regretless.data.rejected_rows import Refusal
 from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows, write_records
-from regretless.data.schema import COLUMN_TYPES, RESPONSE
 from regretless.data.schema import PAIR as PAIR_SCHEMA
+from regretless.data.schema import RESPONSE
 from regretless.evaluation.chat.judge_prompts import _parse as parse_template
 from regretless.evaluation.chat.style_control import style
 from regretless.evaluation.chat.verdicts import _bracketed as bracketed

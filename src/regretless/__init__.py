@@ -19,9 +19,9 @@ if TYPE_CHECKING:
         ServerError,
         StorageError,
     )
+    from regretless.data.columns import Pair, Response, Side, Verdict
     from regretless.data.preferences import parse_pairs, read_pairs
     from regretless.data.prompts import PromptSource
-    from regretless.data.records import Pair, Response, Side, Verdict
     from regretless.data.rejected_rows import Refusal
     from regretless.data.responses import read_responses
     from regretless.data.rows import write_records
@@ -80,7 +80,7 @@ _HOMES = {
     ),
     "data.preferences": ("parse_pairs", "read_pairs"),
     "data.prompts": ("PromptSource",),
-    "data.records": ("Pair", "Response", "Side", "Verdict"),
+    "data.columns": ("Pair", "Response", "Side", "Verdict"),
     "data.rejected_rows": ("Refusal",),
     "data.responses": ("read_responses",),
     "data.rows": ("write_records",),

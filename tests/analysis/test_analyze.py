@@ -20,7 +20,7 @@ from regretless.analysis.gradients import gradient_places, tenths
 from regretless.analysis.lengths import response_lengths
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.intervals import mean_by_prompt, share_by_prompt, wilson
-from regretless.data.records import Response
+from regretless.data.columns import Response
 from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer

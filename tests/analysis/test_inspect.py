@@ -14,7 +14,7 @@ import torch
 from flat_pairs import changed, pair_of
 from regretless.analysis.inspect import InspectConfig, run
 from regretless.core.errors import ConfigError
-from regretless.data.records import Pair
+from regretless.data.columns import Pair
 from regretless.data.rows import write_records
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint

@@ -15,7 +15,7 @@ from flat_pairs import pair_of
 from regretless.analysis import token_rewards
 from regretless.analysis.token_rewards import TokenRewardsConfig, run, text_pieces
 from regretless.core.errors import DataError
-from regretless.data.records import Pair
+from regretless.data.columns import Pair
 from regretless.data.rows import write_records
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.world.tiny_models import smoke_architecture

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.cli.app import app, main
-from regretless.cli.info import settings_of_stage
+from regretless.cli.declared import settings_of_stage
 from regretless.cli.output import only_results
 from regretless.cli.request import OF_PAIRS
 from regretless.core.files import read_json, write_jsonl
@@ -429,6 +429,11 @@ LIGHT = {
     "no command": ([], 0),
     "--version": (["--version"], 0),
     "recipes": (["recipes"], 0),
+    "help of an objective": (["dpo", "--help"], 0),
+    "help of a stage": (["inspect", "--help"], 0),
+    "settings": (["settings"], 0),
+    "an objective": (["objectives", "simpo"], 0),
+    "objectives": (["objectives", "--json"], 0),
     "unknown command": (["dop"], 2),
     "unknown option": (["run", "--smoek"], 2),
     "missing argument": (["plan"], 2),
@@ -472,6 +477,14 @@ def test_completion_when_asked_for_then_it_knows_commands_objectives_and_package
     assert "repo_det" in completed("rep") and "report" in completed("rep") and "base" not in completed("b")
     assert completed("run", "math/qwen3-1") == ["math/qwen3-1.7b"]
     assert completed("run", "quickstart", "--until", "ver") == ["verify"]
+    assert completed("inspect", "--objective", "si") == completed("objectives", "si") == ["simpo"]
+    assert completed("train", "learning_r") == ["learning_rate="]
+    assert completed("run", "quickstart", "train.learning_r") == ["train.learning_rate="]
+    # One word in zsh and fish, three in bash.
+    assert completed("train", "objective=rep") == ["objective=repo", "objective=repo_det"]
+    assert completed("run", "quickstart", "seed=1", "train.objective", "=", "rep") == ["repo", "repo_det"]
+    assert completed("sample", "max_new_tokens", "=") == [""]
+    assert completed("study", "table1-chat", "train.objective=") == [""]
 
 
 COMPLETES = (

@@ -13,7 +13,7 @@ from pydantic import Field
 from typer.testing import CliRunner
 
 from regretless.cli.app import app
-from regretless.cli.info import settings_of_stage
+from regretless.cli.declared import declared, settings_of_stage
 from regretless.core.errors import ConfigError
 from regretless.core.setting_list import REQUIRED, Setting, settings_of
 from regretless.core.settings import Section
@@ -167,8 +167,10 @@ def test_pages_of_settings_when_compared_with_the_code_then_they_are_up_to_date(
     expected = module.pages()
     assert len(expected) > 12
     actual = {page.name: page.read_text(encoding="utf-8") for page in module.FOLDER.glob("*.md")}
+    actual[module.PRINTED.name] = module.PRINTED.read_text(encoding="utf-8")
+    expected[module.PRINTED.name] = declared()
     stale = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
-    assert not stale, f"docs/settings: {', '.join(stale)} out of date; run: {module.COMMAND}"
+    assert not stale, f"{', '.join(stale)} out of date; run: {module.COMMAND}"
 
 
 def test_settings_command_when_asked_for_json_then_programs_can_read_it() -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from regretless.analysis import inspect
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
-from regretless.data.records import Pair, Side
+from regretless.data.columns import Pair, Side
 from regretless.data.responses import read_responses
 from regretless.data.tokenization import tokenize_pairs
 from regretless.labeling import verify

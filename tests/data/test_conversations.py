@@ -13,9 +13,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from regretless.core.errors import ConfigError
+from regretless.data.columns import Pair
 from regretless.data.preferences import parse_pairs, read_pairs
 from regretless.data.prompts import PromptSource, read_prompts
-from regretless.data.records import Pair
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.data.tokenization import TokenizedPair, tokenize_pairs

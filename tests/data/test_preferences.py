@@ -17,8 +17,8 @@ import pytest
 
 from regretless.core.errors import DataError
 from regretless.data import rows
+from regretless.data.columns import Pair, Response, Side
 from regretless.data.preferences import parse_pairs, read_pairs
-from regretless.data.records import Pair, Response, Side
 from regretless.data.rejected_rows import check_some_left
 from regretless.data.responses import read_responses
 from regretless.data.rows import pair_row, write_records

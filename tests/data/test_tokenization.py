@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
+from regretless.data.columns import TOKEN_VALUES, Pair, several_tokenizers
 from regretless.data.preferences import parse_pairs
-from regretless.data.records import Pair, several_tokenizers
 from regretless.data.tokenization import (
     SEVERAL_TOKENIZERS,
     TokenizedPair,
@@ -236,6 +236,20 @@ def test_stored_ids_when_the_tokenizer_is_the_same_then_they_are_taken_over_unto
     assert found.chosen.values.get("behavior") == (-1.0,) * len(drifted)
     assert found.rejected.ids == tuple(pair.rejected.token_ids or ())
     assert (found.source, found.logps_dropped) == ("pairs.parquet:7", None)
+
+
+def test_numbers_per_token_when_a_column_has_them_then_its_name_in_the_loss_hides_an_equal_further_one(
+    qwen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = sampled(qwen)
+    logps = tuple(pair.chosen.logps or ())
+    further = {"behavior": [9.0] * len(logps), "entropy": [0.5] * len(logps)}
+    pair = changed(pair, chosen_token_numbers=further)
+    assert one(pair, qwen).chosen.values == {"behavior": logps, "entropy": (0.5,) * len(logps)}
+    # A column with a number per token needs no more than its name: here one that has a single number.
+    monkeypatch.setitem(TOKEN_VALUES, "score", "scores")
+    problem = refusal(changed(pair, chosen_score=[1.0]), qwen)
+    assert "chosen_score: expected one value per token, got 1 values" in problem
 
 
 def test_stored_ids_when_they_spell_another_text_then_the_row_is_refused_though_lengths_agree(qwen: Any) -> None:

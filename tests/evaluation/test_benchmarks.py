@@ -9,8 +9,8 @@ import pytest
 
 from regretless.core import plugins
 from regretless.core.errors import ConfigError
+from regretless.data.columns import Verdict
 from regretless.data.prompts import load_prompts
-from regretless.data.records import Verdict
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.results import BenchmarkSource
 from regretless.labeling.grading.extraction import answer_in_gold

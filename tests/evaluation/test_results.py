@@ -11,7 +11,7 @@ from rich.console import Console
 from regretless.core.errors import DataError
 from regretless.core.files import write_json
 from regretless.core.intervals import paired_difference, wilson
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 from regretless.data.rows import write_records
 from regretless.evaluation.results import collect, results_table, summarize
 

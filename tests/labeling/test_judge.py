@@ -10,8 +10,8 @@ import pytest
 
 from judge_helpers import aspect_of, blocks, judge_by, last_digit, settings, texts_of, write_responses
 from regretless.core.errors import BudgetError, ConfigError, DataError, ServerError
+from regretless.data.columns import Response, Verdict
 from regretless.data.prompts import TEMPLATES
-from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling.judge import JudgeConfig, run

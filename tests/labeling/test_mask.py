@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError, DataError
+from regretless.data.columns import Pair
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Pair
 from regretless.data.rows import write_records
 from regretless.data.tokenization import tokenize_pairs
 from regretless.labeling.mask import MaskConfig, mask_pairs, run

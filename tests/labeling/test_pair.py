@@ -12,8 +12,8 @@ import pytest
 
 from flat_pairs import pair_of
 from regretless.core.errors import ConfigError, DataError
+from regretless.data.columns import Pair, Response, Verdict
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Pair, Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling.pair import PairConfig, make_pairs, run

@@ -9,7 +9,7 @@ import torch
 
 from flat_pairs import pair_of
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.records import Pair, several_tokenizers
+from regretless.data.columns import Pair, several_tokenizers
 from regretless.labeling.pair import PairConfig
 from regretless.labeling.rescore import rescore
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint

@@ -19,7 +19,7 @@ import pytest
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import write_jsonl
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling import verify as stage
@@ -265,6 +265,33 @@ def test_run_when_rows_are_mixed_then_columns_are_kept_and_bad_rows_are_refused(
     assert [row["line"] for row in refused] == [2, 4, 5]
     assert refused[1]["reason"] == "missing column(s) answer; found level, prompt, response"
     assert refused[2]["reason"] == "response: expected text, got 5"
+
+
+@pytest.mark.parametrize(
+    ("values", "kept", "expected"),
+    [
+        ([[0, False], [1], [2]], [[1], [2]], "a value that a table can hold"),
+        ([[0, "x"]], [], "a value that a table can hold"),
+        ([{"a": [{"b": [1, "x"]}]}, {"a": [{"b": [1]}]}], [{"a": [{"b": [1]}]}], "a value that a table can hold"),
+        ([10**400, 1, 2], [1, 2], "a value that a table can hold"),
+        ([{"a": 1}, {"a": "x"}, {"a": 2}], [{"a": 1}, {"a": 2}], "struct<a: int64>, as in most rows"),
+        ([[None, 1], [None, "x"], [None, 2]], [[None, 1], [None, 2]], "list<item: int64>, as in most rows"),
+        ([1, "x", 1.5], [1, 1.5], "a number, as in most rows"),
+        ([{}, {"a": {}}, [{}], {"a": {"b": 1}}], [None, {"a": None}, {"a": {"b": 1}}], "an object, as in most rows"),
+        ([{}], [None], ""),
+    ],
+)
+def test_table_when_values_of_a_column_have_no_common_type_then_only_their_rows_are_refused(
+    tmp_path: Path, values: list[Any], kept: list[Any], expected: str
+) -> None:
+    good = {"prompt": "1+1?", "response": "2", "answer": "2"}
+    rows = [{**good, "more": value} for value in values] + [good]
+    summary = run(VerifyConfig(), write_rows(tmp_path / "in.jsonl", rows), tmp_path)
+    written = pq.read_table(tmp_path / "responses.parquet").to_pylist()
+    assert [row.get("more") for row in written] == [*kept, None]
+    assert summary["refused"] == len(values) - len(kept)
+    refused = (tmp_path / "refused.jsonl").read_text() if summary["refused"] else ""
+    assert all(f"more: expected {expected}, got " in line for line in refused.splitlines())
 
 
 def test_verify_when_a_value_is_null_then_its_column_is_not_called_missing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from comparisons import write_comparisons
 
 from regretless.core.files import write_json, write_jsonl
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 from regretless.data.rows import write_records
 from regretless.workflow.stage_folder import MANIFEST, StageFolder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from judge_helpers import write_responses
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 from regretless.labeling.pairing_rules import RULES, Rule
 from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import run_recipe

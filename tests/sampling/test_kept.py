@@ -10,7 +10,7 @@ import pytest
 from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.core.settings import dump
-from regretless.data.records import Response
+from regretless.data.columns import Response
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.sampling import job, sample

@@ -16,14 +16,15 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import BudgetError, ConfigError, ServerError
+from regretless.data.columns import Response, Verdict
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.labeling.pair import PairConfig
 from regretless.labeling.pair import run as pair
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
-from regretless.sampling.base import Completion, SamplingParams
+from regretless.sampling.base import Completion
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.openai_engine import OpenAIEngine
 from regretless.sampling.sample import SampleConfig, run
 from regretless.servers.reply_store import ReplyStore

@@ -28,7 +28,7 @@ from vllm_server import NAME, VllmServer, serving_vllm
 
 from regretless.core.errors import ConfigError, ServerError
 from regretless.data.codec import codec_of
-from regretless.data.records import Response
+from regretless.data.columns import Response
 from regretless.data.responses import read_responses
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.chat_templates import CHAT_TEMPLATES

@@ -16,11 +16,12 @@ import pytest
 import torch
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
-from regretless.sampling.base import Completion, SamplingParams
+from regretless.sampling.base import Completion
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.engines import ENGINES, EngineKind
 from regretless.sampling.sample import SampleConfig, run, sample_models
 from regretless.sampling.transformers_engine import TransformersEngine

@@ -17,15 +17,16 @@ from transformers import PreTrainedTokenizerFast
 from regretless.analysis import inspect
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
+from regretless.data.columns import Response, Verdict
 from regretless.data.preferences import read_pairs
-from regretless.data.records import Response, Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
 from regretless.data.tokenization import tokenize_pairs
 from regretless.labeling import mask, pair, verify
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
 from regretless.sampling import sample
-from regretless.sampling.base import Completion, SamplingParams
+from regretless.sampling.base import Completion
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.stop_strings import StopStrings
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.sampling.vllm_engine import VllmEngine

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast, TopKLogitsWarper, TopPLogitsWa
 
 from regretless.core.errors import ConfigError
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import Completion, SamplingParams
+from regretless.sampling.base import Completion
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.transformers_engine import TopPAmongFew, TransformersEngine
 from regretless.world.tiny_models import smoke_architecture
 

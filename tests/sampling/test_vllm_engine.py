@@ -36,7 +36,8 @@ from regretless.data.prompts import PromptRow
 from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
-from regretless.sampling.base import Completion, SamplingParams, VllmOptions
+from regretless.sampling.base import Completion
+from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.sample import sample_models
 from regretless.sampling.vllm_engine import VllmEngine, check_vllm
 from regretless.training.merge import merge_adapter

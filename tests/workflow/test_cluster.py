@@ -25,7 +25,7 @@ from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.data.prompts import PromptRow
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import sample_together
 from regretless.workflow import cluster, workers

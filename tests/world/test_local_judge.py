@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regretless.data.records import Message
+from regretless.data.columns import Message
 from regretless.servers.ask import Answers, Question, ask_all
 from regretless.servers.server_settings import ServerConfig
 from regretless.world.local_judge import KEY_VARIABLE, serving

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.base import Check, Verifier
 from regretless.objectives import Logps, Objective, Output
 from regretless.objectives.base import Positive, margins

@@ -21,8 +21,8 @@ from regretless.core.files import write_json
 from regretless.core.paths import PathSetting
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
+from regretless.data.columns import SIDES, Pair
 from regretless.data.pair_source import PairSource
-from regretless.data.records import SIDES, Pair
 from regretless.data.rows import read_rows
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model

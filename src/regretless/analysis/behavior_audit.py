@@ -10,7 +10,7 @@ import numpy as np
 
 from regretless.analysis.first_step import Reference, spread
 from regretless.core.errors import ConfigError
-from regretless.data.records import SIDES, Pair, SideName
+from regretless.data.columns import SIDES, Pair, SideName
 from regretless.data.tokenization import TokenizedPair, encode_prompt
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint

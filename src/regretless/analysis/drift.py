@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from regretless.analysis.subset import Sample, Scores
-from regretless.data.records import SIDES
+from regretless.data.columns import SIDES
 from regretless.modeling.layout import Item, own_ids
 
 LOGGED = tuple(f"{name}/{side}" for name in ("logps", "logratios") for side in SIDES)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from regretless.analysis.first_step import PAIRS_AT_ONCE, Reference, at_reference, usable
 from regretless.core.intervals import mean_by_prompt
-from regretless.data.records import SIDES
+from regretless.data.columns import SIDES
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Objective

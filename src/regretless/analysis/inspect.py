@@ -19,8 +19,8 @@ from regretless.core.files import write_json
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import codec_of
+from regretless.data.columns import Pair
 from regretless.data.pair_source import PairSource
-from regretless.data.records import Pair
 from regretless.data.rejected_rows import Refusal
 from regretless.data.tokenization import MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.layout import Ids, token_count

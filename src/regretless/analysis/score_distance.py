@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regretless.analysis.subset import Sample, Scores
-from regretless.data.records import SIDES
+from regretless.data.columns import SIDES
 from regretless.modeling.layout import Item, own_ids
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regretless.core.intervals import mean_by_prompt
-from regretless.data.records import SIDES, SideName
+from regretless.data.columns import SIDES, SideName
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Item
 from regretless.modeling.load import ModelConfig, load_model

@@ -17,8 +17,8 @@ from pydantic import Field
 from regretless.core.files import write_json
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Tokenizer
+from regretless.data.columns import SIDES
 from regretless.data.pair_source import PairSource
-from regretless.data.records import SIDES
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids, own_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer

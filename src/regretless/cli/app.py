@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from regretless.cli.info import objective_names, show_objectives, show_settings, values_of
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
 from regretless.core.paths import NOTHING
@@ -30,11 +31,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or the short form of the objective of that name."""
         command = super().get_command(ctx, cmd_name)
-        if command is not None or not may_be_objective(cmd_name):
-            return command
-        from regretless.objectives import OBJECTIVES  # takes seconds
-
-        return _short_form(cmd_name) if cmd_name in OBJECTIVES else None
+        return _short_form(cmd_name) if command is None and cmd_name in objective_names() else command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raises ConfigError for an empty one: as a path it would be the current folder."""
@@ -47,27 +44,9 @@ class Commands(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Completion of commands and of the objectives' short forms."""
-        from regretless.core.plugins import offered
-
         completions = super().shell_complete(ctx, incomplete)
         kind = type(super().shell_complete(ctx, "")[0])  # the class is click's, which typer may bring as its own
-        names = [*_objectives_of_files(), *offered("objectives")]
-        return completions + [kind(name) for name in names if name.startswith(incomplete)]
-
-
-def may_be_objective(name: str) -> bool:
-    """Whether a file of the package defines an objective of this name, or an installed package offers one.
-
-    Answers without torch, so that a mistyped command is refused at once.
-    """
-    from regretless.core.plugins import offered
-
-    return name in _objectives_of_files() or name in offered("objectives")
-
-
-def _objectives_of_files() -> list[str]:
-    files = (Path(__file__).resolve().parents[1] / "objectives").glob("*.py")
-    return sorted(file.stem for file in files if f'name: ClassVar[str] = "{file.stem}"' in file.read_text("utf-8"))
+        return completions + [kind(name) for name in objective_names() if name.startswith(incomplete)]
 
 
 def packaged(kind: str) -> Callable[[str], list[str]]:
@@ -81,9 +60,30 @@ def packaged(kind: str) -> Callable[[str], list[str]]:
     return names
 
 
-def sections(incomplete: str) -> list[str]:
+def stage_names(incomplete: str) -> list[str]:
     """Completion of the names of stages."""
     return [name for name in STAGES if name.startswith(incomplete)]
+
+
+def settings_there(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completion of KEY=VALUE: keys of the command's stage, or of a recipe, and behind the key its values.
+
+    The shell bash gives key, sign and value as words of their own; others give one word.
+    """
+    command = str(ctx.command.name)
+    of_recipe = "overrides" in ctx.params
+    keys = values_of(None if of_recipe else command if command in STAGES else "train")
+    words = ["", *(ctx.params["overrides" if of_recipe else "settings"] or [""])]
+    before = words[-2 if words[-1] == "=" else -1]
+    key, sign, _ = incomplete.partition("=")
+    if before in keys and not sign:
+        return keys[before]
+    return [f"{key}={value}" for value in keys.get(key, [])] if sign else [f"{one}=" for one in keys]
+
+
+def objectives_there(incomplete: str) -> list[str]:
+    """Completion of the names of objectives."""
+    return [name for name in objective_names() if name.startswith(incomplete)]
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document, for programs.")]
@@ -99,7 +99,11 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings, for example seed=1 or train.objective=ipo."),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings, for example seed=1 or train.objective=ipo.",
+        autocompletion=settings_there,
+    ),
 ]
 RecipeArgument = Annotated[
     Path,
@@ -118,7 +122,10 @@ FigureFormats = Annotated[
 ]
 RunFolderFlag = Annotated[str | None, typer.Option(help="Run folder; overrides the recipe's.")]
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of this stage, for example seed=1.")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Settings of this stage, for example seed=1.", autocompletion=settings_there
+    ),
 ]
 Config = Annotated[
     Path | None,
@@ -134,7 +141,10 @@ FLAGS: dict[str, Any] = {
         str | None, typer.Option(help="Hub id or folder; more as settings, such as model.dtype=bfloat16.")
     ],
     "adapter": Annotated[str | None, typer.Option(help="Adapter to put on the model.")],
-    "objective": Annotated[list[str] | None, typer.Option(help="Objective to inspect; repeat for several.")],
+    "objective": Annotated[
+        list[str] | None,
+        typer.Option(help="Objective to inspect; repeat for several.", autocompletion=objectives_there),
+    ],
     "benchmark": Annotated[
         list[str] | None, typer.Option(help="gsm8k, math, …, or NAME=FILE with prompt and answer; repeat for several.")
     ],
@@ -177,8 +187,6 @@ class StageCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the flags, then every setting with type, default and meaning."""
         super().format_help(ctx, formatter)
-        from regretless.cli.info import show_objectives, show_settings
-
         is_stage = self.name in STAGES
         if not is_stage:
             show_objectives(str(self.name))
@@ -213,11 +221,11 @@ def run(
     first: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="STAGE", help="First stage to run; earlier ones do not run.", autocompletion=sections
+            "--from", metavar="STAGE", help="First stage to run; earlier ones do not run.", autocompletion=stage_names
         ),
     ] = None,
     last: Annotated[
-        str | None, typer.Option("--until", metavar="STAGE", help="Last stage to run.", autocompletion=sections)
+        str | None, typer.Option("--until", metavar="STAGE", help="Last stage to run.", autocompletion=stage_names)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -295,7 +303,9 @@ def study(
             autocompletion=packaged("studies"),
         ),
     ],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings of the study, for example output_dir=x.")
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Jobs at the same time; by default one for each GPU, or one.")
     ] = None,
@@ -462,23 +472,20 @@ def merge(
 def settings(
     stage: Annotated[
         str | None,
-        typer.Argument(metavar="[STAGE]", help="One section of a recipe; default: all.", autocompletion=sections),
+        typer.Argument(metavar="[STAGE]", help="One section of a recipe; default: all.", autocompletion=stage_names),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Print every setting of a stage, or of all stages, with type, default and meaning."""
-    from regretless.cli.info import show_settings
-
     show_settings(stage, as_json=as_json)
 
 
 @app.command()
 def objectives(
-    name: Annotated[str | None, typer.Argument(help="Only this objective.")] = None, as_json: JsonFlag = False
+    name: Annotated[str | None, typer.Argument(help="Only this objective.", autocompletion=objectives_there)] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Print the objectives, or one, with their hyperparameters."""
-    from regretless.cli.info import show_objectives
-
     show_objectives(name, as_json=as_json)
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter
 from rich.padding import Padding
 from rich.text import Text
 
 from regretless.core.errors import lookup
-from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped, settings_of, type_text
+from regretless.core.files import read_json
+from regretless.core.plugins import offered
+from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped
 from regretless.core.terminal import print_json, terminal
-from regretless.objectives import OBJECTIVES, Objective
-from regretless.runs.recipe import Recipe
-from regretless.training.arguments import NOT_IN_RECIPES, PreferenceConfig
 
 TRAINING_NOTE = (
     "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_steps, …) is a setting too, and so is "
@@ -23,30 +22,42 @@ TRAINING_NOTE = (
 )
 
 
-def settings_of_stage(name: str) -> list[Setting]:
-    """All settings of a section of a recipe. Raises ConfigError for an unknown one."""
-    field = lookup("section", Recipe.model_fields, name)
-    annotation = field.rebuild_annotation()
-    rows = settings_of(annotation, name)
-    if name not in ("train", "pretrain"):
-        default = REQUIRED if field.is_required() else field.default
-        kind = type_text(TypeAdapter(annotation).json_schema())
-        return rows or [Setting(name, kind, default, " ".join(str(field.description).split()))]
-    prefix = name if name == "train" else f"{name}.NAME"
-    hints = typing.get_type_hints(PreferenceConfig)
-    arguments = [
-        field for field in dataclasses.fields(PreferenceConfig) if field.name in PreferenceConfig.__annotations__
-    ]
-    return rows + [
-        Setting(
-            f"{prefix}.{argument.name}",
-            type_text(TypeAdapter(hints[argument.name]).json_schema()),
-            argument.default,
-            str(argument.metadata["help"]),
-        )
-        for argument in arguments
-        if argument.name not in ("objective", "remove_unused_columns", *NOT_IN_RECIPES)
-    ]
+JSON_TYPES = ("string", "number", "integer", "boolean", "section", "mapping", "any")
+EVERY = "(all)"
+"""Stands for the objectives where hyperparameters are listed that all of them have."""
+
+
+@cache
+def sections() -> dict[str, dict[str, Any]]:
+    """The sections of a recipe by name: `meaning`, and `settings`."""
+    tables = _declared()["sections"]
+    return {name: {**one, "settings": _settings(one["settings"])} for name, one in tables.items()}
+
+
+def objective_names() -> list[str]:
+    """Names of the objectives, those of installed packages included, without importing any."""
+    return [name for name in dict.fromkeys([*_declared()["objectives"], *offered("objectives")]) if name != EVERY]
+
+
+def values_of(section: str | None) -> dict[str, list[str]]:
+    """Settings of a section by key, or of all with the section in front, each with the values that have names."""
+    listed = [one for name, group in sections().items() if section in (None, name) for one in group["settings"]]
+    return {
+        one.key if section is None else one.key.removeprefix(f"{section}."): objective_names()
+        if one.key in ("train.objective", "inspect.objectives")
+        else [value for value in one.type.split(" or ") if " " not in value and value not in JSON_TYPES]
+        for one in listed
+    }
+
+
+@cache
+def _declared() -> Any:
+    """What `regretless.cli.declared` wrote when the package was made: reading it takes no torch."""
+    return read_json(Path(__file__).with_name("declared.json"))
+
+
+def _settings(rows: Iterable[dict[str, Any]]) -> list[Setting]:
+    return [Setting(**row) for row in rows]
 
 
 def notes_on(name: str, settings: list[Setting]) -> list[str]:
@@ -58,16 +69,13 @@ def notes_on(name: str, settings: list[Setting]) -> list[str]:
 
 def show_settings(name: str | None, *, as_json: bool = False, without: Collection[str] = ()) -> None:
     """Print the settings of a section, or of all sections, in groups or as JSON; `without` some, by their keys."""
-    sections = {
-        section: [setting for setting in settings_of_stage(section) if setting.key not in without]
-        for section in ([name] if name else Recipe.model_fields)
-    }
+    shown = sections() if name is None else {name: lookup("section", sections(), name)}
+    rows = {key: [one for one in section["settings"] if one.key not in without] for key, section in shown.items()}
     if as_json:
-        rows = [setting._asdict() for entries in sections.values() for setting in entries]
-        print_json(rows)
+        print_json([setting._asdict() for entries in rows.values() for setting in entries])
         return
     output = terminal()
-    for section, entries in sections.items():
+    for section, entries in rows.items():
         output.print(Text(f"Settings of {section}", style="bold underline"))
         for note in notes_on(section, entries):
             output.print(note)
@@ -79,7 +87,7 @@ def _show_group(group: Group, section: str) -> None:
     output = terminal()
     output.print()
     if inner := group.key.removeprefix(section).removeprefix("."):
-        meaning = group.meaning or str(Recipe.model_fields[section].description)
+        meaning = group.meaning or sections()[section]["meaning"]
         output.print(Text.assemble((f"{inner}: ", "bold"), meaning))
         output.print()
     for setting in group.settings:
@@ -95,19 +103,26 @@ def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
 
     Raises ConfigError for an objective that is not known.
     """
-    objectives, problems = OBJECTIVES.usable()
-    if name is not None:
-        objectives, problems = {name: OBJECTIVES.find(name)}, []
-    listed = {key: kind.hyperparameters() for key, kind in objectives.items()} | {"(all)": Objective.modifiers()}
+    tables = _declared()["objectives"]
+    added = offered("objectives")
+    problems: list[str] = []
+    if added if name is None else (name in added or name not in tables):
+        from regretless.objectives import OBJECTIVES  # takes seconds
+
+        found, problems = OBJECTIVES.usable() if name is None else ({name: OBJECTIVES.find(name)}, [])
+        listed = {key: list(kind.hyperparameters().values()) for key, kind in found.items()}
+    else:
+        listed = {key: _settings(tables[key]) for key in ([*tables][:-1] if name is None else [name])}
+    listed[EVERY] = _settings(tables[EVERY])
     output = terminal()
     if as_json:
-        rows = {objective: [each._asdict() for each in parameters.values()] for objective, parameters in listed.items()}
+        rows = {objective: [each._asdict() for each in parameters] for objective, parameters in listed.items()}
         print_json({"objectives": rows, "problems": problems})
         return
     for objective, hyperparameters in listed.items():
         output.print(Text(objective, style="bold underline"))
-        for key, parameter in hyperparameters.items():
-            head = Text.assemble((key, "bold"), f"  {parameter.type}; default: {parameter.default_text}")
+        for parameter in hyperparameters:
+            head = Text.assemble((parameter.key, "bold"), f"  {parameter.type}; default: {parameter.default_text}")
             output.print(Padding(head, (0, 0, 0, 2)))
             output.print(Padding(parameter.meaning, (0, 0, 0, 8)))
         output.print()

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic import SecretStr
@@ -58,6 +59,7 @@ MASK = str(Secret("-"))
 """What pydantic writes for it."""
 
 
+@lru_cache(maxsize=4096)  # every piece of a message asks about every variable of the environment
 def is_secret(key: str) -> bool:
     """True if a setting, an argument or a variable of this name holds a secret."""
     # camelCase, kebab-case and snake_case are one name.

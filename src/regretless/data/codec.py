@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.data.columns import Message, Text
 from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
-from regretless.data.records import Message, Text
 from regretless.modeling.chat_templates import (
     ANSWER,
     QUESTION,

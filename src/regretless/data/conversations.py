@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from regretless.core.errors import DataError
 from regretless.data.codec import WITHOUT_MARKS, Codec, parsed
+from regretless.data.columns import Message, Text
 from regretless.data.messages import CLOSE, OPEN, REASONING, is_empty, without_thoughts
-from regretless.data.records import Message, Text
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks, in a chat template, what the assistant writes (transformers' `return_assistant_tokens_mask`)."""

@@ -12,7 +12,7 @@ import numpy as np
 from regretless.core.errors import DataError
 from regretless.core.files import parse_json
 from regretless.core.text_cleaning import clean_text, whole_value
-from regretless.data.records import Message, Text
+from regretless.data.columns import Message, Text
 from regretless.data.schema import Unusable, quoted
 
 REASONING = ("reasoning_content", "thinking", "reasoning")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from regretless.data.codec import Tokenizer
+from regretless.data.columns import Pair
 from regretless.data.preferences import read_pairs, split_kinds
-from regretless.data.records import Pair
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import TokenizedPair, Truncation, tokenize_pairs
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from regretless.core.text_cleaning import whole_row
+from regretless.data.columns import Pair, Side, SideName, Text, text_key
 from regretless.data.labeled_pairs import from_labeled
 from regretless.data.messages import read_template_arguments
-from regretless.data.preference_columns import (
+from regretless.data.preference_formats import (
     EQUAL,
     Keys,
     check_complete,
@@ -21,7 +22,6 @@ from regretless.data.preference_columns import (
     read_side,
     read_texts,
 )
-from regretless.data.records import Pair, Side, SideName, Text, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PAIR, Unusable, name_or

@@ -15,8 +15,8 @@ from regretless.core.errors import DataError, error_place
 from regretless.core.paths import PathSetting
 from regretless.core.plugins import Registry
 from regretless.core.settings import Section, Seed
+from regretless.data.columns import Message, Text, text_key
 from regretless.data.messages import check_is_text, read_message, read_template_arguments
-from regretless.data.records import Message, Text, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
 from regretless.data.schema import PROMPT, Unusable, read_gold

@@ -12,7 +12,7 @@ from regretless.core.errors import DataError
 from regretless.core.files import write_jsonl
 from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
-from regretless.data.records import Text
+from regretless.data.columns import Text
 
 T = TypeVar("T")
 REPORTED = 20

@@ -6,19 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regretless.data.columns import Response, Text, Verdict, text_key
 from regretless.data.messages import check_is_text, read_message, read_template_arguments
-from regretless.data.records import Response, Text, Verdict, text_key
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
-from regretless.data.schema import (
-    RESPONSE,
-    Unusable,
-    check_lengths,
-    check_numbers,
-    given_numbers,
-    name_or,
-    quoted,
-)
+from regretless.data.schema import RESPONSE, Unusable, check_lengths, check_numbers, given_numbers, name_or, quoted
 
 
 def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 from regretless.core.errors import DataError
 from regretless.core.files import atomic_path, json_line, parse_json, what_is_not_a_file
 from regretless.core.text_cleaning import MAX_DEPTH, clean_text, is_too_deep, whole_row
+from regretless.data.columns import COLUMN_TYPES, FLOATS, SIDES, TEXT, Pair, Response, Side, field_names
 from regretless.data.messages import parts_of, stored_text
-from regretless.data.records import SIDES, Pair, Response, Side, field_names
 from regretless.data.rejected_rows import Refusal
-from regretless.data.schema import COLUMN_TYPES, FLOATS, TEXT
 
 TEXT_COLUMNS = ("prompt", *SIDES)
 FILE_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json")

@@ -1,133 +1,40 @@
-"""Types of the columns of rows: every row from outside is checked against them, and nothing is converted."""
+"""Rows from outside are checked against the types of their columns; nothing is converted."""
 
 from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence, Sized
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from regretless.core.text_cleaning import json_value
-from regretless.data.records import Pair, Response, Side, field_names
+from regretless.data.columns import (
+    COLUMN_TYPES,
+    LOGPS,
+    TEXT,
+    Columns,
+    Count,
+    Gold,
+    Logp,
+    Name,
+    Pair,
+    Released,
+    Response,
+    Score,
+    Side,
+    SomeIds,
+    field_names,
+)
 
-POSITIVE_TOLERANCE = 1e-3
-"""Engines that compute in half precision report log-probabilities slightly above 0 for certain tokens."""
-LOWEST_LOGP = -1e9
-"""Nats. No model computes less for a token that it generated; sums and squares of this still fit into float32."""
-MOST_SCORE = 1e100
-"""Sums and squares of scores up to this fit into float64."""
-MOST_NUMBER = 1e38
-"""Further numbers per token are stored and computed with as float32."""
 LONGEST_QUOTED = 60
 """Most characters of a value in a message."""
-
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-IdList = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
-SomeIds = Annotated[list[Id], Field(min_length=1, description="one token id or more (0 to 2147483647)")]
-Logp = Annotated[float, Field(allow_inf_nan=False, ge=LOWEST_LOGP, le=POSITIVE_TOLERANCE)]
-LOGPS = f"log-probabilities in nats, finite and from {LOWEST_LOGP:g} to 0"
-LogpList = Annotated[list[Logp], Field(description=LOGPS)]
-TokenList = Annotated[list[str], Field(description="token strings")]
-Score = Annotated[
-    float,
-    Field(
-        allow_inf_nan=False,
-        ge=-MOST_SCORE,
-        le=MOST_SCORE,
-        description=f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}",
-    ),
-]
-TokenNumbers = Annotated[
-    dict[str, list[Annotated[float, Field(allow_inf_nan=False, ge=-MOST_NUMBER, le=MOST_NUMBER)]] | None],
-    Field(description=f"for each name a list of numbers from {-MOST_NUMBER:g} to {MOST_NUMBER:g}, one per token"),
-]
-String = Annotated[str, Field(description="text")]
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Name = Annotated[str | Integer, Field(description="text or a whole number")]
-Flag = Annotated[bool, Field(description="true or false")]
-Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
-Kind = Annotated[Literal["raw", "sampled"], Field(description="raw or sampled")]
-Finish = Annotated[Literal["stop", "length", "stop_string"], Field(description="stop, length or stop_string")]
-VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
-PairKind = Annotated[Literal["original", "masked"], Field(description="original or masked")]
-Seed = Annotated[Integer, Field(description="a whole number of 64 bits")]
-Gold = Annotated[
-    str | Integer | Annotated[float, Field(allow_inf_nan=False)], Field(description="text or a finite number")
-]
 
 
 class Unusable(Exception):
     """Reason why a row is rejected; the reader turns it into a `Refusal`."""
-
-
-class Columns(BaseModel):
-    """Columns of a row, each None if missing; the row's other columns are ignored."""
-
-    # Strict: text "1" is not 1, 1.5 is not 1, true is not 1.
-    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
-
-
-class MessageColumns(Columns):
-    """One message of a conversation."""
-
-    role: str
-    content: str
-
-
-Texts = Annotated[
-    str | Annotated[list[MessageColumns], Field(min_length=1)],
-    Field(description="text or a list of messages with the texts role and content"),
-]
-
-
-class ReleasedColumns(Columns):
-    """Log-probabilities in the format of the RePO authors' release."""
-
-    tokens: Annotated[list[str], Field(min_length=1, description="token strings")]
-    logprobs: LogpList
-    token_ids: SomeIds | None = None
-
-
-Released = Annotated[ReleasedColumns, Field(description="an object with tokens and logprobs")]
-
-
-class ColumnType(NamedTuple):
-    """What the values of a column may be, and how a table stores them."""
-
-    accepted: Any
-    """Type for pydantic; its description is what messages expect."""
-    stored: pa.DataType = pa.string()
-
-
-TEXT = ColumnType(String)
-IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
-COLUMN_TYPES: Mapping[str, ColumnType] = {
-    "prompt": ColumnType(Texts),
-    "prompt_id": ColumnType(Name),
-    "response_id": ColumnType(Name),
-    "pair_id": ColumnType(Name),
-    "id": ColumnType(Name),
-    "prompt_token_ids": ColumnType(IdList, IDS),
-    "token_ids": ColumnType(IdList, IDS),
-    "tokens": ColumnType(TokenList, pa.list_(pa.string())),
-    "logps": ColumnType(LogpList, FLOATS),
-    "sampled_logps": ColumnType(LogpList, FLOATS),
-    "logps_kind": ColumnType(Kind),
-    "token_numbers": ColumnType(TokenNumbers),
-    "seed": ColumnType(Seed, pa.int64()),
-    "finish_reason": ColumnType(Finish),
-    "answer": ColumnType(Gold),
-    "verdict": ColumnType(VerdictName),
-    "score": ColumnType(Score, pa.float64()),
-    "complete": ColumnType(Flag, pa.bool_()),
-    "stopped": ColumnType(Flag, pa.bool_()),
-    "kind": ColumnType(PairKind),
-}
-"""Columns of responses and pairs that are not plain text, by the name of their field in `records`."""
 
 
 def columns_of(record: type, *, without: Sequence[str] = (), **more: Any) -> dict[str, Any]:

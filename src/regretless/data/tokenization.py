@@ -11,9 +11,9 @@ from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
+from regretless.data.columns import TOKEN_VALUES, Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN
-from regretless.data.records import Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
@@ -245,7 +245,7 @@ class _PairEncoder:
         dropped = [
             f"{side.name}: {reason}"
             for side, (_, reason) in zip(stored, fitted, strict=True)
-            if reason and (side.known.logps is not None or side.known.token_numbers)
+            if reason and side.known.token_values
         ]
         return TokenizedPair(
             pair_id=pair.pair_id or origin,
@@ -349,18 +349,12 @@ class _PairEncoder:
         """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""
         if resolved.dropped:
             return TokenizedSide(resolved.ids)
-        logps, numbers = side.known.logps, side.known.token_numbers or {}
-        written = own_ids(resolved.ids)
-        problem = check_lengths(f"{side.name}_logps", written, logps) or check_numbers(
-            f"{side.name}_token_numbers", written, numbers
-        )
-        if problem is not None:
-            raise DataError(problem)
-        # A number of the data that is called `behavior` is not what objectives mean by the name.
-        values = {name: row for name, row in numbers.items() if name != "behavior"}
-        if logps is not None:
-            values["behavior"] = logps
-        return TokenizedSide(resolved.ids, {name: self._shared(row) for name, row in values.items()})
+        written, known = own_ids(resolved.ids), side.known
+        problems = [check_lengths(f"{side.name}_{column}", written, getattr(known, column)) for column in TOKEN_VALUES]
+        for problem in (*problems, check_numbers(f"{side.name}_token_numbers", written, known.token_numbers)):
+            if problem is not None:
+                raise DataError(problem)
+        return TokenizedSide(resolved.ids, {name: self._shared(row) for name, row in known.token_values.items()})
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
         """Numbers as a tuple, shared by equal numbers: a response occurs in several pairs."""

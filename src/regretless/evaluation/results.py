@@ -21,8 +21,8 @@ from regretless.core.paths import PathSetting
 from regretless.core.settings import REMOVABLE, ByFolder, Section, Seed, in_one_folder
 from regretless.core.terminal import FoldingTable
 from regretless.core.yaml_settings import merge
+from regretless.data.columns import Verdict
 from regretless.data.prompts import TEMPLATES, PromptSource
-from regretless.data.records import Verdict
 from regretless.evaluation import harness
 from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.evaluation.chat import chat_results
@@ -37,7 +37,7 @@ from regretless.evaluation.conditions import (
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.modeling.load import ADAPTER
-from regretless.sampling.base import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
+from regretless.sampling.engine_settings import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 from regretless.workflow.run_folder import BASE, substitute

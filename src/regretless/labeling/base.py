@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regretless.core.text_cleaning import is_clean
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 
 FAILED = "verifier failed"
 """How the reason begins if the verifier raised an exception."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from regretless.core.errors import DataError
 from regretless.core.files import write_jsonl
 from regretless.core.settings import Seed
-from regretless.data.records import Response, Text
+from regretless.data.columns import Response, Text
 from regretless.data.rejected_rows import check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records

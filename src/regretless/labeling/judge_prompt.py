@@ -14,9 +14,9 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import read_text
+from regretless.data.columns import Message, Text
 from regretless.data.messages import full_text
 from regretless.data.prompts import SYSTEM_LINES
-from regretless.data.records import Message, Text
 
 ShownSystem = Literal["own", "all", "none"]
 """Which of a prompt's system messages the judge receives as part of the instruction."""

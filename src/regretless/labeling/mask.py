@@ -21,9 +21,9 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.paths import PathSetting
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Codec, codec_of
+from regretless.data.columns import Pair, Text
 from regretless.data.conversations import response_parts
 from regretless.data.pair_source import PairSource
-from regretless.data.records import Pair, Text
 from regretless.data.rows import write_records
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_tokenizer

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section, Seed
-from regretless.data.records import (
+from regretless.data.columns import (
     CARRIED,
     PER_TOKEN,
     LogpsKind,

@@ -10,7 +10,7 @@ from random import Random
 from statistics import fmean
 
 from regretless.core.plugins import Registry
-from regretless.data.records import Response, Verdict
+from regretless.data.columns import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.records import Pair, Side, has_several_tokenizers
+from regretless.data.columns import Pair, Side, has_several_tokenizers
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.scoring import score_responses

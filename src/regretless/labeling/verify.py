@@ -15,13 +15,13 @@ from typing import Annotated, Any, NamedTuple
 import pyarrow as pa
 from pydantic import AfterValidator, Field
 
-from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.progress import bar
 from regretless.core.settings import Section
 from regretless.core.text_cleaning import without_nan
+from regretless.data.columns import Response, Verdict
 from regretless.data.messages import stored_text
-from regretless.data.records import Response, Verdict
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
@@ -123,34 +123,29 @@ def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
         values = [given_numbers(value) for value in values]  # a table has no object without a name
     if name == "prompt":
         values = [stored_text(value) for value in values]
-    return pa.array(values, column_type(name, rows) if name in RESPONSE_COLUMNS else None)
+    if name in RESPONSE_COLUMNS:
+        return pa.array(values, column_type(name, rows))
+    return pa.array(list(map(_with_keys, values)))
+
+
+def _with_keys(value: Any) -> Any:
+    """The value with null in place of each object without keys, for which a table has no type."""
+    if isinstance(value, dict):
+        return {key: _with_keys(item) for key, item in value.items()} or None
+    return list(map(_with_keys, value)) if isinstance(value, list) else value
 
 
 def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refusal]:
     """Remove the rows that do not fit into one table with the others; the most common type of a column counts."""
     refused: list[Refusal] = []
     for name in _names(rows.values()):
-        while True:
-            try:
-                _array(name, rows.values())
-                break
-            except (pa.ArrowException, OverflowError):
-                kinds = Counter(_kind(row[name]) for row in rows.values() if row.get(name) is not None)
-                most = max(kinds, key=kinds.__getitem__)
-                others = [
-                    number for number, row in rows.items() if row.get(name) is not None and _kind(row[name]) != most
-                ]
-                if not others:
-                    raise DataError(
-                        f"{responses}: column {name}: its values have no common type for a table; write a "
-                        ".jsonl file, or remove the column"
-                    ) from None
+        while not _fits(name, rows.values()):
+            expected, others = _others(name, {number: row for number, row in rows.items() if row.get(name) is not None})
             refused += [
                 Refusal(
                     str(responses),
                     number,
-                    f"{name}: expected {most}, as in most rows, got {quoted(rows[number][name])}; or write "
-                    "a .jsonl file",
+                    f"{name}: expected {expected}, got {quoted(rows[number][name])}; or write a .jsonl file",
                     rows[number],
                 )
                 for number in others
@@ -158,6 +153,30 @@ def _split_types(rows: dict[int, dict[str, Any]], responses: Path) -> list[Refus
             for number in others:
                 del rows[number]
     return refused
+
+
+def _fits(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
+    """True if the rows' values have a common type for the column of a table."""
+    try:
+        _array(name, rows)
+    except (pa.ArrowException, OverflowError):
+        return False
+    return True
+
+
+def _others(name: str, rows: Mapping[int, Mapping[str, Any]]) -> tuple[str, list[int]]:
+    """Of rows that do not fit into one table: what a column is expected to hold, and the numbers of those that lack it.
+
+    First those that fit into none, as a list of numbers and texts, then those of another kind than most, or of another
+    type in detail.
+    """
+    if alone := [number for number, row in rows.items() if not _fits(name, [row])]:
+        return "a value that a table can hold", alone
+    kinds = {number: _kind(row[name]) for number, row in rows.items()}
+    if len(set(kinds.values())) == 1:
+        kinds = {number: str(_array(name, [row]).type) for number, row in rows.items()}
+    most, _ = Counter(kinds.values()).most_common(1)[0]
+    return f"{most}, as in most rows", [number for number, kind in kinds.items() if kind != most]
 
 
 def _kind(value: Any) -> str:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.base import DIED, Check
 from regretless.labeling.worker import WAITING
 from regretless.workflow.python_process import run_module

@@ -13,6 +13,8 @@ from transformers import AttentionInterface
 from regretless.modeling.layout import Segment
 
 NAME = "regretless_grouped"
+PER_HEAD = ("s_aux",)
+"""Arguments of attention, on CPUs and on GPUs, with a value for each query head."""
 MASK_STEP = 1024
 """A mask's size grows in steps of this many positions, so that few masks are built."""
 BLOCK = 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface
 
+from regretless.modeling.cpu_attention import grouped_attention
+from regretless.modeling.gpu_attention import flex_grouped_attention
 from regretless.modeling.layout import Layout
 
 LOCAL = "regretless_local"
 """Name of the attention in which a token sees only itself."""
-KNOWN = {
-    "s_aux",
+KNOWN = set(inspect.signature(grouped_attention).parameters) & set(
+    inspect.signature(flex_grouped_attention).parameters
+) | {
     "segments",
     "row_mask",
     "row",
@@ -33,6 +37,7 @@ KNOWN = {
     "return_dict",
     "training",
 }
+"""Arguments of attention that the shared-prefix attention computes with, on CPUs and on GPUs, or may ignore."""
 
 
 @dataclass

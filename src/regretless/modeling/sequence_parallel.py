@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, PreTrainedModel
 
 from regretless.core.errors import ConfigError
+from regretless.modeling.cpu_attention import PER_HEAD
 from regretless.modeling.recurrent import recurrent_layers
 from regretless.modeling.token_logps import ReferenceHead, TokenScores
 
@@ -102,21 +103,21 @@ def parallel_attention(
     *,
     sequence: SequenceGroup,
     by: str,
-    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention function for `transformers.AttentionInterface`, over rows of which each process has a part.
 
     query (1, H, N / size, D), key and value (1, H_kv, N / size, D). `by`: name of the attention function that computes
-    whole rows for a part of the heads; `s_aux` (H,) are attention sinks. Returns (1, N / size, H, D).
+    whole rows for a part of the heads, from a part of what `options` has for each head. Returns (1, N / size, H, D).
     """
     if key.shape[1] % sequence.size:
         # Each process needs the keys that its own queries share.
         repeats = math.lcm(key.shape[1], sequence.size) // key.shape[1]
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     heads = [_tokens_for_heads(states, sequence) for states in (query, key, value)]
-    if s_aux is not None:
-        options["s_aux"] = s_aux.chunk(sequence.size)[sequence.rank]
+    for name in PER_HEAD:
+        if options.get(name) is not None:
+            options[name] = options[name].chunk(sequence.size)[sequence.rank]
     output, _ = AttentionInterface()[by](module, *heads, attention_mask, **options)
     return _heads_for_tokens(output, sequence), None
 

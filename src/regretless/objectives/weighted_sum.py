@@ -14,7 +14,7 @@ from torch import Tensor
 from regretless.core.errors import ConfigError, reject
 from regretless.core.settings import setting_error
 from regretless.objectives.base import Logps, NonNegative, Objective, Output
-from regretless.objectives.registry import build
+from regretless.objectives.lookup import build
 
 
 class WeightedSum(Objective):

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from regretless.data.records import SIDES
+from regretless.data.columns import SIDES
 from regretless.reporting.figures import Series, line_chart
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.core.yaml_settings import read_yaml
-from regretless.data.records import Text, Verdict
+from regretless.data.columns import Text, Verdict
 from regretless.data.rows import read_rows
 from regretless.workflow.run_folder import BASE, manifests
 from regretless.workflow.stage_folder import UNUSED

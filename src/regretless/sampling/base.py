@@ -5,123 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
-
-from pydantic import AfterValidator, Field, model_validator
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from regretless.core.errors import ServerError
-from regretless.core.settings import DECIDED, Section, Seed
-from regretless.data.records import FinishReason, LogpsKind, Text
-from regretless.servers.server_settings import ServerConfig
+from regretless.data.columns import FinishReason, LogpsKind, Text
+from regretless.sampling.engine_settings import SamplingParams
 
-MOST_STOPS = 16
-"""Stop strings of one setting: each is looked for after every token."""
-LOWEST_TEMPERATURE = 1e-6
-"""Above greedy decoding: logits divided by less may leave the range of float32."""
-Penalty = Annotated[float, Field(ge=1e-3, le=1e3)]
-"""A repetition penalty; others can take logits out of the range of float32."""
 MOST_NAMED = 10
 """Prompts without a response that a message names."""
-
-
-def _distinct(strings: list[str]) -> list[str]:
-    if repeated := [string for string in dict.fromkeys(strings) if strings.count(string) > 1]:
-        raise ValueError(f"expected different strings, got {repeated[0]!r} twice")
-    return strings
-
-
-StopSetting = Annotated[
-    list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS), AfterValidator(_distinct)
-]
-"""Different texts, none of them empty."""
 P = TypeVar("P", bound=Sized)
 """A prompt in the engine's form; its length orders prompts, and counts where an engine has a limit."""
-
-
-class SamplingServer(ServerConfig):
-    """The server that an engine uses, and the meaning of its log-probabilities."""
-
-    base_urls: dict[str, str] = Field(default={})
-    """Server addresses by model name, for models that do not run at `base_url`."""
-    endpoint: Literal["chat", "completions"] = "chat"
-    """API endpoint. `chat` sends messages, which the server formats with its chat template. `completions` sends plain
-    text, or token ids if the model's settings name a tokenizer."""
-    logprobs: bool = True
-    """Whether to ask for log-probabilities. Some hosted models give none; their responses can only be used for
-    objectives that need none."""
-    logprobs_mode: Literal["raw", "processed"] | None = None
-    """What the server's log-probabilities refer to: `raw` is the model's own distribution; `processed` is the one that
-    tokens are drawn from, after temperature, top-p, top-k and penalties. By default two small requests find it out
-    where that is possible; a value given here is checked by them."""
-    extensions: bool | None = None
-    """Whether the server knows the parameters top_k, min_p, repetition_penalty and return_token_ids, as vLLM and SGLang
-    do. By default this is assumed of every server but OpenAI's own."""
-    send_seed: bool = True
-    """Whether to send a seed with each request. Some servers refuse it; without it, a response that has to be requested
-    again is another one."""
-
-
-class VllmOptions(Section):
-    """Settings of vLLM in this process, for the engine `vllm`."""
-
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs over which each layer of the model is spread."""
-    max_model_len: int | None = Field(default=None, ge=1)
-    """Most tokens of prompt and response together, for which vLLM reserves memory; the model's own limit by default."""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of each GPU's memory that vLLM takes for weights, keys and values."""
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    """Log-probabilities that vLLM records; it has one kind at a time. `raw`: of the model's own distribution, which
-    regret needs. `processed`: of the distribution that is sampled from, after temperature, top-p, top-k, penalties."""
-    engine_args: Annotated[dict[str, Any], DECIDED] = Field(default={})
-    """Any other argument of vLLM's `LLM`, as `max_num_seqs` or `enforce_eager`."""
-
-
-class SamplingParams(Section):
-    """How responses are sampled. The defaults are the paper's (appendix, data generation)."""
-
-    engine: str = "transformers"
-    """Software that runs the model: `transformers`, `vllm`, `openai` for an OpenAI-compatible server, or the name of a
-    plug-in."""
-    server: SamplingServer | None = None
-    """Server to ask, for an engine that uses one."""
-    vllm: VllmOptions | None = None
-    """Settings of vLLM, for the engine `vllm`."""
-    n: int = Field(default=8, ge=1)
-    """Number of responses per prompt."""
-    temperature: float = Field(default=0.7, ge=0)
-    """Sampling temperature, by which the logits are divided; 0 means greedy decoding."""
-    top_p: float = Field(default=0.95, gt=0, le=1)
-    """Tokens are drawn from the most likely ones that together have this probability; 1 turns this off."""
-    top_k: int = Field(default=40, ge=0)
-    """Tokens are drawn from this many most likely ones; 0 turns this off."""
-    repetition_penalty: Penalty = 1.05
-    """Divisor of positive logits, and factor of negative ones, for tokens that the prompt or response already contains;
-    1 turns this off. It also applies to greedy decoding."""
-    max_new_tokens: int = Field(default=2048, ge=1)
-    """Most tokens in a response; a longer one is cut there."""
-    stop: StopSetting = Field(default=[])
-    """Texts that end a response, as `["\\n\\nQuestion:"]` for a pretrained model that goes on with its own question.
-    The response is what comes before the first of them; it is complete, and training puts no end token behind it."""
-    batch_size: int = Field(default=64, ge=1)
-    """Number of responses generated at the same time. Another size draws other responses from the same seed."""
-    seed: Seed = 0
-    """Random seed; equal seeds and settings give equal responses."""
-
-    @model_validator(mode="after")
-    def _temperature_works(self) -> Self:
-        if 0 < self.temperature < LOWEST_TEMPERATURE:
-            raise ValueError(
-                f"temperature: expected 0 (greedy), or {LOWEST_TEMPERATURE:g} or more, got {self.temperature:g}"
-            )
-        if self.temperature == 0 and self.n > 1:
-            raise ValueError(f"n: with temperature 0 all {self.n} responses to a prompt are the same; set n to 1")
-        return self
-
-    @property
-    def is_plain(self) -> bool:
-        """True if tokens are sampled from the model's own distribution, without any change."""
-        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.repetition_penalty == 1
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from regretless.core.plugins import Registry
 from regretless.modeling.load import ModelConfig, load_tokenizer
-from regretless.sampling.base import Engine, SamplingParams, SamplingServer, VllmOptions
+from regretless.sampling.base import Engine
+from regretless.sampling.engine_settings import SamplingParams, SamplingServer, VllmOptions
 from regretless.sampling.openai_engine import OpenAIEngine, local_tokenizer
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.sampling.vllm_engine import VllmEngine, check_vllm, tensor_parallel_size

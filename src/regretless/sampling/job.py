@@ -22,21 +22,15 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
 from regretless.core.progress import bar
 from regretless.core.text_cleaning import is_clean
+from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response
 from regretless.data.responses import check_response
 from regretless.data.rows import write_parquet, write_records
 from regretless.data.schema import Unusable, check_lengths, quoted
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import kept
-from regretless.sampling.base import (
-    Completion,
-    Engine,
-    PromptsUnansweredError,
-    SamplingParams,
-    StoringEngine,
-    StreamingEngine,
-)
+from regretless.sampling.base import Completion, Engine, PromptsUnansweredError, StoringEngine, StreamingEngine
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.stop_strings import first_of
 from regretless.workflow.stage_folder import CACHE, earlier_results

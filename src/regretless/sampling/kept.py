@@ -20,10 +20,10 @@ from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
 from regretless.core.settings import dump
 from regretless.core.versions import versions_for
+from regretless.data.columns import text_key
 from regretless.data.prompts import PromptRow
-from regretless.data.records import text_key
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.workflow.run_folder import content, existing_paths
 
 METADATA = "regretless.drawn"

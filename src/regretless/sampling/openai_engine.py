@@ -19,10 +19,11 @@ from regretless.core.errors import BudgetError, ConfigError, RegretlessError, Se
 from regretless.core.files import fingerprint
 from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
-from regretless.data.records import LogpsKind, Text, text_key
+from regretless.data.columns import LogpsKind, Text, text_key
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_tokenizer, tokenizer_fingerprint
-from regretless.sampling.base import Completion, PromptsUnansweredError, Provenance, SamplingParams, SamplingServer
+from regretless.sampling.base import Completion, PromptsUnansweredError, Provenance
+from regretless.sampling.engine_settings import SamplingParams, SamplingServer
 from regretless.sampling.openai_logprobs import (
     PROBE_TEMPERATURE,
     PROBE_TOP_P,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from regretless.core.errors import ConfigError
-from regretless.data.records import LogpsKind
-from regretless.sampling.base import SamplingParams
+from regretless.data.columns import LogpsKind
+from regretless.sampling.engine_settings import SamplingParams
 
 Meaning = Literal["raw", "processed", "temperature"]
 """What log-probabilities reflect: the model alone, everything that shapes sampling, or only the temperature."""

@@ -15,7 +15,7 @@ from regretless.data.prompts import PromptRow, PromptSource, read_prompts
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.sampling.job import SampleWork, finish
 

@@ -26,10 +26,11 @@ from transformers import (
 )
 
 from regretless.core.errors import ConfigError
-from regretless.data.records import Text
+from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
-from regretless.sampling.base import Completion, Provenance, SamplingParams
+from regretless.sampling.base import Completion, Provenance
+from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.stop_strings import StopStrings
 
 Measure = Callable[[Tensor, Tensor, Tensor], Mapping[str, Tensor]]

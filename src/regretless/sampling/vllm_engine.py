@@ -18,7 +18,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint
 from regretless.core.secrets import revealed
-from regretless.data.records import Text
+from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import (
     ModelConfig,
@@ -29,7 +29,8 @@ from regretless.modeling.load import (
     tokenizer_fingerprint,
     weights_of,
 )
-from regretless.sampling.base import Completion, Provenance, SamplingParams, VllmOptions
+from regretless.sampling.base import Completion, Provenance
+from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.stop_strings import StopStrings
 from regretless.workflow.python_process import multiprocessing_starts
 

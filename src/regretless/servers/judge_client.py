@@ -13,7 +13,7 @@ from regretless.core.errors import BudgetError, DataError
 from regretless.core.secrets import revealed
 from regretless.core.settings import DECIDED, Section
 from regretless.core.terminal import console
-from regretless.data.records import Message
+from regretless.data.columns import Message
 from regretless.servers.ask import Answers, Question, UnreadableError, ask_all, describe
 from regretless.servers.reply import Reply
 from regretless.servers.server_settings import ServerConfig

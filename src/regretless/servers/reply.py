@@ -21,7 +21,8 @@ from pydantic import (
 from pydantic_core import PydanticUseDefault
 
 from regretless.core.text_cleaning import clean_text, one_line
-from regretless.data.schema import POSITIVE_TOLERANCE, Id, Logp, logps_problem
+from regretless.data.columns import POSITIVE_TOLERANCE, Id, Logp
+from regretless.data.schema import logps_problem
 
 Endpoint = Literal["chat", "completions"]
 MOST_TOKENS = 10_000_000

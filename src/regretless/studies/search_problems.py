@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow.parquet as pq
 
 from regretless.core.errors import ConfigError
-from regretless.data.records import Text, text_key
+from regretless.data.columns import Text, text_key
 from regretless.studies.search import trials_of
 from regretless.studies.study import Cell, Study
 from regretless.workflow.run_folder import BASE

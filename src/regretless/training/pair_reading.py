@@ -19,9 +19,9 @@ from regretless.core.progress import bar
 from regretless.core.settings import check_name
 from regretless.core.terminal import print_note
 from regretless.core.versions import versions
+from regretless.data.columns import Pair
 from regretless.data.pair_source import PairSource
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
-from regretless.data.records import Pair
 from regretless.data.rejected_rows import REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source

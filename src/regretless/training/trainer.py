@@ -93,7 +93,7 @@ class PreferenceTrainer(HookedTrainer):
     processing_class: the model's tokenizer; by default that of the model's name.
     train_dataset, eval_dataset: a file or hub id, a `datasets.Dataset`, a table of pandas or Arrow, or rows with
     `prompt`, `chosen`, `rejected` (strings or messages, the prompt may be implicit), or rows of
-    `regretless.data.records.Pair` with token ids and behavior log-probabilities. Of a `DatasetDict`, `train` is
+    `regretless.data.columns.Pair` with token ids and behavior log-probabilities. Of a `DatasetDict`, `train` is
     trained on and all are evaluated on.
     callbacks, optimizers, and in kwargs optimizer_cls_and_kwargs: as transformers' Trainer takes them.
     data_collator, compute_metrics, and other arguments of the Trainer that would do nothing: refused unless None.

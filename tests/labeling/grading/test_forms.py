@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.grading.grader import grade
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.grading import grader
 from regretless.labeling.grading.extraction import answer_in_gold, answer_in_response
 from regretless.labeling.grading.grader import grade, grade_any, grade_by_algebra, quick_grade

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.grading import grade
 from regretless.labeling.grading.doubts import DOUBTS
 

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from regretless.core.errors import ConfigError
 from regretless.core.intervals import PERCENT, Sums, ratio
+from regretless.data.columns import Response, text_key
 from regretless.data.prompts import TEMPLATES, PromptRow
-from regretless.data.records import Response, text_key
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates

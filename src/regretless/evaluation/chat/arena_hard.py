@@ -14,8 +14,8 @@ import numpy as np
 
 from regretless.core.errors import DataError
 from regretless.core.intervals import NOTHING, PERCENT, Array, Estimate, Sums, from_samples, ratio, resamples
+from regretless.data.columns import Response
 from regretless.data.prompts import TEMPLATES, PromptRow
-from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, local_path, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, load_templates

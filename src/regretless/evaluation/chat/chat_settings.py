@@ -12,7 +12,7 @@ from regretless.core.settings import Seed
 from regretless.evaluation.chat.files import is_remote, local_path
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate
 from regretless.evaluation.conditions import answers_folder
-from regretless.sampling.base import StopSetting
+from regretless.sampling.engine_settings import StopSetting
 from regretless.servers.judge_client import JudgeAccess
 
 

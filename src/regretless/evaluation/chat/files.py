@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import atomic_path, fingerprint
 from regretless.core.hub import one_attempt, why
-from regretless.data.records import Response
+from regretless.data.columns import Response
 from regretless.data.rejected_rows import Refusal
 from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows

@@ -13,7 +13,7 @@ import yaml
 from regretless.core.errors import ConfigError, reject
 from regretless.core.files import parse_json, read_text
 from regretless.core.yaml_settings import load_text
-from regretless.data.records import Message
+from regretless.data.columns import Message
 from regretless.evaluation.chat.files import local_path
 
 Slots = Mapping[str, Sequence[str]]

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.intervals import Estimate, Sums, ratio
+from regretless.data.columns import Response
 from regretless.data.prompts import TEMPLATES, PromptRow
-from regretless.data.records import Response
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.chat.files import check_answers, read_answers, read_table
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates

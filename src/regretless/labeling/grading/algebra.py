@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Any, NamedTuple
 
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.grading.extraction import is_prose
 from regretless.labeling.grading.notations import DEGREE_SIGN, PLAIN_ANGLE, SINE
 from regretless.labeling.grading.numerals import APPROXIMATION, VARIABLE, read_number, without_unit

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from regretless.labeling.grading.extraction import boxed, has_decimal_commas, listed_options
 from regretless.labeling.grading.forms import TEXT_COMMAND, read_choice, read_state
-from regretless.labeling.grading.marks import BOX, HASH, HEDGED, LABEL, NO_VALUE, STATEMENT
+from regretless.labeling.grading.marks import BOX, HASH, HEDGED, LABEL, NO_VALUE, STATEMENT, Phrase
 from regretless.labeling.grading.notations import clean
 from regretless.labeling.grading.numerals import equal_numbers, read_number
 from regretless.labeling.grading.units import read_clock
@@ -35,10 +35,11 @@ SLASH_PRODUCT = re.compile(
 COMMAND, LETTER, WORD = re.compile(r"\\[a-zA-Z]+"), re.compile("[a-zA-Z]"), re.compile("[a-zA-Z]{3}")
 RATIO = re.compile(r"\d\s?:\s?\d")
 FRACTION = re.compile(r"/|frac")
-CASE = re.compile(r"\bIf\b[^.\n]{0,120}(?:\\boxed|\banswer\sis\b)")
+CASE = re.compile(r"If(?<!\wIf)\b[^.\n]{0,120}(?:\\boxed|\banswer\sis\b)")
 COUNTED = re.compile(r"\d\s?(?:\\text\s?\{)?\s?[a-z]{3}")
-TAKEN_BACK = re.compile(
-    r"(?i:\b(?:i\smade\s(?:a|an)\s(?:mistake|error)|wait\b|scratch\sthat|let\sme\s(?:re|go\sthrough|check|try)))"
+TAKEN_BACK = Phrase(
+    "i made|wait|scratch|let me",
+    r"(?i:\b(?:i\smade\s(?:a|an)\s(?:mistake|error)|wait\b|scratch\sthat|let\sme\s(?:re|go\sthrough|check|try)))",
 )
 LIST_DASH = re.compile(r"\n\s*-\s\d")
 OPEN_BOX = re.compile(r"\\boxed\{[^{}]*\Z")
@@ -81,11 +82,11 @@ def _are_two_boxes(response: str, gold: str, extracted: str) -> bool:
 
 def _contradicts_statement(response: str, gold: str, extracted: str) -> bool:
     """A box or marked line whose number is not the one that the sentence before it calls the answer."""
-    boxes, hashes = boxed(response), [match.end() for match in HASH.finditer(response)]
-    if boxes and hashes and (line := FIRST_NUMBER.match(response, hashes[-1])):
+    boxes, hashes = boxed(response), list(HASH.finditer(response)) if "####" in response else []
+    if boxes and hashes and (line := FIRST_NUMBER.match(response, hashes[-1].end())):
         number, other = read_number(clean(boxes)), read_number(clean(line[1]))
         return number is not None and other is not None and not equal_numbers(number, other)
-    marks = [match.start() for mark in (HASH, BOX) for match in mark.finditer(response)]
+    marks = [match.start() for match in (*hashes, *BOX.finditer(response))]
     statements = list(STATEMENT.finditer(response, 0, max(marks)))[-1:] if marks else []
     if not boxes and LABEL.search(response):
         statements += STATEMENT.finditer(response)
@@ -96,8 +97,9 @@ def _contradicts_statement(response: str, gold: str, extracted: str) -> bool:
 
 
 def _is_taken_back(response: str, gold: str, extracted: str) -> bool:
-    statements = list(STATEMENT.finditer(response))
-    return bool(statements) and TAKEN_BACK.search(response, statements[-1].end()) is not None
+    taken_back = list(TAKEN_BACK.finditer(response))[-1:]
+    statements = list(STATEMENT.finditer(response)) if taken_back else []
+    return bool(statements) and statements[-1].end() <= taken_back[0].start()
 
 
 def _is_ratio(response: str, gold: str, extracted: str) -> bool:
@@ -108,10 +110,10 @@ def _is_ratio(response: str, gold: str, extracted: str) -> bool:
 def _has_other_case(response: str, gold: str, extracted: str) -> bool:
     """Letters that differ in case alone: for the algebra system M and m are one."""
     symbols = [COMMAND.sub(" ", TEXT_COMMAND.sub(" ", text)) for text in (gold, extracted)]
-    if WORD.search(symbols[0]) or read_choice(gold) or read_clock(gold):
-        return False
     letters = [set(LETTER.findall(text)) for text in symbols]
-    return letters[0] != letters[1] and {one.lower() for one in letters[0]} == {one.lower() for one in letters[1]}
+    if letters[0] == letters[1] or {one.lower() for one in letters[0]} != {one.lower() for one in letters[1]}:
+        return False
+    return not (WORD.search(symbols[0]) or read_choice(gold) or read_clock(gold))
 
 
 def _is_another_option(response: str, gold: str, extracted: str) -> bool:
@@ -203,5 +205,7 @@ def doubt(response: str, gold: str, extracted: str, *, any_counts: bool = False)
 
     any_counts: it need not be the response's last answer.
     """
-    asked = (reason for reason in DOUBTS if not (any_counts and reason in OF_THE_LAST))
-    return next((reason for reason in asked if DOUBTS[reason].applies(response, gold, extracted)), None)
+    for reason, one in DOUBTS.items():
+        if not (any_counts and reason in OF_THE_LAST) and one.applies(response, gold, extracted):
+            return reason
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from regretless.data.messages import CLOSE, OPEN
@@ -35,6 +36,7 @@ from regretless.labeling.grading.marks import (
 )
 from regretless.labeling.grading.notations import SCALE_LETTERS, clean, join_digits, plain_text
 from regretless.labeling.grading.numerals import (
+    CACHED,
     GROUPED,
     LARGE,
     PART,
@@ -135,7 +137,7 @@ JOINED = re.compile(
 """Between two numbers that are one answer: a range, a quotient with its remainder, a calculation in words."""
 OPTION_TEXT = re.compile(r"[:\s]{1,2}([a-zA-Z]{2,20}(?:\s[a-zA-Z]{2,20}){0,4})(?=[.,;\n]|$)")
 """The words of an option behind its letter, as in `(B) no`."""
-DECIMAL_COMMA = re.compile(r"(?<![\w.,(\[])(?<!\{\{)(\d{1,9}),(\d{1,2}|\d{4,9})(?![\w,]|\.\d)")
+DECIMAL_COMMA = re.compile(r"(\d(?<![\w.,(\[]\d)(?<!\{\{\d)\d{0,8}),(\d{1,2}|\d{4,9})(?![\w,]|\.\d)")
 LANGUAGES = {
     "German": "der das und ist eine wir sind beträgt antwort ergebnis lösung also daher somit",
     "French": "le les est et une réponse donc nous des résultat vaut",
@@ -194,14 +196,22 @@ NEGATED = re.compile(r"(?i:n['’]t|\b(?:can)?not|\bnever)(?:\sbe)?[\s$*]{1,4}$"
 
 def answer_in_response(text: str) -> str | None:
     """The final answer of a response as written there, or None if it has none."""
-    text = decimal_points(plain_text(own_answer(text)))
-    if box := boxed(text):
+    return final_answer(own_answer(text))
+
+
+def final_answer(text: str) -> str | None:
+    """As `answer_in_response`, for what `own_answer` leaves of a response."""
+    boxes = [match.start() for match in BOX.finditer(text)][-MAX_BOXES:]
+    # Of a text with boxes, only their lines are read.
+    lines = plain_text(text[text.rfind("\n", 0, boxes[0]) + 1 :]) if boxes else ""
+    if boxes and (box := boxed(decimal_points(lines, text))):
         return box
-    text = join_digits(text)
-    labels = [match.end() for mark in (HASH, LABEL) for match in mark.finditer(text)]
-    if labels and (change := CORRECTED.search(text, labels[-1])) and (corrected := _stated(text[change.end() :])):
+    text = join_digits(decimal_points(plain_text(text), text))
+    labels = _labels(text)
+    change = CORRECTED.search(text, labels[-1].end()) if labels else None
+    if change and (corrected := _stated(text[change.end() :])):
         return corrected
-    return _marked(text) or _stated(text) or _last_expression(text)
+    return _marked(text, labels) or _stated(text) or _last_expression(text)
 
 
 def answers_in_response(text: str) -> list[str]:
@@ -209,14 +219,16 @@ def answers_in_response(text: str) -> list[str]:
     "the answer is", and the last marked line. A bare formula or number does not count. At most 20 of each, from the
     end.
     """
-    text = join_digits(decimal_points(plain_text(_behind_reasoning(text))))
+    text = _behind_reasoning(text)
+    text = join_digits(decimal_points(plain_text(text), text))
     answers = [_box_content(text, match.end())[0] for match in list(BOX.finditer(text))[-MAX_BOXES:]]
     statements = [match for match in STATEMENT.finditer(text) if not HEDGED.match(text, match.end())]
     answers += [_answer_at(text, match.end()) or "" for match in statements[-MAX_BOXES:]]
-    answers += [boxed(text) or "", _marked(text) or ""]
+    answers += [boxed(text) or "", _marked(text, _labels(text)) or ""]
     return list(dict.fromkeys(filter(None, answers)))
 
 
+@lru_cache(CACHED)
 def answer_in_gold(text: str) -> str | None:
     """The answer in a gold text, which may be a worked solution (boxed, `#### x`, `A: x`, "the answer is x") or bare.
 
@@ -226,12 +238,12 @@ def answer_in_gold(text: str) -> str | None:
     if BOX.search(text):
         return boxed(text)
     text = join_digits(text)
-    return _marked(text) or (_stated(text) if is_prose(text) else None) or text.strip() or None
+    return _marked(text, _labels(text)) or (_stated(text) if is_prose(text) else None) or text.strip() or None
 
 
-def decimal_points(text: str) -> str:
-    """Text with points in numbers such as `3,5`, if it is in a language that writes decimals with a comma."""
-    if not DECIMAL_COMMA.search(text) or not has_decimal_commas(text):
+def decimal_points(text: str, response: str) -> str:
+    """Text with points in numbers such as `3,5`, if the response's language writes decimals with a comma."""
+    if "," not in text or not DECIMAL_COMMA.search(text) or not has_decimal_commas(response):
         return text
     return DECIMAL_COMMA.sub(r"\1.\2", text)
 
@@ -256,7 +268,7 @@ def parts_in_boxes(text: str) -> list[str]:
 def last_complement(text: str) -> str | None:
     """The words behind the last verb of a response that marks no answer."""
     text = plain_text(own_answer(text))
-    if BOX.search(text) or _marked(text) or _stated(text):
+    if BOX.search(text) or _marked(text, _labels(text)) or _stated(text):
         return None
     return _complement(SENTENCE_START.split(text.rstrip().rpartition("\n")[2])[-1])
 
@@ -285,7 +297,7 @@ def own_answer(text: str) -> str:
     if (end := END_OF_TURN.search(text, 1)) is not None:
         text = text[: end.start()]
     for problem in NEXT_PROBLEM.finditer(text):
-        before = text[: problem.start()]
+        before = text[: problem.start() + 1]
         if any(mark.search(before) for mark in (BOX, HASH, LABEL, STATEMENT)):
             return before
     return text
@@ -336,7 +348,13 @@ def _linked(gap: str) -> bool:
     return len(gap) < 60 and LINK.fullmatch(LINK_NOISE.sub("", gap)) is not None
 
 
-def _marked(text: str) -> str | None:
+def _labels(text: str) -> list[re.Match[str]]:
+    """`####` and labels such as `Answer:`, in order."""
+    hashes = HASH.finditer(text) if "####" in text else ()
+    return sorted((*hashes, *LABEL.finditer(text)), key=lambda match: match.start())
+
+
+def _marked(text: str, labels: list[re.Match[str]]) -> str | None:
     """Answer of the last `#### x`, `Answer: x` or `<answer>x</answer>`.
 
     `####` also starts a Markdown heading, and `A:` a choice: before the last line only a plain number counts.
@@ -344,8 +362,7 @@ def _marked(text: str) -> str | None:
     tags = list(TAG.finditer(text))
     if tags and tags[-1][1].strip():
         return _answer_at(tags[-1][1], 0)
-    matches = sorted((*HASH.finditer(text), *LABEL.finditer(text)), key=lambda match: match.start())
-    for match in reversed(matches[-MAX_BOXES:]):
+    for match in reversed(labels[-MAX_BOXES:]):
         line, _, after = text[match.end() : match.end() + MAX_TAIL].lstrip().partition("\n")
         answer = _answer_at(text, match.end())
         # A separate line "Answer" is a heading, and so plausible; so is "Final answer: x".
@@ -430,11 +447,12 @@ Piece = tuple[int, int, bool]
 
 def _pieces(text: str) -> list[Piece]:
     """Formulas, and other pieces that look like mathematics, in order."""
-    formulas = [(match.start(), match.end(), True) for match in MATH.finditer(text) if _is_formula(match)]
+    marked = MATH.finditer(text) if "$" in text or "\\" in text else ()
+    formulas = [(match.start(), match.end(), True) for match in marked if _is_formula(match)]
     plain: list[Piece] = []
     begin = 0
     for start, end, _ in [*formulas, (len(text), len(text), True)]:
-        plain += _plain_pieces(text, begin, start)
+        plain += _plain_pieces(text, begin, start) if begin < start else []
         begin = end
     return _whole(text, sorted([*formulas, *plain]))
 
@@ -470,13 +488,12 @@ def _belongs(text: str, piece: Piece, following: Piece) -> bool:
 
 
 def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
-    latex = [_stripped(match) for match in LATEX.finditer(text, begin, end) if _is_latex(match[0])]
-    groups = [
-        (match.start(), match.end(), False)
-        for match in GROUP.finditer(text, begin, end)
-        if _is_group(match[0]) and not EQUALS.match(text, match.end())
-    ]
-    groups = [*latex, *(group for group in groups if not any(one[0] <= group[0] < one[1] for one in latex))]
+    latex = LATEX.finditer(text, begin, end) if "\\" in text else ()
+    groups = [_stripped(match) for match in latex if _is_latex(match[0])]
+    for match in GROUP.finditer(text, begin, end) if "," in text or "[[" in text else ():
+        is_inside = any(start <= match.start() < until for start, until, _ in groups)
+        if not is_inside and _is_group(match[0]) and not EQUALS.match(text, match.end()):
+            groups.append((match.start(), match.end(), False))
     pieces: list[Piece] = list(groups)
     for match in PLAIN.finditer(text, begin, end):
         piece = match[0].rstrip(" -/=")

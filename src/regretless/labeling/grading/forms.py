@@ -3,10 +3,11 @@ r"""Parses answers with several parts: lists, choices, equations, `\pm`. Input a
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from regretless.labeling.grading.numerals import VARIABLE, Numeral, read_number
+from regretless.labeling.grading.numerals import CACHED, VARIABLE, Numeral, read_number
 
 MAX_ITEMS = 20
 """Longer lists remain one expression: comparing two lists takes time proportional to the product of their lengths."""
@@ -30,6 +31,8 @@ BOUND = re.compile(r"\\(?:sum|int|prod|lim)(?![a-zA-Z])")
 """Letters on the left side are bound: `\\lim_{n\\to\\infty} \\frac1n = 0` states 0."""
 MEMBER = re.compile(rf"{NAME.pattern}(?:\\in(?![a-zA-Z])|∈)\s*")
 """`x \\in` before a set, which states the set."""
+STATING = re.compile(r"[=≈∈\\]")
+"""What a text has that states another one: a quick test."""
 PAIRED = {
     "range": re.compile(r"(?:from\s)?(.{1,40}?)\s?(?:\bto\b|\bthrough\b|–|—|-)\s?([^\s-].{0,40})"),
     "remainder": re.compile(
@@ -104,6 +107,7 @@ class Brackets(NamedTuple):
     """True if the brackets were braces: repeated items count once."""
 
 
+@lru_cache(CACHED)
 def read_choice(text: str) -> LetteredChoice | None:
     r"""The choice that a cleaned text states: `B`, `(B)`, `B. 21`, `\textbf{(B)} 21`, "option B"; else None."""
     match = CHOICE.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip())
@@ -148,6 +152,7 @@ def said(text: str) -> bool | None:
     return values.pop() if len(values) == 1 else None
 
 
+@lru_cache(CACHED)
 def is_truth(text: str) -> bool:
     """True for a gold answer that is yes, no, true or false, and nothing else."""
     return TRUTH.fullmatch(TEXT_COMMAND.sub(r"\1", text).strip(" .$")) is not None
@@ -278,6 +283,8 @@ def stated_values(text: str) -> list[str]:
 
     An equation between two expressions, such as `y = 2x`, states itself as well as its last side if a name is left.
     """
+    if not STATING.search(text):
+        return [text]
     if (member := MEMBER.match(text)) and not INEQUALITY.search(text, member.end()):
         return [text[member.end() :].strip()]
     parts = sides(text)

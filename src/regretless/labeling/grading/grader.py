@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from regretless.core.processor_time import processor_limit
-from regretless.data.records import Verdict
+from regretless.data.columns import Verdict
 from regretless.labeling.base import Check
 from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
 from regretless.labeling.grading.dates import Date, equal_dates, read_date
 from regretless.labeling.grading.doubts import doubt
 from regretless.labeling.grading.extraction import (
     answer_in_gold,
-    answer_in_response,
     answers_in_response,
+    final_answer,
     has_decimal_commas,
     last_complement,
     listed_options,
@@ -51,7 +52,7 @@ from regretless.labeling.grading.forms import (
 )
 from regretless.labeling.grading.marks import BOX, HEDGED, STATEMENT
 from regretless.labeling.grading.notations import DEGREE_SIGN, clean
-from regretless.labeling.grading.numerals import VARIABLE, Numeral, equal_numbers, read_number
+from regretless.labeling.grading.numerals import CACHED, VARIABLE, Numeral, equal_numbers, read_number
 from regretless.labeling.grading.units import (
     Clock,
     Quantity,
@@ -71,6 +72,7 @@ GOLD_WORDS = re.compile(r"(?:\\text\s?\{)?[A-Za-z][A-Za-z' -]{2,80}\.?\}?")
 CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|that|then|choose|select|pick|answer|answer\sis)\s$")
 RELATION = re.compile(r"[<>=≤≥]|\\[lg]eq?")
 OPTION = re.compile("[A-J]")
+SPACE = re.compile(rf"[\s{DEGREE_SIGN}]+")
 WRONG = decision(False, "lists")
 MAX_WORD = 12
 """Characters behind "the answer is" in which yes or no stands."""
@@ -99,7 +101,7 @@ def grade(response: str, answer: str) -> Check:
 
 def quick_grade(response: str, answer: str) -> Check | None:
     """The verdict if no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
-    gold = answer_in_gold(answer)
+    response, gold = own_answer(response), answer_in_gold(answer)
     extracted = _answer_for(response, gold or "")
     if gold is None:
         return Check(Verdict.UNKNOWN, "gold answer is empty", extracted)
@@ -113,9 +115,9 @@ def quick_grade(response: str, answer: str) -> Check | None:
 
 def _answer_for(response: str, gold: str) -> str | None:
     """The answer of a response, read for what the gold answer is: several parts, a word, a sentence, a decimal."""
-    extracted = answer_in_response(response)
+    extracted = final_answer(response)
     if BOX.search(response):
-        parts = parts_in_boxes(own_answer(response))
+        parts = parts_in_boxes(response)
         group = read_group(clean(gold)) if parts else None
         is_whole = group and len(group.items) == len(parts) and (group.brackets != "()" or "=" in parts[0])
         return ", ".join(parts) if is_whole else extracted
@@ -140,7 +142,7 @@ def _decide_options(response: str, gold: str, extracted: str) -> Decision | None
     """Compare a letter with a value by the options that the response lists; None without such a list."""
     gold, extracted = clean(gold), clean(extracted)
     choices = read_choice(gold), read_choice(extracted)
-    if (choices[0] is None) == (choices[1] is None) or not (options := listed_options(own_answer(response))):
+    if (choices[0] is None) == (choices[1] is None) or not (options := listed_options(response)):
         return None
     if choices[0] and not choices[0].value:
         outcomes = {letter: _decide_quickly(value, extracted) for letter, value in options.items()}
@@ -170,10 +172,11 @@ def _doubted(response: str, gold: str, check: Check, *, any_counts: bool = False
     """A check that says correct as one that says unknown, if the response's answer can be read in another way."""
     if check.verdict != Verdict.CORRECT or check.extracted is None:
         return check
-    reason = doubt(own_answer(response), gold, check.extracted, any_counts=any_counts)
+    reason = doubt(response, gold, check.extracted, any_counts=any_counts)
     return check if reason is None else Check(Verdict.UNKNOWN, reason, check.extracted)
 
 
+@lru_cache(CACHED)
 def _decide_quickly(gold: str, extracted: str) -> Decision | None:
     extracted = _unhedged(extracted)
     return _decide_named(gold, extracted) or _decide(clean(gold), clean(extracted), None)
@@ -187,7 +190,7 @@ def _unhedged(extracted: str) -> str:
 
 def grade_by_algebra(response: str, answer: str) -> Check:
     """The verdict of the computer algebra system on a response and a gold text, both with an answer. Never raises."""
-    gold = answer_in_gold(answer) or ""
+    response, gold = own_answer(response), answer_in_gold(answer) or ""
     return _doubted(response, gold, _by_algebra(gold, _answer_for(response, gold) or ""))
 
 
@@ -201,7 +204,7 @@ def grade_any(response: str, answer: str) -> Check:
         return quick
     gold = answer_in_gold(answer) or ""
     return _best(
-        _doubted(response, gold, _by_algebra(gold, extracted), any_counts=True)
+        _doubted(own_answer(response), gold, _by_algebra(gold, extracted), any_counts=True)
         for extracted in answers_in_response(response)
     )
 
@@ -221,7 +224,7 @@ def quick_grade_any(response: str, answer: str) -> Check | None:
         return Check(Verdict.WRONG, "no answer found")
     outcomes = [_decide_quickly(gold, extracted) for extracted in answers]
     checks = [
-        _doubted(response, gold, Check(*outcome, extracted), any_counts=True)
+        _doubted(own_answer(response), gold, Check(*outcome, extracted), any_counts=True)
         for outcome, extracted in zip(outcomes, answers, strict=True)
         if outcome
     ]
@@ -314,6 +317,7 @@ def _decide_clocks(gold: Clock, extracted: Clock, *, is_clock: bool) -> Decision
     return decision(True, "times") if extracted.is_half_known else Decision(Verdict.UNKNOWN, "morning or afternoon")
 
 
+@lru_cache(CACHED)
 def _decide_by_algebra(gold: str, extracted: str) -> Decision:
     """Compares whole expressions if the algebra system can parse both, else their parts."""
     outcome = _decide(gold, extracted, compare, is_parts_only=True)
@@ -577,7 +581,7 @@ def _count(text: str) -> int:
 
 def _bare(text: str) -> str:
     r"""Text for literal comparison: no white space, `\text{}`, degrees, brackets of a choice, capitals in words."""
-    bare = re.sub(rf"[\s{DEGREE_SIGN}]+", "", ARTICLE.sub("", TEXT_COMMAND.sub(r"\1", text)))
+    bare = SPACE.sub("", ARTICLE.sub("", TEXT_COMMAND.sub(r"\1", text)))
     if choice := re.fullmatch(r"\(([A-Z])\)", bare):
         return choice[1]
     return bare.lower() if re.fullmatch(r"[a-zA-Z'-]{3,}", bare) else bare

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
-from regretless.labeling.grading.numerals import FACTOR, NUMBER_WORDS, PARTS_OF, SCALES, WORDS
+from regretless.labeling.grading.numerals import CACHED, FACTOR, NUMBER_WORDS, PARTS_OF, SCALES, WORDS
 
 MAX_CLEANED = 2000
 """Longer texts are not parsed: no answer is that long, and the patterns take quadratic time."""
@@ -124,7 +125,7 @@ def _matrix(match: re.Match[str]) -> str:
 
 def _mixed(match: re.Match[str]) -> str:
     word = match[1].lower()
-    return f"{word if word.isdigit() else WORDS[word]} {match[2] or f'1/{PARTS_OF[match[3].lower()]}'}"
+    return f"{word if word.isdigit() else WORDS[word]} 1/{PARTS_OF[match[2].lower()]}"
 
 
 def _without(signs: str) -> Callable[[re.Match[str]], str]:
@@ -136,7 +137,9 @@ IN_TEXTS: tuple[Notation, ...] = (
         "10⁻³",
         "10^{-3}",
         "exponents in single signs, unless they may be those of a unit",
-        re.compile(rf"(?:(?<=[\d)\]}}])|(?<=[a-zA-Zπ])(?<!\s[gmsh])(?![²³]))[{''.join(RAISED)}]+"),
+        re.compile(
+            rf"[{''.join(RAISED)}](?:(?<=[\d)\]}}].)|(?<=[a-zA-Zπ].)(?<!\s[gmsh].)(?<![²³]))[{''.join(RAISED)}]*"
+        ),
         lambda match: f"^{{{''.join(RAISED[sign] for sign in match[0])}}}",
     ),
     Notation(
@@ -177,7 +180,7 @@ IN_TEXTS: tuple[Notation, ...] = (
         "5' 10\"",
         "5 feet 10 inches",
         "signs of feet and inches",
-        re.compile(r"(?<![\w.])(\d{1,3})\s?'\s?(\d{1,2}(?:\.\d+)?)\s?(?:\"|'')"),
+        re.compile(r"(\d(?<![\w.]\d)\d{0,2})\s?'\s?(\d{1,2}(?:\.\d+)?)\s?(?:\"|'')"),
         r"\1 feet \2 inches",
         "'",
     ),
@@ -205,23 +208,26 @@ IN_TEXTS: tuple[Notation, ...] = (
         "1h30",
         "1 hours 30 minutes",
         "hours and minutes in one word",
-        re.compile(r"(?<![\w.,])(\d{1,2})\s?h\s?(\d{1,2})\s?(?:m|min)?(?!\w|\.\d)"),
+        re.compile(r"(\d(?<![\w.,]\d)\d?)\s?h\s?(\d{1,2})\s?(?:m|min)?(?!\w|\.\d)"),
         r"\1 hours \2 minutes",
         "h",
     ),
-    Notation(
-        "quarter to four",
-        "3:45",
-        "times of day in words",
-        re.compile(rf"(?i:\b(?:a\s)?(half|quarter)\s(past|to)\s(\d{{1,2}}|{'|'.join(list(WORDS)[1:13])}))\b"),
-        _time,
-        "a",
+    *(
+        Notation(
+            written,
+            read,
+            "times of day in words",
+            re.compile(rf"(?i:\b(?:a\s)?({part})\s(past|to)\s(\d{{1,2}}|{'|'.join(list(WORDS)[1:13])}))\b"),
+            _time,
+            part[1:],
+        )
+        for written, read, part in (("half past three", "3:30", "half"), ("quarter to four", "3:45", "quarter"))
     ),
     Notation(
         "3:15 in the morning",
         "3:15 a.m.",
         "the half of the day in words",
-        re.compile(r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\sin\sthe\smorning\b)"),
+        re.compile(r"(\d(?<![\w.]\d)\d?(?::\d\d)?)(?:\so'clock)?\sin\sthe\smorning\b"),
         r"\1 a.m.",
         " morning",
     ),
@@ -229,7 +235,7 @@ IN_TEXTS: tuple[Notation, ...] = (
         "3 o'clock in the afternoon",
         "3 p.m.",
         "the half of the day in words",
-        re.compile(r"(?i:(?<![\w.])(\d{1,2}(?::\d\d)?)(?:\so'clock)?\sin\sthe\s(?:afternoon|evening)\b)"),
+        re.compile(r"(\d(?<![\w.]\d)\d?(?::\d\d)?)(?:\so'clock)?\sin\sthe\s(?:afternoon|evening)\b"),
         r"\1 p.m.",
         " in the ",
     ),
@@ -239,24 +245,34 @@ IN_TEXTS: tuple[Notation, ...] = (
         "times of day in Chinese",
         re.compile(r"(上午|早上|下午|晚上)?(\d{1,2})点(?:(\d{1,2})分|(半)|整)?"),
         _chinese_time,
+        "点",
     ),
     Notation(
         "a hundred",
         "one hundred",
         "one of them",
-        re.compile(r"\b[Aa]\s(?=(?:hundred|thousand|million|half|third|quarter)\b(?!\s(?:to|past)))"),
+        re.compile(r"[Aa](?<!\w[Aa])\s(?=(?:hundred|thousand|million|half|third|quarter)\b(?!\s(?:to|past)))"),
         "one ",
         "a ",
     ),
     Notation(
         "5 and 1/2",
         "5 1/2",
-        "a mixed number in words",
-        re.compile(
-            rf"(?i:(?<![\w.,/])(\d{{1,6}}|{'|'.join(list(WORDS)[1:21])})\sand\s(?:(\d{{1,3}}/\d{{1,3}})|(?:an?|one)[\s-](half|third|quarter))\b)"
-        ),
-        _mixed,
+        "a mixed number",
+        re.compile(r"(\d(?<![\w.,/]\d)\d{0,5})\sand\s(\d{1,3}/\d{1,3}\b)"),
+        r"\1 \2",
         " and ",
+    ),
+    *(
+        Notation(
+            f"five and a {part}",
+            f"5 1/{PARTS_OF[part]}",
+            "a mixed number in words",
+            re.compile(rf"(?i:(?<![\w.,/])(\d{{1,6}}|{'|'.join(list(WORDS)[1:21])})\sand\s(?:an?|one)[\s-]({part})\b)"),
+            _mixed,
+            part,
+        )
+        for part in ("half", "third", "quarter")
     ),
     Notation("12 (not 13)", "12 ", "what is denied", re.compile(r"\(not\s[^()\n]{1,40}\)"), "", "(not "),
     Notation(
@@ -279,12 +295,16 @@ IN_TEXTS: tuple[Notation, ...] = (
         _in_base,
         "base",
     ),
-    Notation(
-        "1011 in binary",
-        "1011_{2}",
-        "the base by its name",
-        re.compile(r"(?<![\w.])(?P<digits>\d[\dA-F]{0,40})\s\(?(?:in\s)?(?P<base>binary|octal|hexadecimal)\b\)?"),
-        _in_base,
+    *(
+        Notation(
+            f"1011 in {name}",
+            f"1011_{{{BASES[name]}}}",
+            "the base by its name",
+            re.compile(rf"(?<![\w.])(?P<digits>\d[\dA-F]{{0,40}})\s\(?(?:in\s)?(?P<base>{name})\b\)?"),
+            _in_base,
+            name,
+        )
+        for name in ("binary", "octal", "hexadecimal")
     ),
     Notation(
         "(2516)_{\\text{eight}}",
@@ -314,14 +334,14 @@ NUMBER_GROUPS: tuple[Notation, ...] = (
         "9{,}500",
         "9,500",
         r"thousands apart as LaTeX writes them; also `9\,500` and `9,\!500`",
-        re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s?|\\[,; ]\s?|~)(?=\d{3}(?!\d))"),
+        re.compile(r"[{,\\~](?<=\d.)(?:(?<=\{),\}|(?<=,)\\!\s?|(?<=\\)[!,; ]\s?|(?<=~))(?=\d{3}(?!\d))"),
         ",",
     ),
     Notation(
         "1.234,56",
         "1234.56",
         "thousands apart by points, before a decimal comma",
-        re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3})+,\d{1,2}(?![\w]|[.,]\d)"),
+        re.compile(r"\d(?<![\w.,]\d)\d{0,2}(?:\.\d{3})+,\d{1,2}(?![\w]|[.,]\d)"),
         lambda match: match[0].replace(".", "").replace(",", "."),
         ",",
     ),
@@ -329,7 +349,7 @@ NUMBER_GROUPS: tuple[Notation, ...] = (
         "1 234 567",
         "1234567",
         "thousands apart by spaces",
-        re.compile(r"(?<![\w.,^/'])[0-9]{1,3}(?: [0-9]{3}){2,}(?![\w/'-]|[ _][0-9]|,[0-9])"),
+        re.compile(r"[0-9](?<![\w.,^/'].)[0-9]{0,2}(?: [0-9]{3}){2,}(?![\w/'-]|[ _][0-9]|,[0-9])"),
         _without(" "),
         " ",
     ),
@@ -338,7 +358,7 @@ NUMBER_GROUPS: tuple[Notation, ...] = (
         "12500.",
         "thousands apart by a space, if no word follows that 500 may count",
         re.compile(
-            r"(?<![\w.,^/'}])(?<!\d )[1-9][0-9]{0,2} "
+            r"[1-9](?<![\w.,^/'}].)(?<!\d .)[0-9]{0,2} "
             r"(?:000(?![\w/'-]|[ _.,][0-9])|[0-9]{3}(?=[.,;:!?]?(?:\s*$|\s*\n|\$|\*|\})))"
         ),
         _without(" "),
@@ -555,6 +575,7 @@ def join_digits(text: str) -> str:
     return _applied(text, _STEPS["number"])
 
 
+@lru_cache(CACHED)
 def clean(text: str) -> str:
     """Answer without parts that carry no value: spacing, currency, degrees, units in `\\text{}`, full stops.
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
+CACHED = 4096
+"""Texts whose reading is kept: responses to a prompt have one gold answer, and most of them few different answers."""
 APPROXIMATION = Fraction(1, 10_000)
 """Relative tolerance of a decimal for a gold value that is not an integer (as in Qwen2.5-Math's evaluation)."""
 MAX_LENGTH, MAX_EXPONENT = 300, 400
@@ -90,6 +93,7 @@ def without_unit(text: str) -> str:
     return text[: unit.start()] if unit and not VARIABLE.search(text[: unit.start()]) else text
 
 
+@lru_cache(CACHED)
 def read_number(text: str) -> Numeral | None:
     """The plain number that a cleaned text states, without units; None if it is anything else."""
     if len(text) > MAX_LENGTH:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from regretless.core.errors import RegretlessError
+from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
-from regretless.data.records import Response
 from regretless.data.rows import write_records
 from regretless.evaluation.chat import chat_results
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
-from regretless.sampling.base import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams
 
 CHARACTERS_PER_TOKEN = 4.0
 

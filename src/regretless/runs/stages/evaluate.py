@@ -277,7 +277,7 @@ class _OneModel:
         self, place: PurePosixPath, prompts: Any, decoding: Mapping[str, Any], task: Mapping[str, Any]
     ) -> Unit:
         """A unit that samples. prompts: as a setting; task: besides the model and how it is decoded."""
-        from regretless.sampling.base import SamplingParams
+        from regretless.sampling.engine_settings import SamplingParams
         from regretless.sampling.sample import KEEPS
 
         config = self.config

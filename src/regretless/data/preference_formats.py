@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from regretless.data.columns import PER_TOKEN, SIDES, ReleasedColumns, Side, SideName, Text
 from regretless.data.labeled_pairs import hint
 from regretless.data.messages import check_is_text, from_json, is_empty, read_message
-from regretless.data.records import PER_TOKEN, SIDES, Side, SideName, Text
 from regretless.data.schema import (
     IN_RELEASE,
     OF_SCORE,
     OF_SIDE,
-    ReleasedColumns,
     Schema,
     Unusable,
     check_lengths,

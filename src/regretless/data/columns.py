@@ -1,11 +1,15 @@
-"""The rows that stages exchange: responses, and pairs with their sides."""
+"""The columns of responses and of pairs: what each means, the values that it may have, and how a table stores it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
 
 from regretless.core.files import fingerprint
 
@@ -27,7 +31,10 @@ class Verdict(StrEnum):
 
 SideName = Literal["chosen", "rejected"]
 SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
-PER_TOKEN = ("token_ids", "tokens", "logps", "token_numbers")
+TOKEN_VALUES = {"logps": "behavior"}
+"""Fields of a response, and of a side, with a number for each token, and the names that objectives have for them in
+`needs`."""
+PER_TOKEN = ("token_ids", "tokens", *TOKEN_VALUES, "token_numbers")
 """Fields of a response, and of a side, with one value for each token."""
 FinishReason = Literal["stop", "length", "stop_string"]
 """Why a response ended: the model's end token, the limit of tokens, or a text that the settings of sampling name."""
@@ -112,6 +119,13 @@ class Side:
         """The tokens that the log-probabilities belong to: token ids, or token strings if there are no ids."""
         return self.tokens if self.token_ids is None else self.token_ids
 
+    @property
+    def token_values(self) -> dict[str, list[float]]:
+        """Numbers per token by the names that objectives have in `needs`; a column hides an equal name."""
+        columns = {name: getattr(self, column) for column, name in TOKEN_VALUES.items()}
+        values = {**(self.token_numbers or {}), **columns}
+        return {name: numbers for name, numbers in values.items() if numbers is not None}
+
     def without_last(self, count: int) -> Side:
         """The side without its last `count` tokens; the caller sets its remaining text."""
         cut = {name: _without_last(getattr(self, name), count) for name in PER_TOKEN}
@@ -177,3 +191,115 @@ def has_several_tokenizers(pair: Pair) -> bool:
 def text_key(text: Text) -> str:
     """Short stable identity of a text or conversation."""
     return fingerprint(text)[:16]
+
+
+# ---- what rows may have in a column, and how a table stores it -----------------------------------------------------
+
+POSITIVE_TOLERANCE = 1e-3
+"""Engines that compute in half precision report log-probabilities slightly above 0 for certain tokens."""
+LOWEST_LOGP = -1e9
+"""Nats. No model computes less for a token that it generated; sums and squares of this still fit into float32."""
+MOST_SCORE = 1e100
+"""Sums and squares of scores up to this fit into float64."""
+MOST_NUMBER = 1e38
+"""Further numbers per token are stored and computed with as float32."""
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+IdList = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
+SomeIds = Annotated[list[Id], Field(min_length=1, description="one token id or more (0 to 2147483647)")]
+Logp = Annotated[float, Field(allow_inf_nan=False, ge=LOWEST_LOGP, le=POSITIVE_TOLERANCE)]
+LOGPS = f"log-probabilities in nats, finite and from {LOWEST_LOGP:g} to 0"
+LogpList = Annotated[list[Logp], Field(description=LOGPS)]
+TokenList = Annotated[list[str], Field(description="token strings")]
+Score = Annotated[
+    float,
+    Field(
+        allow_inf_nan=False,
+        ge=-MOST_SCORE,
+        le=MOST_SCORE,
+        description=f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}",
+    ),
+]
+TokenNumbers = Annotated[
+    dict[str, list[Annotated[float, Field(allow_inf_nan=False, ge=-MOST_NUMBER, le=MOST_NUMBER)]] | None],
+    Field(description=f"for each name a list of numbers from {-MOST_NUMBER:g} to {MOST_NUMBER:g}, one per token"),
+]
+String = Annotated[str, Field(description="text")]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Name = Annotated[str | Integer, Field(description="text or a whole number")]
+Flag = Annotated[bool, Field(description="true or false")]
+Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
+Kind = Annotated[LogpsKind, Field(description="raw or sampled")]
+Finish = Annotated[FinishReason, Field(description="stop, length or stop_string")]
+VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
+PairKind = Annotated[Literal["original", "masked"], Field(description="original or masked")]
+Seed = Annotated[Integer, Field(description="a whole number of 64 bits")]
+Gold = Annotated[
+    str | Integer | Annotated[float, Field(allow_inf_nan=False)], Field(description="text or a finite number")
+]
+
+
+class Columns(BaseModel):
+    """Columns of a row, each None if missing; the row's other columns are ignored."""
+
+    # Strict: text "1" is not 1, 1.5 is not 1, true is not 1.
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class MessageColumns(Columns):
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+Texts = Annotated[
+    str | Annotated[list[MessageColumns], Field(min_length=1)],
+    Field(description="text or a list of messages with the texts role and content"),
+]
+
+
+class ReleasedColumns(Columns):
+    """Log-probabilities in the format of the RePO authors' release."""
+
+    tokens: Annotated[list[str], Field(min_length=1, description="token strings")]
+    logprobs: LogpList
+    token_ids: SomeIds | None = None
+
+
+Released = Annotated[ReleasedColumns, Field(description="an object with tokens and logprobs")]
+
+
+class ColumnType(NamedTuple):
+    """What the values of a column may be, and how a table stores them."""
+
+    accepted: Any
+    """Type for pydantic; its description is what messages expect."""
+    stored: pa.DataType = pa.string()
+
+
+TEXT = ColumnType(String)
+IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+COLUMN_TYPES: Mapping[str, ColumnType] = {
+    "prompt": ColumnType(Texts),
+    "prompt_id": ColumnType(Name),
+    "response_id": ColumnType(Name),
+    "pair_id": ColumnType(Name),
+    "id": ColumnType(Name),
+    "prompt_token_ids": ColumnType(IdList, IDS),
+    "token_ids": ColumnType(IdList, IDS),
+    "tokens": ColumnType(TokenList, pa.list_(pa.string())),
+    "logps": ColumnType(LogpList, FLOATS),
+    "sampled_logps": ColumnType(LogpList, FLOATS),
+    "logps_kind": ColumnType(Kind),
+    "token_numbers": ColumnType(TokenNumbers),
+    "seed": ColumnType(Seed, pa.int64()),
+    "finish_reason": ColumnType(Finish),
+    "answer": ColumnType(Gold),
+    "verdict": ColumnType(VerdictName),
+    "score": ColumnType(Score, pa.float64()),
+    "complete": ColumnType(Flag, pa.bool_()),
+    "stopped": ColumnType(Flag, pa.bool_()),
+    "kind": ColumnType(PairKind),
+}
+"""Columns of responses and pairs that are not plain text, by the name of their field."""
