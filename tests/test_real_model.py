@@ -1,12 +1,13 @@
 """A pretrained model of 135 million weights: what random tiny models cannot show. `make test-real` makes the models.
 
-Token boundaries, special tokens, tied embeddings, a chat template, the noise of bfloat16, a sliding window that is full.
+Token boundaries, special tokens, tied embeddings, a chat template, the noise of bfloat16, a full sliding window.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList, PreTrainedTokenizerBase
 from transformers import RepetitionPenaltyLogitsProcessor as Penalty
 from transformers import TemperatureLogitsWarper as Temperature
@@ -62,12 +62,10 @@ def pairs(problems: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) ->
             "chosen": [{"role": "assistant", "content": row["answer"]}],
             "rejected": [{"role": "assistant", "content": other["answer"]}],
         }
-        for row, other in zip(problems[:28], problems[1:], strict=False)
+        for row, other in itertools.pairwise(problems[:29])
     ]
     parsed, refused = parse_pairs(rows)
-    tokenized, left_out = tokenize_pairs(
-        parsed, tokenizer, max_length=None, max_prompt_length=None, need_logps=False
-    )
+    tokenized, left_out = tokenize_pairs(parsed, tokenizer, max_length=None, max_prompt_length=None, need_logps=False)
     assert not refused and not left_out and len(tokenized) == 28
     numbers = np.random.default_rng(0)
 
@@ -75,7 +73,9 @@ def pairs(problems: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) ->
         return TokenizedSide(ids, {"behavior": tuple(-numbers.exponential(1.0, len(ids)))})
 
     return [
-        TokenizedPair(pair.pair_id, pair.prompt_ids, side(pair.chosen.ids), side(pair.rejected.ids), pair.source, "original")
+        TokenizedPair(
+            pair.pair_id, pair.prompt_ids, side(pair.chosen.ids), side(pair.rejected.ids), pair.source, "original"
+        )
         for pair in tokenized
     ]
 
@@ -84,14 +84,16 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-def adapted(folder: Path, seed: int = 0) -> PeftModel:
-    """The model with a LoRA adapter that does something."""
-    torch.manual_seed(seed)
-    model = get_peft_model(load(folder), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.mul_(0.1)
-    return model
+LORA = LoraConfig(r=4, target_modules="all-linear")
+
+
+def disturb(model: Any) -> None:
+    """Let a new LoRA adapter do something, the same in every model."""
+    numbers = torch.Generator().manual_seed(0)
+    for name, weight in sorted(model.named_parameters()):
+        if weight.requires_grad:
+            size = 0.02 if "lora_B" in name else 0.05
+            weight.data = size * torch.randn(weight.shape, generator=numbers)
 
 
 def plain_logits(model: Any, prompt: tuple[int, ...], response: tuple[int, ...]) -> Tensor:
@@ -166,13 +168,17 @@ def test_conversation_when_split_into_prompt_and_response_then_ids_are_those_of_
     assert tokenizer.decode(whole[len(pair.prompt_ids) + len(pair.chosen.ids) :]).strip() == ""
 
 
-def trainer_of(model: Any, tokenizer: Any, pairs: list[TokenizedPair], folder: Path, **more: Any) -> PreferenceTrainer:
-    arguments = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "logging_steps": 1}
+def trainer_of(
+    model: Any, tokenizer: Any, pairs: list[TokenizedPair], folder: Path, lora: LoraConfig, **more: Any
+) -> PreferenceTrainer:
+    arguments = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1}
     return PreferenceTrainer(
         model,
         args=PreferenceConfig(output_dir=str(folder), **(arguments | more)),
-        train_dataset=pairs,
+        train_dataset=pairs[:20],
+        eval_dataset=pairs[20:] or None,
         processing_class=tokenizer,
+        peft_config=lora,
     )
 
 
@@ -184,30 +190,32 @@ def gradients(model: Any) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def plain_values(smollm: Path, pairs: list[TokenizedPair]) -> Iterator[Callable[[Any], Mapping[str, Any]]]:
-    """Function of the trained model → what objectives read of the first two pairs, by plain transformers."""
-    sequences = [(pair.prompt_ids, side) for pair in pairs[:2] for side in (pair.chosen, pair.rejected)]
-    assert all(side is not None for _, side in sequences)
+def short(pairs: list[TokenizedPair]) -> list[TokenizedPair]:
+    """Two pairs of incomplete responses."""
 
-    def padded(rows: list[Tensor]) -> Tensor:
-        return pad_sequence(rows, batch_first=True)
+    def cut(side: TokenizedSide | None) -> TokenizedSide:
+        assert side is not None
+        return side.cut(16)
 
-    def compute(model: Any) -> Mapping[str, Any]:
-        with torch.no_grad(), model.disable_adapter():
-            frozen = [plain_logits(model, prompt, side.ids).log_softmax(1) for prompt, side in sequences]
-        current = [plain_logits(model, prompt, side.ids).log_softmax(1) for prompt, side in sequences]
-        chosen = [torch.tensor(side.ids)[:, None] for _, side in sequences]
-        return {
-            "policy": padded([rows.gather(1, ids)[:, 0] for rows, ids in zip(current, chosen, strict=True)]),
-            "reference": padded([rows.gather(1, ids)[:, 0] for rows, ids in zip(frozen, chosen, strict=True)]),
-            "reference_kl": padded(
-                [(old.exp() * (old - new)).sum(1) for old, new in zip(frozen, current, strict=True)]
-            ),
-            "behavior": padded([torch.tensor(side.values["behavior"]) for _, side in sequences]),
-            "mask": padded([torch.ones(len(side.ids), dtype=torch.bool) for _, side in sequences]),
-        }
+    return [replace(pair, chosen=cut(pair.chosen), rejected=cut(pair.rejected)) for pair in pairs[:2]]
 
-    yield compute
+
+@pytest.fixture(scope="module")
+def plain(smollm: Path, short: list[TokenizedPair]) -> tuple[Any, dict[str, Tensor]]:
+    """A model with an adapter, and by plain transformers what objectives read of the responses, with its gradient."""
+    model = get_peft_model(load(smollm), LORA)
+    disturb(model)
+    sequences = [(pair.prompt_ids, side) for pair in short for side in pair.sides]
+    with torch.no_grad(), model.disable_adapter():
+        frozen = torch.stack([plain_logits(model, prompt, side.ids).log_softmax(1) for prompt, side in sequences])
+    current = torch.stack([plain_logits(model, prompt, side.ids).log_softmax(1) for prompt, side in sequences])
+    ids = torch.tensor([side.ids for _, side in sequences])[:, :, None]
+    return model, {
+        "policy": current.gather(2, ids)[:, :, 0],
+        "reference": frozen.gather(2, ids)[:, :, 0],
+        "reference_kl": (frozen.exp() * (frozen - current)).sum(2),
+        "behavior": torch.tensor([side.values["behavior"] for _, side in sequences]),
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if not build(name).token_numbers])
@@ -215,52 +223,35 @@ def test_step_of_an_objective_when_computed_by_plain_transformers_then_loss_and_
     name: str,
     smollm: Path,
     tokenizer: PreTrainedTokenizerBase,
-    pairs: list[TokenizedPair],
-    plain_values: Callable[[Any], Mapping[str, Any]],
+    short: list[TokenizedPair],
+    plain: tuple[Any, dict[str, Tensor]],
     tmp_path: Path,
 ) -> None:
-    model = adapted(smollm)
-    trainer = trainer_of(model, tokenizer, pairs[:2], tmp_path, objective=name, per_device_train_batch_size=2)
+    trainer = trainer_of(load(smollm), tokenizer, short, tmp_path, LORA, objective=name, per_device_train_batch_size=2)
+    disturb(trainer.model)
     trainer.prepare_reference()
     z_ref = trainer._zero_point(list(trainer.train_dataset), counts=True)
     loss = float(trainer.training_step(trainer.model, list(trainer.train_dataset)))
     trained = gradients(trainer.model)
-    values = plain_values(model)
-    objective = build(name)
-    needed = {key: values[key] for key in objective.required if key in values}
-    expected = objective(
-        Logps(values["policy"], mask=values["mask"], z_ref=z_ref, **needed), torch.arange(4).view(-1, 2)
-    ).loss
-    expected.backward()
+
+    objective, (model, values) = build(name), plain
+    needed = {key: value for key, value in values.items() if key in objective.required}
+    logps = Logps(values["policy"], mask=torch.ones_like(values["policy"]), z_ref=z_ref, **needed)
+    expected = objective(logps, torch.arange(4).view(-1, 2)).loss
+    expected.backward(retain_graph=True)
+    by_itself = gradients(model)
     assert loss == pytest.approx(float(expected), rel=1e-4, abs=1e-5)
-    plain = gradients(model)
-    assert trained.keys() == plain.keys()
-    difference = torch.stack([(trained[key] - plain[key]).norm() for key in plain]).norm()
-    assert difference < 1e-3 * torch.stack([value.norm() for value in plain.values()]).norm()
+    assert trained.keys() == by_itself.keys()
+    difference = torch.stack([(trained[key] - by_itself[key]).norm() for key in trained]).norm()
+    assert difference < 1e-3 * torch.stack([value.norm() for value in by_itself.values()]).norm()
 
 
 def test_training_when_it_runs_twenty_steps_then_held_out_loss_falls_and_the_adapter_is_one_of_plain_peft(
     smollm: Path, tokenizer: PreTrainedTokenizerBase, pairs: list[TokenizedPair], tmp_path: Path
 ) -> None:
-    trainer = PreferenceTrainer(
-        str(smollm),
-        args=PreferenceConfig(
-            output_dir=str(tmp_path / "dpo"),
-            objective="dpo",
-            max_steps=20,
-            per_device_train_batch_size=2,
-            learning_rate=2e-4,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            use_cpu=True,
-            model_init_kwargs={"dtype": "float32"},
-        ),
-        train_dataset=pairs[:20],
-        eval_dataset=pairs[20:],
-        processing_class=tokenizer,
-        peft_config=LoraConfig(r=8, target_modules="all-linear"),
-    )
+    lora = LoraConfig(r=8, target_modules="all-linear")
+    more = {"max_steps": 20, "per_device_train_batch_size": 2, "learning_rate": 2e-4, "objective": "dpo"}
+    trainer = trainer_of(load(smollm), tokenizer, pairs, tmp_path / "dpo", lora, **more)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
@@ -295,7 +286,7 @@ def test_training_when_it_goes_on_from_a_checkpoint_then_its_weights_are_those_o
 ) -> None:
     def trained(folder: Path, steps: int, resume: bool) -> dict[str, Tensor]:
         more = {"save_strategy": "steps", "save_steps": 1, "max_steps": steps, "lr_scheduler_type": "constant"}
-        trainer = trainer_of(adapted(smollm), tokenizer, pairs[:4], folder, per_device_train_batch_size=2, **more)
+        trainer = trainer_of(load(smollm), tokenizer, pairs[:4], folder, LORA, per_device_train_batch_size=2, **more)
         trainer.train(resume_from_checkpoint=resume or None)
         return {name: weight.clone() for name, weight in trainer.model.named_parameters() if weight.requires_grad}
 
