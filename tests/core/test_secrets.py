@@ -16,13 +16,16 @@ import yaml
 from regretless.cli import app
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.secrets import hide, is_secret
-from regretless.core.settings import Section
+from regretless.core.settings import Section, dump
 from regretless.core.terminal import terminal
-from regretless.runs.recipe import load_recipe
+from regretless.runs import pipeline
+from regretless.runs.recipe import load_recipe, parse_recipe
+from regretless.studies.job import Job, run_job
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.processes import train_in_processes, write_failure
 from regretless.training.task import arguments_of, task_of
 from regretless.training.trainer import PreferenceTrainer
+from regretless.workflow.children import Children, Ended, Event
 
 SECRET = "Planted5ecret0fThisTest"
 TOKEN = {"hub_token": SECRET}
@@ -207,9 +210,23 @@ def test_secret_when_an_error_repeats_its_value_then_message_and_traceback_hide_
 
 
 def test_secret_when_a_process_fails_with_it_or_it_is_printed_then_report_and_terminal_hide_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SOME_API_KEY", SECRET)
+    # What a job of a study prints of a library's error, and what a child process sends with one.
+    job = Job("run: dpo", parse_recipe({"name": "x", "output_dir": str(tmp_path / "run")}, "x"), [], tmp_path, tmp_path)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(pipeline, "do_stages", fail_with_secret)
+    with pytest.raises(KeyError):
+        run_job(job, 1)
+    assert SECRET not in (said := capsys.readouterr().err) and "KeyError: '(hidden) password=(hidden)'" in said
+    ended: list[Event] = []
+    with Children([]) as children:
+        children.start("one", int, SECRET)
+        while children:
+            ended += children.events()
+    (failed,) = [event.error for event in ended if isinstance(event, Ended)]
+    assert failed is not None and "int() with base 10: '(hidden)'" in str(failed.__cause__)
     for rank, error in enumerate((ConfigError(SECRET, [f"train.x: {SECRET}"]), DataError(SECRET), KeyError(SECRET))):
         write_failure(tmp_path, error, rank)
         report = (tmp_path / f"failed-{rank}.json").read_text()
@@ -217,6 +234,25 @@ def test_secret_when_a_process_fails_with_it_or_it_is_printed_then_report_and_te
     printed = io.StringIO()
     terminal(file=printed, width=200).print(f"row 1 has {SECRET}, row 2 has none")
     assert printed.getvalue() == "row 1 has (hidden), row 2 has none\n"
+
+
+def fail_with_secret(*_: Any) -> None:
+    """Work of a job that meets a library's error."""
+    raise KeyError(f"{SECRET} password=of-another-program")
+
+
+def test_settings_when_stored_then_secrets_are_left_out_and_those_in_addresses_hidden() -> None:
+    class Open(Section):
+        options: dict[str, Any]
+
+    values = {
+        "hub_token": SECRET,
+        "list": [{"password": SECRET}],
+        "n": 1,
+        "note": f"http://me:{SECRET}@h/?sig={SECRET}",
+    }
+    shown = {"list": [{}], "n": 1, "note": "http://(hidden)@h/?sig=(hidden)"}
+    assert dump(Open.parse({"options": values}, "")) == {"options": shown}
 
 
 def test_key_when_it_names_a_secret_then_it_is_one_whatever_its_spelling() -> None:

@@ -30,7 +30,7 @@ def test_head_when_a_model_scales_or_caps_its_logits_then_the_factor_is_measured
     # In bf16 too: what is measured with are numbers that the precision of the weights does not touch.
     assert head.scale == pytest.approx(scale, rel=1e-6)
     assert head.softcap == softcap
-    assert head.own is None
+    assert head.model_logits is None
     assert head.is_linear
     assert "forward" not in model.__dict__
     assert "forward" not in model.model.__dict__

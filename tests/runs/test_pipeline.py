@@ -167,6 +167,20 @@ def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(
     assert labels == {"base", "dpo", "repo"}
 
 
+def test_results_when_only_they_are_made_anew_then_they_are_of_what_the_recipe_asks_for(folder: Path) -> None:
+    def labels(*overrides: str) -> tuple[set[str], set[str]]:
+        run_recipe(small(folder, *overrides), only=["evaluate"])
+        rows = read_json(folder / "evaluate" / "results.json")["rows"]
+        return {row["label"] for row in rows}, {row["benchmark"] for row in rows}
+
+    benchmarks = {path.name for path in (folder / "evaluate" / "base").iterdir()}
+    (folder / "evaluate" / "base" / "dropped").mkdir()
+    shutil.copy(folder / "evaluate" / "base" / "arithmetic" / "result.json", folder / "evaluate" / "base" / "dropped")
+    assert labels("train.objective=dpo") == ({"base", "dpo"}, benchmarks)
+    assert (folder / "train" / "repo").is_dir() and (folder / "evaluate" / "repo").is_dir()
+    assert labels() == ({"base", "dpo", "repo"}, benchmarks)
+
+
 def test_folder_that_is_not_ours_when_in_the_way_then_it_is_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "run" / "world" / "thesis.txt"
     precious.parent.mkdir(parents=True)

@@ -300,10 +300,6 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("analyze.beta=0", "analyze.beta: greater-than"),
         ("analyze.sampel=3", "analyze.sampel: unknown-key"),
         ("report.examples=-1", "report.examples: greater-than-or"),
-        ("report.figures.formats=[gif]", "report.figures.formats.0: input-should-be"),
-        ("report.figures.models=[ipo]", "report.figures.models: expected-some-of"),
-        ("report.figures.pair=99", "report.figures.pair: expected-at-most"),
-        ("report.figures.measure=det", "report.figures.measure: input-should-be"),
     ],
     "judged": [
         ("responses=/nowhere/r.parquet", "responses: no-such-file"),
@@ -352,7 +348,6 @@ TABLE: dict[str, list[tuple[str, str]]] = {
             "evaluate.chat.alpaca.server.concurency: unknown-key; evaluate.chat.arena.server.concurency: unknown-key; "
             "evaluate.chat.mt.server.concurency: unknown-key; evaluate.server.concurency: unknown-key",
         ),
-        ("report.figures={}", "report.figures: no-token-rewards"),
     ],
     "imported": [
         ("pairs.dataset=/nowhere/p.jsonl", "pairs.dataset: no-such-file"),

@@ -17,6 +17,7 @@ from regretless.sampling import job, sample
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.workflow.run_folder import RunFolder
 from regretless.workflow.stage_folder import MANIFEST, earlier_results
+from single_unit import do_unit
 
 HOT = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "max_new_tokens": 12}
 """Settings under which no two responses are equal by chance."""
@@ -41,7 +42,7 @@ def responses(run_dir: Path, settings: dict[str, Any], **changes: Any) -> dict[t
     config = sample.SampleConfig.parse({**settings, **HOT, **changes}, "sample")
     folder = RunFolder(run_dir)
     with folder.locked():
-        folder.do("sample", dump(config), lambda output: sample.run(config, output), keeps=sample.KEEPS)
+        do_unit(folder, "sample", dump(config), lambda output: sample.run(config, output), keeps=sample.KEEPS)
     rows, refused = read_responses(run_dir / "sample" / "responses.parquet")
     assert not refused
     return {(row.model, row.prompt_id, int(row.response_id.rsplit("-", 1)[1])): row for row in rows}

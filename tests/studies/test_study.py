@@ -201,6 +201,14 @@ def test_run_when_its_label_is_no_name_of_a_folder_then_its_folder_is_in_the_stu
     assert cell.recipe.run_dir.parent == tmp_path / "out" / "runs" and "\0" not in cell.name
 
 
+def test_values_when_their_labels_are_no_names_of_folders_then_their_folders_are_in_the_study(tmp_path: Path) -> None:
+    labels = ("..", ".", "", "a/b", "../../a")
+    study = load(tmp_path, {"overrides": {"train.beta": {label: 1 + n for n, label in enumerate(labels)}}, "seeds": {}})
+    assert [cell.variant["train.beta"] for cell in study.cells] == list(labels)
+    assert {cell.recipe.run_dir.parent for cell in study.cells} == {tmp_path / "out" / "runs"}
+    assert len({cell.recipe.run_dir for cell in study.cells}) == len(labels)
+
+
 def test_value_when_it_has_a_character_beyond_16_bits_then_the_run_has_it(tmp_path: Path) -> None:
     study = load(tmp_path, {"settings": {"sample.prompts.answer_column": "😀"}})
     assert all(cell.recipe.sample and cell.recipe.sample.prompts.answer_column == "😀" for cell in study.cells)

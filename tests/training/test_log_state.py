@@ -26,6 +26,7 @@ from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 from regretless.workflow.run_folder import RunFolder
 from run_contents import contents, differences
+from single_unit import do_unit
 
 STEPS = 8
 EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "20"))
@@ -54,7 +55,7 @@ def train(folder: Path, arguments: dict[str, Any], killed: Callable[[], None] | 
     run = RunFolder(folder)
     with run.locked():
         pairs = folder.parent / "pairs.jsonl"
-        run.do("train", arguments, lambda output: training.run(config, "dpo", model, pairs, output))
+        do_unit(run, "train", arguments, lambda output: training.run(config, "dpo", model, pairs, output))
 
 
 class AtStep:

@@ -27,6 +27,7 @@ from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.workflow.run_folder import RunFolder, Unit, content, lock_beside
 from run_contents import contents, differences
+from single_unit import do_unit
 
 OUTSIDE = (
     *("../../../escape", "..", ".", "a/b", "/tmp/escape", ".hidden", "-f", "", "a\\b", "a\nb", "a\x00b", "x" * 101),
@@ -125,6 +126,28 @@ def test_lock_beside_a_folder_when_held_then_others_are_refused_and_it_is_gone_a
     assert [path.name for path in cache.iterdir()] == ["replies"]
 
 
+@pytest.mark.parametrize("is_new", [False, True], ids=["an earlier run was there", "a new folder"])
+@pytest.mark.parametrize(
+    "inner", ["lock_beside(Path({!r}) / 'inspect')", "RunFolder(Path({!r}) / 'evaluate').locked()"], ids=["unit", "run"]
+)
+def test_run_folder_when_a_command_works_in_a_folder_of_it_then_one_of_the_two_is_refused(
+    inner: str, is_new: bool, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    outer, inner = f"RunFolder(Path({str(run)!r})).locked()", inner.format(str(run))
+    if not is_new:
+        with RunFolder(run).locked():
+            assert f"{run}: another run uses it (process {os.getpid()} on " in refusal(inner)
+    with held(inner):
+        assert f"{run}" in (said := refusal(outer)) and "another run uses it (" in said
+        if not is_new:
+            assert "(a command whose output is in it)" in said
+            # Other commands, elsewhere in it, are in nobody's way.
+            assert refusal(f"lock_beside(Path({str(run / 'analyze')!r}))") == ""
+    with RunFolder(run).locked():
+        pass
+
+
 @pytest.mark.parametrize("lost", ["file", "folder before", "folder behind"])
 def test_lock_when_it_was_removed_while_it_was_opened_then_it_is_taken_anew(
     lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +203,7 @@ def test_lock_of_a_run_folder_when_its_process_goes_on_in_it_then_others_are_ref
     run = RunFolder(tmp_path)
     with run.locked():
         if event == "unit finished":
-            run.do("unit", {}, lambda output: {})
+            do_unit(run, "unit", {}, lambda output: {})
         else:
             with RunFolder(tmp_path).locked():
                 pass
@@ -232,7 +255,7 @@ def test_stage_when_a_library_does_not_say_which_file_cannot_be_written_then_the
 
     folder = RunFolder(tmp_path / "run")
     with folder.locked(), pytest.raises(OSError, match="No space left") as error:
-        folder.do("stage", {}, full)
+        do_unit(folder, "stage", {}, full)
     assert str(storage_error(error.value)) == (
         f"{tmp_path / 'run'}: No space left on device; free space there; then the same command resumes"
     )
@@ -324,7 +347,7 @@ def test_finished_unit_when_other_work_fails_in_its_place_then_it_comes_back_and
     run = RunFolder(tmp_path)
 
     def ran(seed: int, work: Callable[[Path], dict[str, Any]]) -> bool:
-        return RunFolder(tmp_path).do("unit", {"seed": seed}, work).ran
+        return do_unit(RunFolder(tmp_path), "unit", {"seed": seed}, work).ran
 
     rows, kept = tmp_path / "unit" / "rows.jsonl", tmp_path / "unit.cache" / "replaced"
 
@@ -379,7 +402,7 @@ def test_unit_when_it_was_interrupted_under_other_settings_or_inputs_then_it_fin
         for settings, text in (({"seed": 1}, "1"), ({"seed": 1}, "1"), ({"seed": 2}, "1"), ({"seed": 2}, "2")):
             source.write_text(text)
             with pytest.raises(InterruptedError):
-                run.do("unit", settings, work, {"input": source})
+                do_unit(run, "unit", settings, work, {"input": source})
     assert found == [[], ["rows.parts"], [], []]
 
 
@@ -402,7 +425,7 @@ def test_folders_when_moved_aside_and_back_then_each_move_is_said(
     folder = RunFolder(tmp_path)
     aside = tmp_path / "unused" / "train" / "dpo"
     for name in ("dpo", "ipo"):
-        folder.do(f"train/{name}", {}, lambda output: {})
+        do_unit(folder, f"train/{name}", {}, lambda output: {})
     (tmp_path / "train" / "theirs").mkdir()
     capsys.readouterr()
     folder.select("train", ["ipo"])
@@ -420,14 +443,14 @@ def test_folders_when_moved_aside_and_back_then_each_move_is_said(
 def test_methods_when_set_aside_one_after_the_other_then_all_come_back_as_they_were(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name in ("dpo", "ipo"):
-        run.do(f"train/{name}", {}, lambda output: {})
+        do_unit(run, f"train/{name}", {}, lambda output: {})
     run.select("train", ["dpo"])
     run.select("", [], {"train"})  # a recipe that trains nothing
     assert sorted(path.name for path in (tmp_path / "unused" / "train").iterdir()) == ["dpo", "ipo"]
     run.select("", ["train"], {"train"})
     run.select("train", ["dpo", "ipo"])
     for name in ("dpo", "ipo"):
-        assert not RunFolder(tmp_path).do(f"train/{name}", {}, lambda output: {}).ran
+        assert not do_unit(RunFolder(tmp_path), f"train/{name}", {}, lambda output: {}).ran
 
 
 def test_content_of_a_model_when_a_further_chat_template_changes_then_it_is_another(tmp_path: Path) -> None:
@@ -466,7 +489,7 @@ def test_lock_file_when_removed_in_mid_run_then_no_two_runs_go_on_in_the_folder(
         run.locked(),
         pytest.raises(ConfigError, match="another run has begun") if on_nfs else contextlib.nullcontext(),
     ):
-        run.do("unit", {}, work)
+        do_unit(run, "unit", {}, work)
     with RunFolder(tmp_path).locked():
         assert (tmp_path / "unit" / "manifest.json").is_file() != on_nfs
 

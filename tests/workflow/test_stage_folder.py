@@ -15,6 +15,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import write_text
 from regretless.workflow.run_folder import RunFolder, Unit
 from regretless.workflow.stage_folder import MANIFEST, PENDING, StageFolder, check_ours, read_mark
+from single_unit import do_unit
 
 KEY = "0123456789abcdef" * 2
 EARLIER = {
@@ -73,7 +74,7 @@ def test_folder_when_its_marks_are_not_of_this_package_by_content_then_it_is_lef
     content(unit / name) if callable(content) else (unit / name).write_text(content)
     before = tree(tmp_path)
     with pytest.raises(ConfigError, match=r"unit: (its|exists) .*choose another output folder, or move it away"):
-        RunFolder(tmp_path).do("unit", {}, result)
+        do_unit(RunFolder(tmp_path), "unit", {}, result)
     assert tree(tmp_path) == before
 
 
@@ -98,9 +99,9 @@ def test_strangers_files_in_a_units_folder_when_it_is_emptied_then_they_are_move
 
     if state in ("failed", "resumed"):
         with pytest.raises(InterruptedError):
-            run.do("unit", {"seed": 1}, fails)
+            do_unit(run, "unit", {"seed": 1}, fails)
     else:
-        run.do("unit", {"seed": 1}, result)
+        do_unit(run, "unit", {"seed": 1}, result)
     if state == "of an earlier version":
         (unit / MANIFEST).write_text(json.dumps(EARLIER))
     if state == "lost list":
@@ -113,14 +114,14 @@ def test_strangers_files_in_a_units_folder_when_it_is_emptied_then_they_are_move
         write_text(unit / name, text.decode())
     (unit / "link").symlink_to(tmp_path / "elsewhere")
     capsys.readouterr()
-    run.do("unit", {"seed": 1 if state == "resumed" else 2}, result)
+    do_unit(run, "unit", {"seed": 1 if state == "resumed" else 2}, result)
     aside = tree(tmp_path / "unused" / "unit")
     assert theirs.items() <= aside.items() and (tmp_path / "unused" / "unit" / "link").is_symlink()
     known = state not in ("of an earlier version", "lost list")
     assert (aside == theirs) == known, "what is not known to be ours is kept, too"
     assert tree(unit).keys() == {"rows.jsonl", "parts/0.json", MANIFEST}
     assert f" to {tmp_path / 'unused/unit/notes.txt'}: not known to be written" in capsys.readouterr().err
-    run.do("unit", {"seed": 3}, result)
+    do_unit(run, "unit", {"seed": 3}, result)
     assert tree(tmp_path / "unused" / "unit") == aside, "and what was written there is deleted"
 
 
@@ -148,16 +149,16 @@ def test_strangers_files_that_came_while_a_unit_worked_when_it_is_emptied_then_t
 def test_unit_in_the_folder_of_another_when_that_is_done_again_then_it_is_no_strangers(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name in ("greedy", "greedy/seed-1"):
-        run.do(name, {"workers": 1}, result)
+        do_unit(run, name, {"workers": 1}, result)
     write_text(tmp_path / "greedy" / "seed-1" / "notes.txt", "1")
-    run.do("greedy", {"workers": 2}, result)
+    do_unit(run, "greedy", {"workers": 2}, result)
     assert tree(tmp_path / "unused").keys() == {"greedy/seed-1/notes.txt"}
-    assert run.do("greedy/seed-1", {"workers": 1}, result).ran
+    assert do_unit(run, "greedy/seed-1", {"workers": 1}, result).ran
 
 
 def test_strangers_files_when_others_of_their_names_were_moved_before_then_both_are_kept(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
-        RunFolder(tmp_path).do("unit", {"seed": seed}, result)
+        do_unit(RunFolder(tmp_path), "unit", {"seed": seed}, result)
         write_text(tmp_path / "unit" / "notes.txt", str(seed))
     assert tree(tmp_path / "unused" / "unit") == {"notes.txt": b"1", "notes.txt.1": b"2"}
 
@@ -182,24 +183,24 @@ def test_finished_unit_when_its_result_is_gone_then_it_is_done_again_and_not_for
         write_text(output / "training.log", "")
         return result(output)
 
-    RunFolder(tmp_path).do("unit", {}, work)
+    do_unit(RunFolder(tmp_path), "unit", {}, work)
     (tmp_path / "unit" / lost).unlink()
-    assert RunFolder(tmp_path).do("unit", {}, work).ran == (lost == "rows.jsonl")
-    assert not RunFolder(tmp_path).do("unit", {}, work).ran
+    assert do_unit(RunFolder(tmp_path), "unit", {}, work).ran == (lost == "rows.jsonl")
+    assert not do_unit(RunFolder(tmp_path), "unit", {}, work).ran
     assert (tmp_path / "unit" / "rows.jsonl").is_file()
 
 
 def test_folder_when_it_has_the_result_of_another_stage_then_it_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.do("out", {}, result, label="train")
+    do_unit(run, "out", {}, result, label="train")
     with pytest.raises(ConfigError, match="out: holds the result of train; choose another output folder"):
-        run.do("out", {}, result, label="inspect")
-    assert not RunFolder(tmp_path).do("out", {}, result, label="train").ran
+        do_unit(run, "out", {}, result, label="inspect")
+    assert not do_unit(RunFolder(tmp_path), "out", {}, result, label="train").ran
 
 
 def test_folder_when_it_is_a_link_then_it_is_not_emptied(tmp_path: Path) -> None:
     write_text(tmp_path / "precious" / "thesis.txt", "years of work")
     (tmp_path / "unit").symlink_to(tmp_path / "precious")
     with pytest.raises(ConfigError, match="found a symbolic link"):
-        RunFolder(tmp_path).do("unit", {}, result)
+        do_unit(RunFolder(tmp_path), "unit", {}, result)
     assert tree(tmp_path / "precious") == {"thesis.txt": b"years of work"}

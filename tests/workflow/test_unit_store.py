@@ -13,6 +13,7 @@ from typing import Any
 from regretless.core.files import write_text
 from regretless.workflow.run_folder import RunFolder
 from regretless.workflow.unit_store import UnitStore
+from single_unit import do_unit
 
 
 def do(place: Path, run: str, settings: dict[str, Any], seconds: float = 0.0) -> bool:
@@ -26,7 +27,7 @@ def do(place: Path, run: str, settings: dict[str, Any], seconds: float = 0.0) ->
         return {"rows": 3}
 
     folder = RunFolder(place / run, store=UnitStore(place / "units"))
-    return folder.do("unit", settings, work).ran
+    return do_unit(folder, "unit", settings, work).ran
 
 
 def test_unit_when_another_run_has_done_it_then_its_files_are_taken_as_links(tmp_path: Path) -> None:

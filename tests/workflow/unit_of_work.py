@@ -12,6 +12,7 @@ from typing import Any
 from killed import AtWrite
 from regretless.core.files import write_text
 from regretless.workflow.run_folder import RunFolder
+from single_unit import do_unit
 
 
 def write_rows(folder: Path, killed: AtWrite | None = None, seed: int = 1) -> None:
@@ -25,7 +26,7 @@ def write_rows(folder: Path, killed: AtWrite | None = None, seed: int = 1) -> No
         return {"rows": 2}
 
     with run.locked():
-        run.do("unit", {"seed": seed}, work)
+        do_unit(run, "unit", {"seed": seed}, work)
 
 
 def kill_before_each_write(folder: Path, replacing: bool) -> None:

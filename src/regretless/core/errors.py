@@ -133,19 +133,19 @@ def storage_error(error: BaseException) -> StorageError | None:
         number, where = error.errno, error.filename or error.filename2
     else:
         text = str(error)
-        found = OS_ERROR.search(text)
-        numbers = [int(found[1] or found[2])] if found else [code for words, code in SAYINGS.items() if words in text]
+        match = OS_ERROR.search(text)
+        numbers = [int(match[1] or match[2])] if match else [code for words, code in SAYINGS.items() if words in text]
         if not numbers:
             return None
         number, where = numbers[0], getattr(error, "filename", None)
     if number not in ADVICE:
         return None
-    place = (
+    subject = (
         "a file cannot be written: "
         if where is None
         else f"{os.fsdecode(where) if isinstance(where, bytes) else where}: "
     )
-    return StorageError(f"{place}{os.strerror(number)}; {ADVICE[number]}")
+    return StorageError(f"{subject}{os.strerror(number)}; {ADVICE[number]}")
 
 
 def _may_be_a_name(text: str) -> bool:
@@ -181,13 +181,13 @@ def reject(where: str, problems: Sequence[str]) -> None:
 
 def problems_of(*checks: Callable[[], Any]) -> list[str]:
     """The problems of several checks that raise ConfigError, all together."""
-    found: list[str] = []
+    problems: list[str] = []
     for check in checks:
         try:
             check()
         except ConfigError as error:
-            found += error.problems
-    return found
+            problems += error.problems
+    return problems
 
 
 def lookup(kind: str, table: Mapping[str, T], name: str) -> T:

@@ -243,29 +243,29 @@ def sound_part(kind: Any, value: Any) -> Any:
         try:
             return adapter.validate_python(value)
         except ValidationError as error:
-            return adapter.validate_python(_without_places(value, [item["loc"] for item in error.errors()]))
+            return adapter.validate_python(_without_paths(value, [item["loc"] for item in error.errors()]))
     return None
 
 
-def _without_places(value: Any, places: Sequence[tuple[int | str, ...]]) -> Any:
-    """Settings without those at some paths, as far as the paths exist."""
+def _without_paths(value: Any, paths: Sequence[tuple[int | str, ...]]) -> Any:
+    """Settings without those at some paths, as far as these exist."""
     if not isinstance(value, Mapping):
         return value
-    gone = {place[0] for place in places if len(place) == 1}
-    below = {key: [place[1:] for place in places if place[:1] == (key,)] for key in value}
-    return {key: _without_places(item, below[key]) for key, item in value.items() if key not in gone}
+    gone = {path[0] for path in paths if len(path) == 1}
+    below = {key: [path[1:] for path in paths if path[:1] == (key,)] for key in value}
+    return {key: _without_paths(item, below[key]) for key, item in value.items() if key not in gone}
 
 
 def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
     """One line for each setting with an error: its key, what was expected, what it has, and what may be meant."""
-    found: dict[str, list[str]] = {}
+    texts_by_key: dict[str, list[str]] = {}
     for item in items:
         keys, inside = _place(section, item)
         message, value = item["msg"].removeprefix("Value error, "), item["input"]
         value = kept_secret(".".join(keys), value)
         # What a section reports about one of its settings belongs to that setting's key.
         named = re.match(r"([\w.]+): ", message)
-        if named and any(named[1].split(".")[0] in one.model_fields for one in inside):
+        if named and any(named[1].split(".")[0] in other.model_fields for other in inside):
             keys, message = [*keys, named[1]], message[named.end() :]
             value = value.get(named[1]) if isinstance(value, Mapping) else value
         key = ".".join(keys) or "(top level)"
@@ -278,10 +278,10 @@ def _describe(section: type[Section], items: Sequence[Any]) -> list[str]:
         else:
             text = f"{lower(message)} (got {_shown(value)})"
         text = hide(text)
-        if text not in found.setdefault(key, []):
-            found[key].append(text)
+        if text not in texts_by_key.setdefault(key, []):
+            texts_by_key[key].append(text)
     # A value that fits none of several types has an error for each.
-    return [f"{key}: {' or: '.join(texts)}" for key, texts in found.items()]
+    return [f"{key}: {' or: '.join(texts)}" for key, texts in texts_by_key.items()]
 
 
 def setting_error(
@@ -314,15 +314,15 @@ def _place(section: type[Section], item: Any) -> tuple[list[str], list[type[Sect
     around: list[Any] = []
     unknown, last = item["type"] == "extra_forbidden", len(item["loc"]) - 1
     for number, part in enumerate(item["loc"]):
-        fields = [one.model_fields[part] for one in inside if part in one.model_fields]
+        fields = [other.model_fields[part] for other in inside if part in other.model_fields]
         if around and isinstance(part, int if around[0] is list else str) and part != "[key]":
             keys.append(str(part))
             around = around[1:]
         elif fields and not around:
             keys.append(str(part))
-            inside = [one for field in fields for one in _sections_in(field.annotation)]
+            inside = [inner for field in fields for inner in _sections_in(field.annotation)]
             around = max((_containers(field.annotation) for field in fields), key=len)
-        elif number == last and not around and (unknown or any(_takes_more(one) for one in inside)):
+        elif number == last and not around and (unknown or any(map(_takes_more, inside))):
             keys.append(str(part))
     return keys, inside
 
@@ -359,14 +359,14 @@ def _sections_in(annotation: Any) -> list[type[Section]]:
     """Sections that a field may hold, inside lists and mappings too."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
-    return [found for option in typing.get_args(annotation) for found in _sections_in(option)]
+    return [section for option in typing.get_args(annotation) for section in _sections_in(option)]
 
 
 def _containers(annotation: Any) -> list[Any]:
     """Mappings (`dict`) and lists (`list`) around what a field holds, from outside."""
     origin, options = typing.get_origin(annotation), typing.get_args(annotation)
-    own = [dict] if origin is dict else [list] if origin in (list, tuple) else []
-    return own + max((_containers(option) for option in options), key=len, default=[])
+    outermost = [dict] if origin is dict else [list] if origin in (list, tuple) else []
+    return outermost + max((_containers(option) for option in options), key=len, default=[])
 
 
 def _meant(key: str, sections: Sequence[type[Section]]) -> str:
@@ -375,7 +375,7 @@ def _meant(key: str, sections: Sequence[type[Section]]) -> str:
         f"{name}.{'<name>.' * len(_containers(field.annotation))}{key}"
         for section in sections
         for name, field in section.model_fields.items()
-        if any(key in one.model_fields for one in _sections_in(field.annotation))
+        if any(key in inner.model_fields for inner in _sections_in(field.annotation))
     ]
     names = [name for section in sections for name in section.model_fields]
     close = list(dict.fromkeys(inside)) or difflib.get_close_matches(key, names, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,20 @@ class Conditions:
     """How it was decoded and graded, or judged, by keys of the recipe."""
     problems: Mapping[str, str]
     """Problem → hash of its content (empty where that is not known)."""
+
+
+AskedFor = Collection[tuple[str, str]] | None
+"""Models and benchmarks whose results count, by label; None for all that are there, of other recipes too."""
+
+
+def results_in(root: Path, name: str, asked_for: AskedFor = None) -> dict[tuple[str, str], Any]:
+    """Contents of the files of that name, by benchmark and model. root: the folder of all models' evaluations.
+
+    Raises DataError for a file that cannot be read.
+    """
+    places = {path.parts[-3:-1]: path for path in sorted(root.glob(f"*/*/{name}"))}
+    wanted = {place: path for place, path in places.items() if asked_for is None or place in asked_for}
+    return {(benchmark, label): read_json(path) for (label, benchmark), path in wanted.items()}
 
 
 def of_pass(root: Path, label: str, benchmark: str, where: str, name: str = GREEDY) -> Conditions:

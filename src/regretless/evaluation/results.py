@@ -29,10 +29,12 @@ from regretless.evaluation.chat import chat_results
 from regretless.evaluation.chat.chat_results import ChatBenchmark
 from regretless.evaluation.conditions import (
     SAMPLES,
+    AskedFor,
     check_alike,
     of_harness,
     of_pass,
     passes_alike,
+    results_in,
 )
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
@@ -205,8 +207,8 @@ def summarize(responses: Path) -> dict[str, Any]:
     }
 
 
-def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
-    """All results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
+def collect(evaluate_dir: Path, current: Sequence[int] = (), asked_for: AskedFor = None) -> dict[str, Any]:
+    """Results below `<evaluate_dir>/<model>/<benchmark>/`: `rows` of greedy runs, `seeds` of sampling runs, `chat`.
 
     Shares, not percentages; a bound that cannot be computed is None, as that of a mean over equal seeds. `gain` is the
     paired difference to the base model. Of the sampled passes those count that were made like the ones of the seeds
@@ -217,9 +219,9 @@ def collect(evaluate_dir: Path, current: Sequence[int] = ()) -> dict[str, Any]:
     Raises DataError if there is no result, or if the base model and another one answered different problems, or were
     answered, graded or judged with different settings.
     """
-    greedy = {(path.parts[-2], path.parts[-3]): read_json(path) for path in evaluate_dir.glob("*/*/result.json")}
-    judged = chat_results.collect(evaluate_dir)
-    tasks = {path.parts[-3]: read_json(path) for path in evaluate_dir.glob(f"*/{harness.FOLDER}/{harness.SCORES}")}
+    greedy = results_in(evaluate_dir, "result.json", asked_for)
+    judged = chat_results.collect(evaluate_dir, asked_for)
+    tasks = {label: scores for (_, label), scores in results_in(evaluate_dir, harness.SCORES, asked_for).items()}
     if not greedy and not judged and not tasks:
         raise DataError(f"{evaluate_dir}: no result.json for any model and benchmark")
     _check_tasks(evaluate_dir, tasks)

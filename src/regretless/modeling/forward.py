@@ -91,8 +91,8 @@ def grouped(model: nn.Module, *, one_row: bool | None = None, sequence: Sequence
         if sequence is not None:
             hidden = sequence.whole(hidden)
             if not hidden_only:
-                predict, targets = sequence.own(predict), sequence.own(targets)
-                reference = sequence.own_reference(reference)
+                predict, targets = sequence.share(predict), sequence.share(targets)
+                reference = sequence.share_of_reference(reference)
         hidden = head.cast(hidden[0, predict])
         if hidden_only:
             return hidden

@@ -197,8 +197,8 @@ class ModelCheck:
         self._equal(self._items(min(reach, SHORT)), calls, "eager")
         if reach > SHORT:
             # Eager attention would take memory for each pair of positions in each head.
-            own = "sdpa" if self.inner._supports_sdpa else "eager"
-            self._equal(self._long_items(reach), calls, own)
+            attention = "sdpa" if self.inner._supports_sdpa else "eager"
+            self._equal(self._long_items(reach), calls, attention)
 
     def _token_count(self) -> int:
         """Tokens that the model knows; a configuration of several models (PI0) may leave the number to theirs."""
@@ -260,7 +260,7 @@ class ModelCheck:
         count = next(number for number in itertools.count(67, 2) if number not in sizes)
         ids = torch.tensor([self._tokens(count)], device=self.device)
         positions = torch.arange(count, device=self.device)[None]
-        here = count // 2
+        token = count // 2
 
         def forward(**_: Any) -> Tensor:
             output = self.decoder(
@@ -272,9 +272,9 @@ class ModelCheck:
         def note(name: str, gave: bool, values: Any) -> None:
             for tensor in tensors_in(values):
                 if tensor.requires_grad and tensor.dim() > 2 and tensor.shape[0] == 1 and count in tensor.shape[1:]:
-                    own = tensor.select(list(tensor.shape).index(count, 1), here).float()
-                    weights = torch.linspace(0.5, 1.5, own.numel(), device=own.device).reshape(own.shape)
-                    seen.numbers.append((name, gave, (own * weights).sum()))
+                    states = tensor.select(list(tensor.shape).index(count, 1), token).float()
+                    weights = torch.linspace(0.5, 1.5, states.numel(), device=states.device).reshape(states.shape)
+                    seen.numbers.append((name, gave, (states * weights).sum()))
 
         with (
             self._reasons("a row whose attention comes from outside"),
@@ -290,9 +290,9 @@ class ModelCheck:
         total = sum((value for _, _, value in seen.numbers), torch.zeros((), device=self.device))
         if not total.requires_grad:
             raise Refused("no layer's output depends on its token")
-        if not self._others_are_zero(total, seen.embeddings, here):
+        if not self._others_are_zero(total, seen.embeddings, token):
             newer = "" if CONTINUES else " (recurrent layers can share rows with transformers 5.21 or newer)"
-            raise Refused(f"{self._first_to_mix(seen, here)} mixes tokens, and not {THROUGH}{newer}")
+            raise Refused(f"{self._first_to_mix(seen, token)} mixes tokens, and not {THROUGH}{newer}")
         if not seen.calls and not self.recurrent:
             raise Refused(f"no layer attends {THROUGH}")
         allowed = STATES_EXACT if self._is_exact() else STATES_ROUNDED
@@ -302,10 +302,10 @@ class ModelCheck:
         self._positions_stand_alone(seen, positions)
         return seen.calls
 
-    def _others_are_zero(self, value: Tensor, embeddings: Sequence[Tensor], own: int) -> bool:
-        """True if the gradient of `value` with respect to all tokens but one is exactly zero."""
+    def _others_are_zero(self, value: Tensor, embeddings: Sequence[Tensor], token: int) -> bool:
+        """True if the gradient of `value` with respect to all tokens but `token` is exactly zero."""
         grads = torch.autograd.grad(value, embeddings, retain_graph=True, allow_unused=True)
-        others = torch.arange(embeddings[0].shape[1], device=self.device) != own
+        others = torch.arange(embeddings[0].shape[1], device=self.device) != token
         return not any(bool((grad[:, others] != 0).any()) for grad in grads if grad is not None)
 
     @contextlib.contextmanager
@@ -343,20 +343,20 @@ class ModelCheck:
                 if weights.numel():
                     before.append((weights, weights.clone()))
         try:
-            for weights, own in before:
-                weights.copy_(own - own.max() + math.log(SLOW))
+            for weights, values in before:
+                weights.copy_(values - values.max() + math.log(SLOW))
             yield
         finally:
-            for weights, own in before:
-                weights.copy_(own)
+            for weights, values in before:
+                weights.copy_(values)
 
-    def _first_to_mix(self, seen: _Seen, own: int) -> str:
+    def _first_to_mix(self, seen: _Seen, token: int) -> str:
         """The first and innermost module with unmixed input and mixed output."""
         clean: dict[str, bool] = {}
         for name, gave, value in seen.numbers:
             if gave and not clean.get(name, False):
                 continue
-            unmixed = self._others_are_zero(value, seen.embeddings, own)
+            unmixed = self._others_are_zero(value, seen.embeddings, token)
             if gave and not unmixed:
                 return self._name(self.inner.get_submodule(name))
             if not gave:
@@ -416,21 +416,21 @@ class ModelCheck:
             torch.enable_grad(),
         ):
             for target in (1, 2, 5):
-                place, (prompt, _) = places[target], items[target]
-                own = own_positions(layout, int(layout.predict[place[-1]]))
+                tokens, (prompt, _) = places[target], items[target]
+                visible = own_positions(layout, int(layout.predict[tokens[-1]]))
                 # A pass for each: compiled layers give up what they keep in the first backward pass.
                 embeddings.clear()
-                score = response_scores(self.model, layout).logps[place].sum()
+                score = response_scores(self.model, layout).logps[tokens].sum()
                 grads = torch.autograd.grad(score, embeddings, allow_unused=True)
                 used = [(grad != 0).any(0).flatten(1).any(-1) for grad in grads if grad is not None]
                 dense = torch.stack(used).any(0)
                 leaks = dense.clone()
-                leaks[own] = False
+                leaks[visible] = False
                 if leaks.any():
                     raise Refused(
                         f"a response's score depends on {int(leaks.sum())} tokens of other responses or prompts"
                     )
-                if not dense[own[: len(prompt)]].any():
+                if not dense[visible[: len(prompt)]].any():
                     raise Refused("a response's score does not depend on its prompt")
 
     def _causal_itself(self) -> None:
@@ -438,8 +438,8 @@ class ModelCheck:
 
         SDPA and FlashAttention are given no mask for one sequence, and ask the layer whether it is causal.
         """
-        own = self.inner.config.get_text_config()._attn_implementation
-        if own in ("eager", "flex_attention"):
+        attention = self.inner.config.get_text_config()._attn_implementation
+        if attention in ("eager", "flex_attention"):
             return  # these are always given a mask
         prompt, response = item = self._tokens(6), self._tokens(7)
         positions = torch.arange(len(prompt + response), device=self.device)[None]
@@ -449,31 +449,31 @@ class ModelCheck:
                 self._cut_at_embeddings(positions) as embeddings,
                 torch.enable_grad(),
             ):
-                score = self._plain(item, own)[0]
+                score = self._plain(item, attention)[0]
                 grads = torch.autograd.grad(score, embeddings, allow_unused=True)
         except Refused:
             # Rows do not need an attention that cannot compute the model, such as SDPA with soft caps.
             return
         if any(bool((grad[:, len(prompt) :] != 0).any()) for grad in grads if grad is not None):
-            raise Refused(f"by its own attention ({own}), a token's score depends on the tokens after it")
+            raise Refused(f"by its own attention ({attention}), a token's score depends on the tokens after it")
 
-    def _equal(self, items: Sequence[Item], calls: Sequence[Call], own: str) -> None:
+    def _equal(self, items: Sequence[Item], calls: Sequence[Call], attention: str) -> None:
         """Log-probabilities are the model's own, and its masks those of causal attention within the layer's window."""
         with torch.no_grad():
             with self._masks(calls, max(len(prompt) + len(response) for prompt, response in items)):
-                plain = [self._plain(item, own) for item in items]
+                plain = [self._plain(item, attention) for item in items]
             layout, places = lay_out(items)
             with self._reasons("a row with several prompts"), grouped(self.model):
                 row = response_scores(self.model, layout.to(self.device)).logps
-            found = [row[place] for place in places]
-            differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(found, plain, strict=True)]
+            shared = [row[tokens] for tokens in places]
+            differences = [(got.double() - wanted.double()).abs() for got, wanted in zip(shared, plain, strict=True)]
             if self._is_exact():
                 worst = torch.stack([difference.max() for difference in differences]).max()
                 right, allowed = worst <= TOLERANCE, TOLERANCE
             else:
                 with self._rounded_otherwise(calls):
-                    again = [self._plain(item, self._another(own), spread=True) for item in items]
-                noise = [(one.double() - two.double()).abs() for one, two in zip(plain, again, strict=True)]
+                    again = [self._plain(item, self._another(attention), spread=True) for item in items]
+                noise = [(first.double() - second.double()).abs() for first, second in zip(plain, again, strict=True)]
                 # Medians, because in one layout or the other a single token may take another expert.
                 worst = torch.stack([difference.median() for difference in differences]).max()
                 allowed = NOISE * max(float(values.median()) for values in noise)
@@ -487,7 +487,7 @@ class ModelCheck:
 
     # --- the model's own computation ---------------------------------------------------------------------------------
 
-    def _plain(self, item: Item, own: str, *, spread: bool = False) -> Tensor:
+    def _plain(self, item: Item, attention: str, *, spread: bool = False) -> Tensor:
         """The model's own log-probabilities of a response; `spread`: in a batch of two with further tokens after it."""
         prompt, response = item
         ids = torch.tensor([prompt + response], device=self.device)
@@ -499,7 +499,7 @@ class ModelCheck:
         last = {"logits_to_keep": tail} if keeps else {}
         with (
             self._reasons("a plain call", "it fails in"),
-            attention_by(self.inner, own),
+            attention_by(self.inner, attention),
             head_input_in_one_piece(self.inner),
         ):
             logits = self.model(input_ids=ids, use_cache=False, **last).logits[0, -tail:][: len(response)]
@@ -520,9 +520,9 @@ class ModelCheck:
         tf32 = 2.0**-10
         return tf32 if dtype in (torch.float32, torch.float64) else torch.finfo(dtype).eps
 
-    def _another(self, own: str) -> str:
+    def _another(self, attention: str) -> str:
         """Another of the model's attention implementations, if it has one."""
-        return {"eager": "sdpa", "sdpa": "eager"}[own] if self.inner._supports_sdpa else own
+        return {"eager": "sdpa", "sdpa": "eager"}[attention] if self.inner._supports_sdpa else attention
 
     @contextlib.contextmanager
     def _rounded_otherwise(self, calls: Sequence[Call]) -> Iterator[None]:
@@ -542,7 +542,7 @@ class ModelCheck:
     @contextlib.contextmanager
     def _masks(self, calls: Sequence[Call], length: int) -> Iterator[None]:
         """Within the block, masks of sequences of `length` tokens are compared with each layer's rule."""
-        known: dict[tuple[int, int | None], None] = {}
+        compared: set[tuple[int, int | None]] = set()
 
         def look(window: int | None) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -553,9 +553,9 @@ class ModelCheck:
                 if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[-1] != length:
                     return
                 # One mask serves many layers.
-                if (id(mask), window) not in known:
+                if (id(mask), window) not in compared:
                     self._is_rule(module, mask[0], window)
-                    known[id(mask), window] = None
+                    compared.add((id(mask), window))
 
             return hook
 
@@ -574,10 +574,10 @@ class ModelCheck:
             raise Refused(f"{self._name(module)} adds a bias to attention's scores through the mask")
         if not bool((sees == rule).all()):
             told = "no window" if window is None else f"a window of {window} tokens"
-            place = (sees != rule).any(0).nonzero()[0].tolist()
-            more = "sees" if bool(sees.any(0)[*place]) else "does not see"
+            pair = (sees != rule).any(0).nonzero()[0].tolist()
+            more = "sees" if bool(sees.any(0)[*pair]) else "does not see"
             raise Refused(
-                f"{self._name(module)} tells attention {told}, but by its mask token {place[0]} {more} token {place[1]}"
+                f"{self._name(module)} tells attention {told}, but by its mask token {pair[0]} {more} token {pair[1]}"
             )
 
     def _why_not(self) -> str:
@@ -603,10 +603,10 @@ class ModelCheck:
         outputs: list[Tensor] = []
         for positions in (torch.arange(9), torch.arange(9).flip(0)):
             calls: list[Call] = []
-            given = {"input_ids": ids, "position_ids": positions[None].to(self.device), "calls": calls}
+            inputs = {"input_ids": ids, "position_ids": positions[None].to(self.device), "calls": calls}
 
-            def forward(given: dict[str, Any] = given, **_: Any) -> Any:
-                return self.decoder(**given, use_cache=False).last_hidden_state
+            def forward(inputs: dict[str, Any] = inputs, **_: Any) -> Any:
+                return self.decoder(**inputs, use_cache=False).last_hidden_state
 
             with (
                 torch.no_grad(),

@@ -19,7 +19,7 @@ from regretless.modeling.token_logps import Head
 PROBED = (-64.0, -2.0, 0.25, 1.0, 64.0)
 """Outputs of the output layer that the model's own code is given: powers of two, so that a factor is read exactly."""
 
-_known: WeakKeyDictionary[PreTrainedModel, tuple[float, float | None] | None] = WeakKeyDictionary()
+_measured_heads: WeakKeyDictionary[PreTrainedModel, tuple[float, float | None] | None] = WeakKeyDictionary()
 """(factor, soft cap) behind the output layer; None: the model does more."""
 
 
@@ -34,9 +34,9 @@ def head_of(model: PreTrainedModel) -> Head:
     if module is None:
         raise ConfigError(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
     decoder = decoder_of(model)
-    if model not in _known:
-        _known[model] = _measured(model, decoder, module)
-    measured = _known[model]
+    if model not in _measured_heads:
+        _measured_heads[model] = _measured(model, decoder, module)
+    measured = _measured_heads[model]
     if measured is not None:
         return Head(module, softcap=measured[1], scale=measured[0])
     if isinstance(module, FSDPModule):
@@ -44,7 +44,7 @@ def head_of(model: PreTrainedModel) -> Head:
             f"{type(model).__name__} does more than a factor or a soft cap between its last layer and its logits, "
             "which cannot be computed in chunks under sharding; train it with strategy ddp"
         )
-    return Head(module, own=lambda hidden: _own_logits(model, decoder, hidden[None])[0])
+    return Head(module, model_logits=lambda hidden: _own_logits(model, decoder, hidden[None])[0])
 
 
 def decoder_of(model: PreTrainedModel) -> PreTrainedModel:

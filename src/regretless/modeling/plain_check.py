@@ -132,7 +132,8 @@ class PlainCheck(ModelCheck):
                 with self._rounded_everywhere():
                     again = [self._plain(item, attention) for item in items]
                 noise = [
-                    float((one.double() - two.double()).abs().median()) for one, two in zip(alone, again, strict=True)
+                    float((first.double() - second.double()).abs().median())
+                    for first, second in zip(alone, again, strict=True)
                 ]
                 # Medians, because in one batch or the other a single token may take another expert.
                 worst = max(float(difference.median()) for difference in differences)

@@ -66,7 +66,7 @@ def _local_attention(
     """Attention function in which a token sees only itself; records the layer's arguments. Shapes as elsewhere."""
     if calls is None:
         raise ValueError("its layers do not pass keyword arguments on to attention")
-    unknown = [name for name, given in extras.items() if given is not None and name not in KNOWN]
+    unknown = [name for name, value in extras.items() if value is not None and name not in KNOWN]
     if attention_mask is not None:
         unknown.append("attention_mask")
     calls.append(Call(module, sliding_window, unknown))

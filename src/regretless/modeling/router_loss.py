@@ -28,9 +28,9 @@ def has_router_loss(model: PreTrainedModel) -> bool:
     """Whether transformers computes this load-balancing loss for the model."""
     # Under FSDP2 the class is one that torch derives; the model's own is behind it.
     modules = [sys.modules.get(kind.__module__) for kind in type(model).__mro__]
-    functions = [found for module in modules if (found := getattr(module, "load_balancing_loss_func", None))]
-    known = bool(functions) and list(inspect.signature(functions[0]).parameters) == LOSS_ARGUMENTS
-    return known and None not in _experts(model)
+    functions = [loss for module in modules if (loss := getattr(module, "load_balancing_loss_func", None))]
+    is_familiar = bool(functions) and list(inspect.signature(functions[0]).parameters) == LOSS_ARGUMENTS
+    return is_familiar and None not in _experts(model)
 
 
 def _experts(model: PreTrainedModel) -> tuple[int | None, int | None]:

@@ -53,7 +53,7 @@ class SequenceGroup:
         gathered: Tensor = _Gathered.apply(hidden.transpose(0, 1), self, False).transpose(0, 1)  # type: ignore[no-untyped-call]
         return gathered
 
-    def own(self, predicted: Tensor) -> Tensor:
+    def share(self, predicted: Tensor) -> Tensor:
         """This process's part (m, …) of what belongs to the M predicted tokens.
 
         The last token is repeated until all parts are equally long. So the work of the output layer is divided equally,
@@ -62,20 +62,20 @@ class SequenceGroup:
         filled = torch.cat((predicted, predicted[-1:].expand(-len(predicted) % self.size, *predicted.shape[1:])))
         return filled.chunk(self.size)[self.rank]
 
-    def own_reference(self, reference: ReferenceHead | None) -> ReferenceHead | None:
+    def share_of_reference(self, reference: ReferenceHead | None) -> ReferenceHead | None:
         """The same for the reference's hidden states (M, D)."""
-        return None if reference is None else reference._replace(hidden=self.own(reference.hidden))
+        return None if reference is None else reference._replace(hidden=self.share(reference.hidden))
 
-    def all_scores(self, own: TokenScores, count: int) -> TokenScores:
-        """Scores of all `count` predicted tokens, given those of `own` ones."""
+    def all_scores(self, scores: TokenScores, count: int) -> TokenScores:
+        """Scores of all `count` predicted tokens, given those of this process's share."""
 
-        def joined(scores: Tensor | None) -> Tensor | None:
-            if scores is None:
+        def joined(part: Tensor | None) -> Tensor | None:
+            if part is None:
                 return None
-            gathered: Tensor = _Gathered.apply(scores.movedim(-1, 0), self, True).movedim(0, -1)  # type: ignore[no-untyped-call]
+            gathered: Tensor = _Gathered.apply(part.movedim(-1, 0), self, True).movedim(0, -1)  # type: ignore[no-untyped-call]
             return gathered[..., :count]
 
-        return TokenScores(joined(own.logps), joined(own.kl), joined(own.statistics))  # type: ignore[arg-type]
+        return TokenScores(joined(scores.logps), joined(scores.kl), joined(scores.statistics))  # type: ignore[arg-type]
 
 
 def check_sequence_parallel(model: PreTrainedModel, size: int) -> None:

@@ -62,7 +62,7 @@ class Head:
     softcap: float | None = None
     scale: float = 1.0
     """Factor of the output layer's logits."""
-    own: Callable[[Tensor], Tensor] | None = None
+    model_logits: Callable[[Tensor], Tensor] | None = None
     """The model's own way from hidden states (M, D) to logits (M, V), where it is none of these."""
 
     def cast(self, hidden: Tensor) -> Tensor:
@@ -73,8 +73,8 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(M, V) logits of (M, D) hidden states, in float32 or better; inside `within` under sharding."""
-        if self.own is not None:
-            logits = self.own(hidden)
+        if self.model_logits is not None:
+            logits = self.model_logits(hidden)
             return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         # A sharded head has been gathered by `within`, and its hooks must not run for every chunk.
         sharded = isinstance(self.module, FSDPModule)
@@ -120,7 +120,7 @@ class Head:
     def is_linear(self) -> bool:
         """Whether this is a plain linear layer, apart from factor and soft-capping."""
         kind = type(self.module)
-        return self.own is None and (kind is nn.Linear or kind.__bases__ == (FSDPModule, nn.Linear))
+        return self.model_logits is None and (kind is nn.Linear or kind.__bases__ == (FSDPModule, nn.Linear))
 
     @property
     def is_frozen_linear(self) -> bool:
@@ -362,14 +362,14 @@ def _recomputed(
     """A head that is more than a linear layer: each chunk's logits are made again in the backward pass."""
 
     def scores(
-        found: Tensor | None, part: Tensor, chosen: Tensor, reference_part: Tensor | None
+        written: Tensor | None, part: Tensor, chosen: Tensor, reference_part: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         logits = head.logits(part)
         all_logps = logits.log_softmax(-1)
         logps = all_logps.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
         # The second time, in the backward pass, it ends before this line unless there is a reference.
-        if found is not None:
-            _write_statistics(found, logits.detach(), all_logps.detach(), chosen)
+        if written is not None:
+            _write_statistics(written, logits.detach(), all_logps.detach(), chosen)
         if reference is None or reference_part is None:
             return logps, None
         with torch.no_grad():

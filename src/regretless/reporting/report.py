@@ -14,7 +14,7 @@ import pyarrow as pa
 from markupsafe import Markup
 from pydantic import Field
 
-from regretless.core.errors import ConfigError, DataError
+from regretless.core.errors import DataError
 from regretless.core.files import write_text
 from regretless.core.paths import check_page
 from regretless.core.secrets import storable, without_secrets
@@ -23,11 +23,10 @@ from regretless.core.terminal import print_note
 from regretless.core.versions import version
 from regretless.core.yaml_settings import dump_text
 from regretless.data.messages import full_text, read_message
-from regretless.reporting import token_figures, views
+from regretless.reporting import views
 from regretless.reporting.changes import changes
 from regretless.reporting.collect import RunData, collect, objectives_of
 from regretless.reporting.explorer import explorer
-from regretless.reporting.token_figures import FiguresConfig
 from regretless.workflow.run_folder import BASE
 
 
@@ -44,18 +43,16 @@ class ReportConfig(Section):
     """Most tokens to show of each response in the regret explorer."""
     seed: Seed = 0
     """Random seed for the choice of examples."""
-    figures: FiguresConfig | None = None
-    """Also draw the responses of one pair as image files, with these settings."""
 
 
 def run(
     config: ReportConfig, run_dir: Path, output: Path, places: Sequence[str] = (), others: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Write `output`/report.html about the run in `run_dir`, and `output`/figures if requested.
+    """Write `output`/report.html about the run in `run_dir`.
 
     A section whose stage did not run says so. Model and data text is escaped, and the page's Content-Security-Policy
     blocks all scripts but its own. places, others: as in `collect`.
-    Raises DataError if a file of the run is broken, ConfigError if a figure cannot be drawn.
+    Raises DataError if a file of the run is broken.
     """
     try:
         data = collect(run_dir, examples=config.examples, seed=config.seed, places=places, others=others)
@@ -140,16 +137,10 @@ def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> di
             scripts=[_script(name) for name in scripts],
         )
     )
-    # Write the page, and figures as files if they are asked for.
     path = output / "report.html"
-    check_page(path, [] if config.figures is None else ["figures"])
+    check_page(path, [])
     write_text(path, page)
-    summary = {"bytes": path.stat().st_size, "examples": len(data.examples), "objectives": len(data.logs)}
-    if config.figures is None:
-        return summary
-    if not rewards:
-        raise ConfigError("report.figures: this run has no token rewards; add an analyze section to the recipe")
-    return summary | {"figures": len(token_figures.draw(config.figures, rewards, output / "figures"))}
+    return {"bytes": path.stat().st_size, "examples": len(data.examples), "objectives": len(data.logs)}
 
 
 def _script(name: str) -> dict[str, Any]:

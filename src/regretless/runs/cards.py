@@ -36,25 +36,25 @@ def refresh_cards(run: Run, changes: Callable[[str, Facts], Mapping[str, Any]]) 
 def data_of(run: Run) -> dict[str, Any]:
     """Names and counts of the run's data."""
     recipe = run.recipe
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     sources = [source.dataset for source in (recipe.prompts or {}).values()]
     if recipe.pairs is not None:
         sources.append(recipe.pairs.dataset)
     if names := [named(str(substitute(source, run.root)))[0] for source in sources]:
-        found["sources"] = ", ".join(dict.fromkeys(names))
+        facts["sources"] = ", ".join(dict.fromkeys(names))
     if authors := _authors(run):
-        found["behavior policy"] = ", ".join(authors)
+        facts["behavior policy"] = ", ".join(authors)
     for name, key in (("pair", "pairs"), ("mask", "masked")):
         manifest = run.path(name, MANIFEST)
         count = read_json(manifest)["summary"].get(key) if manifest.is_file() else None
         if isinstance(count, int):
-            found["pairs made" if name == "pair" else "masked pairs added"] = count
-    return found
+            facts["pairs made" if name == "pair" else "masked pairs added"] = count
+    return facts
 
 
 def _authors(run: Run) -> list[str]:
     """Names of the models that wrote the responses of the pairs, where the pairs say it."""
-    found: set[str] = set()
+    names: set[str] = set()
     for path in (run.path("pair", PAIRS), run.path("mask", PAIRS)):
         if not path.is_file():
             continue
@@ -62,13 +62,12 @@ def _authors(run: Run) -> list[str]:
             with pq.ParquetFile(path) as file:
                 columns = [name for name in AUTHORS if name in file.schema_arrow.names]
                 for column in file.read(columns).columns:
-                    found |= {str(name) for name in column.unique().to_pylist() if name is not None}
+                    names |= {str(name) for name in column.unique().to_pylist() if name is not None}
         except (pa.ArrowException, OSError):
             continue  # whoever reads the pairs says what is wrong with them
-    return sorted({named(name)[0] for name in found})
+    return sorted({named(name)[0] for name in names})
 
 
-KINDS = ("rows", "seeds", "chat", "harness")
 AUTHORS = ("chosen_model", "rejected_model")
 
 
@@ -77,58 +76,38 @@ def results_of(run: Run, label: str) -> Sequence[Result]:
     file, evaluate = run.path("evaluate", "results.json"), run.recipe.evaluate
     if not file.is_file() or evaluate is None:
         return ()
-    found = read_json(file)
-    datasets = {name: one.source.dataset for name, one in evaluate.benchmarks.items()}
+    results = read_json(file)
+    datasets = {name: benchmark.source.dataset for name, benchmark in evaluate.benchmarks.items()}
 
     def dataset(benchmark: str) -> str | None:
         name, on_hub = named(str(substitute(datasets.get(benchmark, ""), run.root)))
         return name if on_hub else None
 
-    mine = {kind: [row for row in found.get(kind, ()) if row["label"] == label] for kind in KINDS}
-    greedy = [
+    # Each kind of result: its metric, the key of its value, and the factor that makes the value a share in %.
+    kinds: Mapping[str, tuple[Callable[[Mapping[str, Any]], str], str, float]] = {
+        "rows": (lambda row: f"{PASS_AT_1}, greedy", "value", 100),
+        "seeds": (lambda row: f"{PASS_AT_1}, mean of {row['seeds']} sampled passes", "mean", 100),
+        "chat": (lambda row: f"{row['metric']} (judge: {row['judge']})", "value", 1),
+        "harness": (lambda row: f"{row['metric']} (lm-evaluation-harness)", "value", 1),
+    }
+    return tuple(
         Result(
             row["benchmark"],
-            f"{PASS_AT_1}, greedy",
-            row["n"],
-            100 * row["value"],
-            _bounds(row, "low", "high", 100),
-            None if row["gain"] is None else 100 * row["gain"],
-            _bounds(row, "gain_low", "gain_high", 100),
-            dataset(row["benchmark"]),
+            metric(row),
+            row.get("n"),
+            scale * row[key],
+            _bounds(row, "low", "high", scale),
+            None if row.get("gain") is None else scale * row["gain"],
+            _bounds(row, "gain_low", "gain_high", scale),
+            dataset(row["benchmark"]) if kind in ("rows", "seeds") else None,
         )
-        for row in mine["rows"]
-    ]
-    sampled = [
-        Result(
-            row["benchmark"],
-            f"{PASS_AT_1}, mean of {row['seeds']} sampled passes",
-            None,
-            100 * row["mean"],
-            _bounds(row, "low", "high", 100),
-            dataset=dataset(row["benchmark"]),
-        )
-        for row in mine["seeds"]
-    ]
-    others = [
-        Result(
-            row["benchmark"],
-            f"{row['metric']} ({how})",
-            row["n"],
-            row["value"],
-            _bounds(row, "low", "high"),
-            row["gain"],
-            _bounds(row, "gain_low", "gain_high"),
-        )
-        for row, how in (
-            *((row, f"judge: {row['judge']}") for row in mine["chat"]),
-            *((row, "lm-evaluation-harness") for row in mine["harness"]),
-        )
-        if row["value"] is not None
-    ]
-    return (*greedy, *sampled, *others)
+        for kind, (metric, key, scale) in kinds.items()
+        for row in results.get(kind, ())
+        if row["label"] == label and row[key] is not None
+    )
 
 
-def _bounds(row: Mapping[str, Any], low: str, high: str, scale: float = 1) -> tuple[float, float] | None:
-    if row[low] is None or row[high] is None:
+def _bounds(row: Mapping[str, Any], low: str, high: str, scale: float) -> tuple[float, float] | None:
+    if row.get(low) is None or row.get(high) is None:
         return None
     return scale * row[low], scale * row[high]

@@ -6,7 +6,6 @@ a stage's own is in its file (`Stage.problems`); sections that several stages ha
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,6 @@ from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
 from regretless.evaluation.results import BenchmarkSource
 from regretless.modeling.chat_templates import CHAT_TEMPLATES, read_template
 from regretless.modeling.load import ModelConfig, check_architecture
-from regretless.reporting.token_figures import FiguresConfig
 from regretless.runs import stage_record
 from regretless.runs.recipe import PairsSource, Recipe
 from regretless.runs.side_by_side import parallel_problems
@@ -258,11 +256,6 @@ def _chat(machine: Machine, key: str, config: ChatBenchmarkConfig) -> None:
     machine.under(key, config.fetch)
 
 
-def _drawing(machine: Machine, key: str, config: FiguresConfig) -> None:
-    if importlib.util.find_spec("matplotlib") is None and not machine.is_done(key):
-        machine.add(key, "needs a package: pip install 'regretless[figures]'")
-
-
 def _on_cluster(machine: Machine, key: str, config: ClusterConfig) -> None:
     machine.under(key, check_ray)
 
@@ -274,6 +267,5 @@ CHECKS: Mapping[type[Section], Callable[[Machine, str, Any], None]] = {
     BenchmarkSource: _benchmark,
     ClusterConfig: _on_cluster,
     ChatBenchmarkConfig: _chat,
-    FiguresConfig: _drawing,
 }
 """The check for each kind of section that more than one stage may have, or that is in another."""

@@ -220,9 +220,6 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
         if not adapted:
             yield "train.lora", "required by model.quantization, for only an adapter can be trained; set it to {r: 32}"
-    report = values.get("report")
-    if isinstance(report, Mapping) and report.get("figures") is not None and "analyze" not in present:
-        yield "report.figures", "no token rewards to draw; add `analyze`"
 
 
 def _taken_labels(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str, str]]:

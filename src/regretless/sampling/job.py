@@ -74,9 +74,9 @@ class SampleWork:
     and the batch's. In both cases they do not depend on which worker wrote them, nor on anything that ran before, with
     one exception: responses of earlier settings are kept where the new ones cover them (`sampling.kept`).
 
-    Whether the work is already done is the run folder's question (`RunFolder.do`), and so is whether a model's files
-    have changed since the work was interrupted. Its key does not cover one thing: the rows of a data set on the hub.
-    So the names of parts say which question they answer.
+    Whether the work is already done is the run folder's question (`RunFolder.do_together`), and so is whether a model's
+    files have changed since the work was interrupted. Its key does not cover one thing: the rows of a data set on the
+    hub. So the names of parts say which question they answer.
     """
 
     models: Sequence[ModelConfig]

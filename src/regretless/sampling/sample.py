@@ -81,7 +81,7 @@ def sample_models(
     """Answers of models to prompts, written to the parquet file `output` as `Response` records; returns counts.
 
     Row order: prompt, model, sample. Interrupted work resumes: finished parts lie beside `output` until the file is
-    written. Models' files count by name here; in a run folder (`RunFolder.do`) by content.
+    written. Models' files count by name here; in a run folder (`RunFolder.do_together`) by content.
     Raises ConfigError for a model that cannot be used or prompts that do not fit its context, DataError for prompts
     of which some are strings and others conversations.
     """

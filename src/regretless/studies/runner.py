@@ -20,7 +20,7 @@ from regretless.runs.pipeline import note_done, prepare
 from regretless.runs.recipe import Recipe
 from regretless.runs.stage_record import DESCRIBING
 from regretless.runs.stages import STAGES, stages_of
-from regretless.runs.stages.stage import RESPONSES
+from regretless.runs.stages.stage import RESPONSES, Run
 from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study
 from regretless.training.processes import visible_gpus
@@ -64,9 +64,10 @@ def run_jobs(study: Study, jobs: Sequence[Job], *, processes: int | None = None)
 def _locked(study: Study, recipes: Sequence[Recipe]) -> Iterator[None]:
     """Within the block, no other process uses the study or the run folders of these recipes."""
     with contextlib.ExitStack() as stack:
+        # First: the run folders are in it.
+        stack.enter_context(lock(study.folder / LOCK, study.folder))
         for recipe in recipes:
             stack.enter_context(RunFolder(recipe.run_dir).locked())
-        stack.enter_context(lock(study.folder / LOCK, study.folder))
         yield
 
 
@@ -180,8 +181,11 @@ class Scheduler:
         if not set(DESCRIBING) & set(stages_of(recipe)):
             folder = RunFolder(recipe.run_dir)
             prepare(recipe, folder)
-            for stage in stages_of(recipe):
-                note_done(recipe, folder, stage)
+            run = Run.of(recipe, folder)
+            for stage in run.stages():
+                # Of all methods: each job has written what concerns its own.
+                stage.after(getattr(recipe, stage.name), run)
+                note_done(recipe, folder, stage.name)
             return None
         return self._job(cell, "report", recipe, None)
 

@@ -134,14 +134,14 @@ class Children:
         by_pipe: dict[Any, str] = {}
         for name, child in self._running.items():
             by_pipe |= {child.messages: name} | ({} if child.output is None else {child.output: name})
-        found: list[Event] = []
+        events: list[Event] = []
         ready = wait(list(by_pipe), timeout)
         # Output first: what was written before the end is reported before it.
-        for pipe in sorted(ready, key=lambda one: one is self._running[by_pipe[one]].messages):
+        for pipe in sorted(ready, key=lambda pipe: pipe is self._running[by_pipe[pipe]].messages):
             name = by_pipe[pipe]
             child = self._running[name]
-            found += self._message(name, child) if pipe is child.messages else _lines(name, child)
-        return found
+            events += self._message(name, child) if pipe is child.messages else _lines(name, child)
+        return events
 
     def _message(self, name: str, child: _Child) -> Iterator[Event]:
         try:

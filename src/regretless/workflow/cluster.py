@@ -204,12 +204,12 @@ class RayActors:
 
     def gpus(self, need: Need) -> float:
         """GPUs that one worker reserves."""
-        own = self._of(need).gpus
-        return own if own is not None else need.gpus if self.ray.cluster_resources().get("GPU", 0) else 0
+        setting = self._of(need).gpus
+        return setting if setting is not None else need.gpus if self.ray.cluster_resources().get("GPU", 0) else 0
 
     def _of(self, need: Need) -> WorkersConfig:
-        found: WorkersConfig = getattr(self.config, need.kind)
-        return found
+        workers: WorkersConfig = getattr(self.config, need.kind)
+        return workers
 
     def _pool(self, need: Need) -> tuple[int, int]:
         """Least and greatest number of workers."""
@@ -342,8 +342,8 @@ def _on_this_node(ray: Any, kind: type) -> Any:
     """An actor of a class, where possible on the node of this process, whose end is the run's end anyway."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    return ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(kind).remote()
+    strategy = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    return ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=strategy)(kind).remote()
 
 
 def _shown(unit: Any) -> str:

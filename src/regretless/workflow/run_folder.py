@@ -158,15 +158,8 @@ def lock(file: Path, what: Path) -> Iterator[None]:
         return
     with contextlib.ExitStack() as held:
         handle = held.enter_context(_open_lock(file))
-        try:
-            # The lock belongs to the process, not to an open file: workers that outlive a killed run must not hold it.
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, *OF_THE_RUN)
-        except (BlockingIOError, PermissionError) as error:
-            handle.seek(0)
-            owner = handle.read().strip() or "unknown process"
-            raise ConfigError(
-                f"{what}: another run uses it ({owner}); wait for it, or choose another output folder"
-            ) from error
+        # The lock belongs to the process, not to an open file: workers that outlive a killed run must not hold it.
+        _take(handle, fcntl.LOCK_EX, what)
         handle.seek(0)
         owner = handle.read()
         if owner and OWNER.match(owner) is None:
@@ -179,6 +172,47 @@ def lock(file: Path, what: Path) -> Iterator[None]:
         handle.flush()
         with interrupt.saying(f"interrupted: finished work stays in {what}; the same command resumes from there"):
             yield
+
+
+def _take(handle: TextIO, kind: int, what: Path) -> None:
+    """Lock what a run holds of a lock file. Raises ConfigError if another process has done so."""
+    try:
+        fcntl.lockf(handle, kind | fcntl.LOCK_NB, *OF_THE_RUN)
+    except (BlockingIOError, PermissionError) as error:
+        handle.seek(0)
+        owner = handle.read().strip() or "unknown process"
+        with contextlib.suppress(OSError):
+            fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB, *OF_THE_RUN)
+            owner = "a command whose output is in it"
+        raise ConfigError(
+            f"{what}: another run uses it ({owner}); wait for it, or choose another output folder"
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_run(folder: Path) -> Iterator[None]:
+    """For the block, no run or study begins in a folder; others may be at work in folders inside it.
+
+    Raises ConfigError if a run is at work in it.
+    """
+    with contextlib.ExitStack() as held:
+        file = folder / LOCK
+        with contextlib.suppress(OSError):  # no lock file, or one that is not to be read
+            if file.is_file() and not _holds(file):
+                handle = held.enter_context(file.open(encoding="utf-8", errors="replace"))
+                if OWNER.match(handle.read()):
+                    _take(handle, fcntl.LOCK_SH, folder)
+                    held.enter_context(_noted(file, os.fstat(handle.fileno())))
+        yield
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """For the block, no run begins in any of the folders that one is in. Raises ConfigError if a run is in one."""
+    with contextlib.ExitStack() as held:
+        for outer in folder.resolve().parents:
+            held.enter_context(_without_run(outer))
+        yield
 
 
 @contextlib.contextmanager
@@ -249,8 +283,9 @@ def lock_beside(output: Path) -> Iterator[None]:
     """
     file = output.with_name(output.name + CACHE) / LOCK
     while True:
-        file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as held:
+            held.enter_context(_inside(output))
+            file.parent.mkdir(parents=True, exist_ok=True)
             # Another process, at its end, may remove the folder before the file is opened here, or the file behind it:
             # a lock on that one excludes nobody.
             with contextlib.suppress(FileNotFoundError):
@@ -336,15 +371,19 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with lock(self.path / LOCK, self.path):
+        with _inside(self.path), lock(self.path / LOCK, self.path):
             self._clear()
             yield
 
     def _clear(self) -> None:
-        """Delete what interrupted processes were about to move or to delete, but not in other runs' folders below."""
+        """Delete what interrupted processes were about to move or to delete, but not in other runs' folders below.
+
+        Raises ConfigError if a run, or a command, is at work in a folder below.
+        """
         for folder, names, files in os.walk(self.path):
             if Path(folder) != self.path and LOCK in files:
-                names.clear()
+                with _without_run(Path(folder)):
+                    names.clear()
                 continue
             for name in filter(LEFTOVER.fullmatch, [*names, *files]):
                 path = Path(folder, name)
@@ -358,28 +397,13 @@ class RunFolder:
             fcntl.lockf(handle, fcntl.LOCK_SH, *OF_ITS_PROCESSES)
             yield
 
-    def do(
-        self,
-        name: str,
-        settings: Mapping[str, Any],
-        work: Callable[[Path], dict[str, Any]],
-        inputs: Mapping[str, Path] | None = None,
-        label: str | None = None,
-        keeps: Sequence[str] = (),
-    ) -> Outcome:
-        """Run `work` on the folder `name` unless it is finished with the same settings and inputs (`Unit`).
-
-        Raises what `work` raises, and DataError if an input is missing.
-        """
-        unit = Unit(name, settings, inputs or {}, label or "", tuple(keeps))
-        return self.do_together([unit], lambda todo: [work(path) for path in todo.values()])[0]
-
     def do_together(
         self, units: Sequence[Unit], work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]
     ) -> list[Outcome]:
         """Run `work` once on all units that are not finished, as {name: folder}; it returns their summaries.
 
-        A manifest's seconds are an equal share of the work's. Otherwise like `do`.
+        A unit is finished if its folder has a result of the same settings and inputs. A manifest's seconds are an equal
+        share of the work's. Raises what `work` raises, and DataError if an input is missing.
         """
         folders = {unit.name: self.stage_folder(unit) for unit in units}
         with self._taken(folders.values()):

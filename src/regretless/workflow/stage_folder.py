@@ -253,10 +253,10 @@ class StageFolder:
             with contextlib.suppress(OSError):  # somebody else's files are there
                 oldest.rmdir()
         number = int(before[0].name) + 1 if before else 0
-        place = self.path.with_name(self.path.name + CACHE) / EARLIER / f"{number:06d}"
-        place.mkdir(parents=True)
+        folder = self.path.with_name(self.path.name + CACHE) / EARLIER / f"{number:06d}"
+        folder.mkdir(parents=True)
         for path in results:
-            path.rename(place / path.name)
+            path.rename(folder / path.name)
 
     def give_up(self) -> None:
         """Mark the folder as unfinished, whatever it contains, so that the next run of its stage starts over."""
@@ -277,7 +277,7 @@ class StageFolder:
             if LEFTOVER.fullmatch(path.name) and path.is_file():
                 path.unlink()
             elif (path.is_symlink() or not path.is_dir()) and any(
-                fnmatchcase(name.parts[0], one) for one in self.writes
+                fnmatchcase(name.parts[0], pattern) for pattern in self.writes
             ):
                 files.append(name.as_posix())
         return [name for name in files if name not in (MANIFEST, PENDING)]

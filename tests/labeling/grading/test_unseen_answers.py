@@ -29,7 +29,7 @@ SHARE = {
     "unseen_answers": 0.99,
     "kept_back_answers": 0.99,
     "final_answers": 0.99,
-    "fourth_open_answers": 0.97,
+    "fourth_open_answers": 0.96,
     "fourth_kept_answers": 0.9,
 }
 """Least share of right answers that are accepted. Each file was used to find what was wrong after its first score."""

@@ -17,12 +17,12 @@ import pytest
 from pydantic import Field
 
 from regretless.core.files import write_text
-from regretless.core.settings import Section
+from regretless.core.settings import Section, dump
 from regretless.runs import pipeline
 from regretless.runs.planning.dry_run import State, dry_run
 from regretless.runs.recipe import Recipe
 from regretless.runs.stages import STAGES, Listing, Run, Session, Stage
-from regretless.workflow.run_folder import RUN, Unit
+from regretless.workflow.run_folder import RUN, RunFolder, Unit
 from regretless.workflow.workers import Need
 from run_contents import contents, differences
 
@@ -116,6 +116,14 @@ class Toy(Stage[ToyConfig]):
         rounds = [len(list(run.path("toy", method).iterdir())) for method in config.methods]
         write_text(run.path("toy", "rounds"), f"{rounds}")
         self.event("after")
+
+
+def test_unit_when_its_settings_name_the_run_folder_then_only_the_work_has_its_path(tmp_path: Path) -> None:
+    config = ToyConfig(methods=[f"{RUN}/a"], goal=1)
+    run = Run.of(ToyRecipe(name="moved", toy=config), RunFolder(tmp_path)).sub("inner", ToyRecipe(name="inner"))
+    unit = run.unit(Toy(), "toy", dump(config), {"config": config, "number": 1})
+    assert unit.settings["methods"] == [f"{RUN}/inner/a"]
+    assert unit.task == {"config": ToyConfig(methods=[f"{tmp_path}/inner/a"], goal=1), "number": 1}
 
 
 def recipe_in(folder: Path) -> ToyRecipe:

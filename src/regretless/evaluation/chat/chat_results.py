@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from regretless.core.errors import DataError
-from regretless.core.files import path_fingerprint, read_json, write_json, write_jsonl
+from regretless.core.files import path_fingerprint, write_json, write_jsonl
 from regretless.core.intervals import PERCENT, difference
 from regretless.data.prompts import PromptRow
 from regretless.evaluation.chat import alpaca_eval, arena_hard, mt_bench
@@ -18,7 +18,7 @@ from regretless.evaluation.chat.arena_hard import ArenaHardConfig
 from regretless.evaluation.chat.judging import bounded, means
 from regretless.evaluation.chat.mt_bench import MtBenchConfig
 from regretless.evaluation.chat.verdicts import HIGHEST, LOWEST
-from regretless.evaluation.conditions import JUDGING_FILES, check_alike, of_chat
+from regretless.evaluation.conditions import JUDGING_FILES, AskedFor, check_alike, of_chat, results_in
 from regretless.servers.ask import Question
 from regretless.workflow.run_folder import BASE
 
@@ -91,14 +91,14 @@ def run(config: ChatBenchmark, responses: Sequence[Path], output: Path) -> dict[
     return {"questions": result["questions"], **numbers, "failed": sum(result["failed"].values()), "cut": result["cut"]}
 
 
-def collect(evaluate_dir: Path) -> list[dict[str, Any]]:
-    """All results below <evaluate_dir>/<model>/<benchmark>/, a row for each metric.
+def collect(evaluate_dir: Path, asked_for: AskedFor = None) -> list[dict[str, Any]]:
+    """Results below <evaluate_dir>/<model>/<benchmark>/, a row for each metric.
 
     `gain` is the difference to the model `base`, paired by question, on the questions that both have a judgment for; it
     is None for metrics that are not means over questions. Raises DataError if the two answered different questions, or
     were answered or judged with different settings.
     """
-    results = {(path.parts[-2], path.parts[-3]): read_json(path) for path in sorted(evaluate_dir.glob(f"*/*/{RESULT}"))}
+    results = results_in(evaluate_dir, RESULT, asked_for)
     rows = []
     for (benchmark, label), result in sorted(
         results.items(), key=lambda item: (item[0][0], item[0][1] != BASE, item[0])

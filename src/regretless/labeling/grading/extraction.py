@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from regretless.data.messages import CLOSE, OPEN
 from regretless.labeling.grading.dates import DATE
-from regretless.labeling.grading.forms import INEQUALITY, OR, STATES, stated_values
+from regretless.labeling.grading.forms import INEQUALITY, OR, STATES, TEXT_COMMAND, stated_values
 from regretless.labeling.grading.marks import (
     BOLD,
     BOX,
@@ -27,7 +27,6 @@ from regretless.labeling.grading.marks import (
     HEDGED,
     LABEL,
     NEXT_PROBLEM,
-    NO_VALUE,
     ONLY,
     PLAN,
     STATEMENT,
@@ -71,16 +70,13 @@ NO_ANSWER = re.compile(
 """Continuation of a sentence that mentions an answer without stating one."""
 BREAK = re.compile(r"(?i:,|;|:|\s(?:because|since|as|so|which|where|when|for)\b)")
 REASON = re.compile(r",?\s(?:because|since)\b")
-COPULA = re.compile(r"(?i:\b(?:is|are|equals|be)\b|是|为)")
 MATH = re.compile(
     r"\$\$(?P<a>[^$]{1,600})\$\$|(?<!\\)\$(?P<b>(?:[^$\\\n]|\\.){1,400})\$|\\\((?P<c>.{1,400}?)\\\)|\\\[(?P<d>.{1,600}?)\\\]",
     re.DOTALL,
 )
 PROSE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,20}\s{1,4}[a-zA-Z]{2}")
-WORDS_IN_FORMULA = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mbox)\s?\{[^{}]{0,200}\}")
 SENTENCE_END = re.compile(r"(?<!\.\.)[.!](?:\s|$)|[。!]|\n")
 SENTENCE_START = re.compile(r"(?<=[.!?。！])\s")
-ANNOTATION = re.compile(r"<<[^<>\n]{0,200}>>")
 MAX_GAP = 40
 """Longest text (characters) between two numbers of one answer."""
 MAX_NEGATION = 40
@@ -117,7 +113,6 @@ LATEX = re.compile(
 TEXT_ONLY = re.compile(
     r"\\(?:text|mathrm|therefore|because|q?quad|boxed|[cl]?dots|(?:black)?square|item|implies|hfill)"
 )
-EQUALS = re.compile(r"\s?=")
 GROUP = re.compile(
     r"\[\[[^\n]{1,100}?\]\]|(?:\bC(?=\())?\\?[(\[{]\s{0,2}[^()\[\]{}\n]{1,80},[^()\[\]{}\n]{1,80}\\?[)\]}]"
 )
@@ -159,20 +154,16 @@ OPTIONS = re.compile(
 ALL = re.compile(r"(?i:(?:all|every|any)\s(?:real\s)?(?:numbers?|reals?|values?|[a-z]\b))[^\n]*?(?=[.\s*]*(?:\n|$))")
 """A set in words."""
 ALL_LAST = re.compile(rf"(?:^|\b(?:is|are)\s)({ALL.pattern})")
-LETTER_LAST = re.compile(r"(?:\bis|\bit|['’]s)\s(\(?[A-Ja-j]\)(?=[\s.]|$))")
-"""An option behind the verb of the last sentence."""
 LAST_WORD = re.compile(r"(?i:\b(?:(?:north|south)?-?(?:east|west)|north|south|noon|midnight|infinity))(?=[.!*]*$)")
 """Words at the end of a sentence that are values."""
 WORKS = re.compile(r"\s(?:works?|satisf(?:y|ies)|(?:is|are)\s(?:a\s)?(?:allowed|possible|solutions?))\b.*$")
-KIND = re.compile(r"^(?i:colou?r|number|letter|day|city|country|month|point|team|player)\s(?=[A-Z\d])")
-"""What a name is, before the name."""
 NUMBERED = re.compile(r"\s*1\.\s[^\n]{1,80}(?:\n\s*\d\.\s[^\n]{1,80}){1,9}")
 ITEM = re.compile(r"\d\.\s([^\n]{1,80})")
 """Lines of a numbered list."""
 HAN = re.compile(r"[\u4e00-\u9fff]")
 RESULT = re.compile(
-    r"\b(?:is|are|was|were|be|get|obtain|find|gives?|yields?|has|have|faces?|facing|on|equals?|costs?|takes?|needs?|pays?|earns?"
-    r"|makes?|weighs?|spends?)\s(?:the\s|an?\s)?|[是为有共]"
+    r"\b(?:it['’]s|(?:is|are|was|were|be|get|obtain|find|gives?|yields?|has|have|faces?|facing|on|equals?|costs?|takes?|needs?|pays?|earns?"
+    r"|makes?|weighs?|spends?))\s(?:it\s)?(?:the\s|an?\s)?|[是为有共]"
 )
 COMPLEMENT = re.compile(r"\S{1,30}(?:\s\S{1,30}){0,6}")
 COUNTED = re.compile(
@@ -421,17 +412,14 @@ def _whole_answer(text: str) -> str | None:
 
 
 def _in_sentence(sentence: str) -> str | None:
-    """The answer in a sentence that does not begin with it: after its last "is", else its first formula, else its last
-    number, else its words."""
+    """The answer in a sentence that does not begin with it: its first formula, else its last number, else its words."""
     if not sentence or (NO_ANSWER.match(sentence) and not any(character.isdigit() for character in sentence)):
         return None
     sentence = REASON.split(sentence, maxsplit=1)[0] or sentence
-    behind = list(COPULA.finditer(sentence))
-    for part in ([sentence[behind[-1].end() :]] if behind else []) + [sentence]:
-        pieces = [piece for piece in _pieces(part) if _has_value(part[piece[0] : piece[1]])]
-        if pieces and (is_prose(part) or part is not sentence or pieces[0][2] or HAN.search(part)):
-            formulas = [piece for piece in pieces if piece[2]]
-            return _join(part, [formulas[0]] if formulas else _run_to_end(part, pieces))
+    pieces = [piece for piece in _pieces(sentence) if _has_value(sentence[piece[0] : piece[1]])]
+    if pieces and (is_prose(sentence) or pieces[0][2] or HAN.search(sentence)):
+        formulas = [piece for piece in pieces if piece[2]]
+        return _join(sentence, [formulas[0]] if formulas else _run_to_end(sentence, pieces))
     if any(character in sentence for character in "\\$^_=<>") or not is_prose(sentence):
         return sentence
     return BREAK.split(sentence, maxsplit=1)[0].strip(" *\"'") or None
@@ -492,7 +480,7 @@ def _plain_pieces(text: str, begin: int, end: int) -> list[Piece]:
     groups = [_stripped(match) for match in latex if _is_latex(match[0])]
     for match in GROUP.finditer(text, begin, end) if "," in text or "[[" in text else ():
         is_inside = any(start <= match.start() < until for start, until, _ in groups)
-        if not is_inside and _is_group(match[0]) and not EQUALS.match(text, match.end()):
+        if not is_inside and _is_group(match[0]):
             groups.append((match.start(), match.end(), False))
     pieces: list[Piece] = list(groups)
     for match in PLAIN.finditer(text, begin, end):
@@ -579,7 +567,7 @@ def _has_unit(part: str, unit: re.Match[str]) -> bool:
 
 def _last_expression(text: str) -> str | None:
     """The last formula or number, whichever ends later, with those in the same list; bold ones take precedence."""
-    text = ANNOTATION.sub("", text).rstrip()
+    text = text.rstrip()
     last_line = text.rpartition("\n")[2]
     last_sentence = SENTENCE_START.split(last_line)[-1]
     if bold := _bold(last_line, last_sentence):
@@ -603,14 +591,12 @@ def _last_expression(text: str) -> str | None:
 
 def _last_words(sentence: str) -> str | None:
     """The answer in a last sentence that has it in words, such as a date, an option or a number."""
-    states = [match for state in (NO_VALUE, *STATES.values()) if (match := state.search(sentence))]
+    states = [match for state in STATES.values() if (match := state.search(sentence))]
     words = [match[0] for pattern in (DATE, LAST_WORD) for match in pattern.finditer(sentence)]
     if states or words:
         return states[0][0] if states else words[-1]
     if everything := ALL_LAST.search(sentence):
         return WORKS.sub("", everything[1])
-    if letter := LETTER_LAST.search(sentence):
-        return _answer_at(sentence, letter.start(1))
     number = None if _has_value(sentence) else COUNTED.search(sentence)
     return number["number"] if number else None
 
@@ -619,7 +605,6 @@ def _complement(sentence: str) -> str | None:
     """The few words behind the last verb of a sentence that names its result: "So we get Friday."."""
     verbs = list(RESULT.finditer(sentence))
     words = sentence[verbs[-1].end() :].strip(' .!*"。') if verbs else ""
-    words = KIND.sub("", words)
     return words if words and COMPLEMENT.fullmatch(words) and not NO_ANSWER.match(words) else None
 
 
@@ -646,4 +631,4 @@ def _content(match: re.Match[str]) -> str:
 def _is_formula(match: re.Match[str]) -> bool:
     """True if `$...$` is a formula, and not the prose between two amounts of dollars."""
     content = _content(match)
-    return bool(content) and not is_prose(WORDS_IN_FORMULA.sub("", content))
+    return bool(content) and not is_prose(TEXT_COMMAND.sub("", content))

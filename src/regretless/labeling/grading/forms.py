@@ -11,7 +11,7 @@ from regretless.labeling.grading.numerals import CACHED, VARIABLE, Numeral, read
 
 MAX_ITEMS = 20
 """Longer lists remain one expression: comparing two lists takes time proportional to the product of their lengths."""
-TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s?\{([^{}]*)\}")
+TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|rm)\s?\{([^{}]*)\}")
 CHOICE = re.compile(
     r"(?:(?i:option|choice|answer)\s|选项)?\s?(?:\(\s?([A-Ja-j])\s?\)|([A-J])(?:[).:](?!\w*=)|$)|([a-j])\))\s*(.*)",
     re.DOTALL,
@@ -261,10 +261,11 @@ def sides(text: str) -> list[str]:
     """
     if INEQUALITY.search(text):
         return [text]
-    return _sides(text, EQUALITY)
+    return cut_outside_brackets(text, EQUALITY)
 
 
-def _sides(text: str, sign: re.Pattern[str]) -> list[str]:
+def cut_outside_brackets(text: str, sign: re.Pattern[str]) -> list[str]:
+    """Parts of a text between signs that stand outside of all brackets; between all signs if brackets do not match."""
     cuts = [match.span() for match in sign.finditer(text)]
     if cuts and any(character in OPEN for character in text):
         depth = _depths(text)
@@ -292,7 +293,7 @@ def stated_values(text: str) -> list[str]:
         return [text]
     if len(parts) == 2 and NAME.fullmatch(parts[1]) and read_number(parts[0]):  # 5 = x
         return parts[:1]
-    last_of_each = [sides(part)[-1] for part in _sides(text, APPROXIMATELY)]
+    last_of_each = [sides(part)[-1] for part in cut_outside_brackets(text, APPROXIMATELY)]
     letters = set(VARIABLE.findall(TEXT_COMMAND.sub("", parts[0]))) - {"i", "e"}
     if NAME.fullmatch(parts[0]) or BOUND.match(parts[0]) or not letters:
         return last_of_each

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
+
+from regretless.labeling.grading.forms import TEXT_COMMAND, cut_outside_brackets
 
 SIGN = re.compile(
     r"\\(?:cup|cap|setminus|backslash|mathbb|mid|infty|[lg]eq?|neq?|lor|vee|land|wedge)(?![a-zA-Z])|[<>]"
@@ -39,7 +40,6 @@ REALS = re.compile(
 )
 BUILDER = re.compile(r"\\?\{\s*([a-z])\s*(?:\\in\s*\\mathbb\s?\{?R\}?\s*)?(?::|\\mid|\\vert|\|)\s*(.{1,100}?)\s*\\?\}")
 MEMBER = re.compile(r"[a-z]\s*\\in(?![a-zA-Z])\s*")
-OPEN, CLOSE = "([{", ")]}"
 Parse = Callable[[str], Any]
 
 
@@ -47,14 +47,14 @@ def read_set(text: str, parse: Parse) -> Any | None:
     """The set of real numbers that a cleaned answer states; None if it is none. `parse` reads an expression."""
     from sympy import Complement, Intersection, S, Union  # type: ignore[import-untyped]
 
-    text = re.sub(r"\\(?:text|mathrm|textbf)\s?\{([^{}]*)\}", r" \1 ", text).strip()
+    text = TEXT_COMMAND.sub(r" \1 ", text).strip()
     for pattern, inequality in IN_WORDS:
         if words := pattern.fullmatch(text):
             text = words.expand(inequality)
             break
     text = MEMBER.sub("", text, count=1) if MEMBER.match(text) else text
     for separator, join in ((UNION, Union), (INTERSECTION, Intersection), (DIFFERENCE, Complement)):
-        parts = _split(text, separator)
+        parts = cut_outside_brackets(text, separator)
         if len(parts) > 1:
             sets = [read_set(part, parse) or _points(part, parse) for part in parts]
             if any(one is None for one in sets):
@@ -65,14 +65,6 @@ def read_set(text: str, parse: Parse) -> Any | None:
     if builder := BUILDER.fullmatch(text):
         return _as_set(parse(builder[2]))
     return _as_set(parse(text))
-
-
-def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Parts between separators outside of brackets."""
-    depths = [0, *accumulate((character in OPEN) - (character in CLOSE) for character in text)]
-    cuts = [match.span() for match in separator.finditer(text) if depths[match.start()] == 0]
-    starts, ends = [0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)]
-    return [text[start:end].strip() for start, end in zip(starts, ends, strict=True)]
 
 
 def _points(text: str, parse: Parse) -> Any | None:

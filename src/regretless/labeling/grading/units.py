@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+from regretless.labeling.grading.forms import TEXT_COMMAND
 from regretless.labeling.grading.numerals import UNDER_100, Numeral, equal_numbers, read_number
 
 POUND, INCH, GALLON = Fraction(45_359_237, 100_000), Fraction(254, 10_000), Fraction(1)
@@ -94,7 +95,6 @@ _MONEY = re.compile(
     r"(?:US|HK)?\\?(?P<sign>[$€£¥₹])\s?(?P<number>\d[\d,]*(?:\.\d+)?)(?:\s(?:and\s)?(?P<cents>\d{1,2})\s(?:cents?|¢))?"
 )
 _BETWEEN = re.compile(r"(?:,\s?|\s)?(?:(?:and|\\&|&)\s)?")
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|textnormal|mathrm|mbox|rm)\s?\{([^{}]*)\}")
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ\s?\}?")
 _TEMPERATURE = re.compile(r"(?:°|\bdegrees?)\s?(C(?:elsius)?|F(?:ahrenheit)?)\b")
 _SPEED = re.compile(r"(?<![a-zA-Z])(?:([mk])ph|kmh)(?![a-zA-Z])")
@@ -131,7 +131,7 @@ class Quantity:
 
 def _plain(text: str) -> str:
     """An answer without LaTeX's commands for words, degrees and spaces."""
-    text = _DEGREES.sub("°", _SPACE.sub(" ", _TEXT.sub(r" \1 ", text)))
+    text = _DEGREES.sub("°", _SPACE.sub(" ", TEXT_COMMAND.sub(r" \1 ", text)))
     text = _TEMPERATURE.sub(lambda match: f"°{match[1][0]}", text)
     text = _SPEED.sub(lambda match: "mi/h" if match[1] == "m" else "km/h", text)
     return " ".join(text.split()).strip(" .,")

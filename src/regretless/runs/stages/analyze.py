@@ -68,7 +68,7 @@ class Analyze(Stage["AnalyzeConfig"]):
         task = {
             "config": config,
             "pairs": Path(source),
-            "reference": resolve(run.model, root),
+            "reference": run.model,
             "policies": {
                 name: Trained(resolve(model.model, root), model.folder, model.objective, model.hyperparameters)
                 for name, model in trained.items()

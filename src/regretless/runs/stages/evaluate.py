@@ -134,18 +134,22 @@ class Evaluate(Stage["EvaluateConfig"]):
         self, config: EvaluateConfig, run: Run
     ) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
         """The models' folders, those of benchmarks in them, and those of sampling runs in these."""
-        from regretless.evaluation.harness import FOLDER
-
-        train = run.recipe.train
-        labels = [BASE, *(train.objectives if train is not None else ()), *config.policies]
+        labels, made = self._labels(config, run)
         yield self.place, [*labels, SAMPLES], None
         for label in labels:
-            made = [*config.benchmarks, *config.chat, *([FOLDER] if config.harness else [])]
             yield f"{self.place}/{label}", made, None
             for benchmark in config.benchmarks:
                 place = f"{self.place}/{label}/{benchmark}"
                 seeds = [path.name for path in run.path(place).glob("seed-*")]
                 yield place, [f"seed-{seed}" for seed in config.seeds], seeds
+
+    def _labels(self, config: EvaluateConfig, run: Run) -> tuple[list[str], list[str]]:
+        """Labels of the models that a recipe evaluates, and of the benchmarks."""
+        from regretless.evaluation.harness import FOLDER
+
+        train = run.recipe.train
+        models = [BASE, *(train.objectives if train is not None else ()), *config.policies]
+        return models, [*config.benchmarks, *config.chat, *([FOLDER] if config.harness else [])]
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """Two benchmarks with the world's problems. Other models and other programs are not part of it."""
@@ -163,7 +167,9 @@ class Evaluate(Stage["EvaluateConfig"]):
         from regretless.runs import cards
 
         folder = run.path(self.folder_in(run))
-        write_json(folder / "results.json", results.collect(folder, config.seeds))
+        # A command adds to what is there. In a run, what a recipe does not ask for may be of an earlier one.
+        asked_for = set(itertools.product(*self._labels(config, run))) if run.output is None else None
+        write_json(folder / "results.json", results.collect(folder, config.seeds, asked_for))
         cards.refresh_cards(run, lambda method, facts: {"results": cards.results_of(run, method)})
 
 
@@ -195,7 +201,6 @@ class _OneModel:
         self, stage: Evaluate, config: EvaluateConfig, run: Run, label: str, model: ModelConfig, group: str
     ) -> None:
         self.stage, self.config, self.run, self.label, self.model, self.group = stage, config, run, label, model, group
-        self.here = resolve(model, run.root)
         self.place = stage.folder_in(run) / label
         self.samples = stage.folder_in(run) / SAMPLES / label
 
@@ -229,7 +234,7 @@ class _OneModel:
         answers = []
         for benchmark, name in asked:
             source = config.benchmarks[benchmark].source
-            task = {"prompts": resolve(source, run.root), "setting": f"{section}benchmarks.{benchmark}."}
+            task = {"prompts": source, "setting": f"{section}benchmarks.{benchmark}."}
             place = self.samples / benchmark / name
             answers.append(self._sampling(place, dump(source), {**common, **decoding[name]}, task))
         yield answers
@@ -270,7 +275,7 @@ class _OneModel:
         # Neither the interpreter nor the batch changes what is asked.
         seen = {key: value for key, value in dump(given).items() if key not in ("python", "batch_size")}
         settings = {"model": dump(self.model), "tasks": self.config.harness, **seen}
-        task = {"tasks": self.config.harness, "settings": resolve(given, self.run.root), "model": self.here}
+        task = {"tasks": self.config.harness, "settings": given, "model": self.model}
         return self._unit(self.place / harness.FOLDER, settings, task, HARNESS)
 
     def _sampling(
@@ -284,7 +289,7 @@ class _OneModel:
         engine: dict[str, Any] = {"engine": config.engine, "server": config.engine_server, "vllm": config.vllm}
         params = SamplingParams(**decoding, **engine, batch_size=config.batch_size)
         settings = {"model": dump(self.model), "prompts": prompts, "sampling": dump(params)}
-        return self._unit(place, settings, {"model": self.here, "params": params, **task}, SAMPLING, keeps=KEEPS)
+        return self._unit(place, settings, {"model": self.model, "params": params, **task}, SAMPLING, keeps=KEEPS)
 
     def _unit(
         self, place: PurePosixPath, settings: Mapping[str, Any], task: Mapping[str, Any], need: Need, **others: Any

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, Run, Stage, file_input, hub_setting
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ class Inspect(Stage["InspectConfig"]):
             **hub_setting("pairs", source),
         }
         task = {
-            "config": resolve(config, run.root),
+            "config": config,
             "pairs": Path(source),
-            "model": resolve(run.model, run.root),
+            "model": run.model,
             "objectives": objectives,
         }
         inputs, need = file_input("pairs", source), Need("inspect", gpus=1)

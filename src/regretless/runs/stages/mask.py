@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, Run, Stage, file_input
 from regretless.runs.stages.tiny import TOKENIZER
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 
 if TYPE_CHECKING:
     from regretless.labeling.mask import MaskConfig
@@ -33,7 +33,7 @@ class Mask(Stage["MaskConfig"]):
     def units(self, config: MaskConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the pairs, those that were there first."""
         source = run.latest(PAIRS, self.name)
-        task = {"config": resolve(config, run.root), "pairs": Path(source)}
+        task = {"config": config, "pairs": Path(source)}
         yield [run.unit(self, self.place, dump(config), task, inputs=file_input("pairs", source))]
 
     def problems(self, config: MaskConfig, machine: Machine) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Stage
 from regretless.runs.stages.tiny import has_data, model_in_miniature
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 
 if TYPE_CHECKING:
     from regretless.labeling.pair import PairConfig
@@ -32,7 +32,7 @@ class Pair(Stage["PairConfig"]):
     def units(self, config: PairConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the pairs."""
         responses = Path(run.latest(RESPONSES, self.name))
-        task = {"config": resolve(config, run.root), "responses": responses}
+        task = {"config": config, "responses": responses}
         yield [run.unit(self, self.place, dump(config), task, inputs={"responses": responses})]
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:

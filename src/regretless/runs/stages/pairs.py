@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, Run, Session, Stage
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 
 if TYPE_CHECKING:
     from regretless.runs.recipe import PairsSource, Recipe
@@ -24,7 +24,7 @@ class Pairs(Stage["PairsSource"]):
 
     def units(self, config: PairsSource, run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the pairs."""
-        yield [run.unit(self, self.place, dump(config), {"config": resolve(config, run.root)})]
+        yield [run.unit(self, self.place, dump(config), {"config": config})]
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
         """Read the pairs, and write those that can be used."""

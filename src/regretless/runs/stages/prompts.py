@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.files import write_jsonl
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import Run, Session, Stage
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 
 if TYPE_CHECKING:
     from regretless.data.prompts import PromptSource
@@ -26,8 +26,7 @@ class Prompts(Stage["Mapping[str, PromptSource]"]):
     def units(self, config: Mapping[str, PromptSource], run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the file of prompts."""
         settings = {name: dump(source) for name, source in config.items()}
-        task = {name: resolve(source, run.root) for name, source in config.items()}
-        yield [run.unit(self, self.place, settings, task)]
+        yield [run.unit(self, self.place, settings, config)]
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
         """Read every source, and write prompts.jsonl."""

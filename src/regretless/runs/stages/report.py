@@ -16,7 +16,6 @@ from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
     from regretless.reporting.report import ReportConfig
-    from regretless.runs.preflight import Machine
     from regretless.runs.recipe import Recipe
 
 
@@ -24,10 +23,10 @@ class Report(Stage["ReportConfig"]):
     """Writes the page."""
 
     name = "report"
-    writes = ("report.html", "figures")
-    about = "One HTML page about a run, with a regret explorer; figures.formats=[png,pdf] also draws files."
+    writes = ("report.html",)
+    about = "One HTML page about a run, with a regret explorer."
     reads = "a run folder"
-    makes = "one HTML page, the [regret explorer](report.md) in it; figures as PNG and PDF"
+    makes = "one HTML page, the [regret explorer](report.md) in it"
     flags = ("run_dir",)
     is_read = makes_numbers = False
 
@@ -53,23 +52,6 @@ class Report(Stage["ReportConfig"]):
 
         page = run.path(self.place, "report.html")
         refresh_cards(run, lambda method, facts: {"report": os.path.relpath(page, run.path("train", method))})
-
-    def problems(self, config: ReportConfig, machine: Machine) -> None:
-        """Figures of models or pairs that the run does not have."""
-        super().problems(config, machine)
-        if (figures := config.figures) is None:
-            return
-        train, analyze = machine.recipe.train, machine.recipe.analyze
-        trained = train.objectives if train is not None else []
-        if unknown := [name for name in figures.models or () if name not in trained]:
-            machine.add(
-                f"{self.name}.figures.models", f"expected some of {', '.join(trained)}, got {', '.join(unknown)}"
-            )
-        if analyze is not None and figures.pair > (most := analyze.pairs + analyze.masked):
-            machine.add(
-                f"{self.name}.figures.pair",
-                f"expected at most {most}, the number of pairs that analyze includes; got {figures.pair}",
-            )
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """A page that says what it is."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import RESPONSES, Run, Stage
 from regretless.runs.stages.tiny import TOKENIZER, behavior_of, has_data, made_here, trained_name
-from regretless.workflow.run_folder import RUN, Unit, resolve
+from regretless.workflow.run_folder import RUN, Unit
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Sample(Stage["SampleConfig"]):
         """One unit: the responses of all models."""
         from regretless.sampling.sample import KEEPS
 
-        task = {"config": resolve(config, run.root)}
+        task = {"config": config}
         yield [run.unit(self, self.place, dump(config), task, need=Need("sample"), keeps=KEEPS)]
 
     def problems(self, config: SampleConfig, machine: Machine) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from regretless.core.errors import ConfigError, RegretlessError
-from regretless.workflow.run_folder import RUN, RunFolder, Unit, substitute
+from regretless.core.settings import Section
+from regretless.workflow.run_folder import RUN, RunFolder, Unit, resolve, substitute
 
 if TYPE_CHECKING:
     from regretless.modeling.load import ModelConfig
@@ -189,7 +190,11 @@ class Run:
     def unit(
         self, stage: Stage[Any], name: str, settings: Mapping[str, Any], task: Mapping[str, Any], **others: Any
     ) -> Unit:
-        """A unit of work of a stage, in the folder `name` of this run. others: further fields of the unit."""
+        """A unit of work of a stage, in the folder `name` of this run. others: further fields of the unit.
+
+        settings keep `{run}`, so that a run folder can be moved; in the sections of the task it is resolved, once.
+        """
+        task = {key: resolve(value, self.root) if isinstance(value, Section) else value for key, value in task.items()}
         label = ""
         if self.is_unit and self.output is not None:
             name, label = self.output.name, stage.place

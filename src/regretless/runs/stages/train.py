@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.errors import ConfigError
 from regretless.core.settings import dump
 from regretless.runs.stages.stage import PAIRS, C, Run, Stage, file_input, hub_setting
-from regretless.workflow.run_folder import Unit, resolve
+from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class Training(Stage[C]):
             **source,
         }
         task = {
-            "config": resolve(config, run.root),
+            "config": config,
             "objective": objective,
-            "model": resolve(model, run.root),
+            "model": model,
             "pairs": data,
             "ray_workers": workers,
         }
