@@ -32,6 +32,8 @@ from regretless.sampling.base import SamplingParams
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.training.merge import merge_adapter
 
+pytestmark = pytest.mark.real
+
 PAPER = SamplingParams(n=1, max_new_tokens=32, temperature=0.8, top_p=0.95, top_k=40, repetition_penalty=1.1)
 GREEDY = SamplingParams(n=1, max_new_tokens=32, temperature=0, top_p=1, top_k=0, repetition_penalty=1)
 
