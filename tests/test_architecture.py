@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"studies"},
     {"runs"},
-    {"evaluation"},
+    {"evaluation", "rollouts"},
     STAGES,
     {"servers"},
     {"data"},
@@ -194,6 +194,7 @@ def _writes(call: ast.Call, function: ast.Attribute) -> bool:
 TESTS = Path(__file__).resolve().parent
 OF_NO_MODULE = {
     "experiments/theory/test_objective_meets_theory.py": "an objective of the package against the theory",
+    "experiments/theory/test_regret_meets_theory.py": "the package's measure of regret against the theory",
     "experiments/theory/test_theory_page.py": "docs/theory.md and the scripts that print it",
     "experiments/theory/test_worked_examples.py": "grid_world.py and two_decisions.py",
     "labeling/grading/test_unseen_answers.py": "answers of readers who had not seen the verifier",

@@ -390,6 +390,61 @@ def test_best_start_when_lines_are_shared_then_a_start_is_worth_what_it_usually_
     assert [pair.chosen.score for pair in pairs] == pytest.approx([2 / 3] * 6)
 
 
+def of_regret(name: str, halves: tuple[float, float], error: float = 0.1, units: int = 3, **values: Any) -> Response:
+    """A response that `rollout` has measured: two estimates of its regret, each with √2 times the error."""
+    ends = list(range(1, units + 1))
+    measured = {"regret": sum(halves) / 2, "regret_error": error, "regret_halves": list(halves), "unit_ends": ends}
+    return response(name, "correct", **{**measured, **values})
+
+
+@pytest.mark.parametrize(
+    ("rows", "pairs", "counts"),
+    [
+        # Less regret is better. The error of a difference, with half of the continuations, is 0.1 · √2 · √2 = 0.2.
+        (
+            [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5))],
+            [("a", "b")],
+            {"confirmed": 1.0, "pairs_dropped": {}},
+        ),
+        ([of_regret("a", (0.0, 0.0)), of_regret("b", (0.21, 0.01))], [("a", "b")], {"confirmed": 1.0}),
+        ([of_regret("a", (0.0, 0.0)), of_regret("b", (0.19, 9.0))], [], {"pairs_dropped": {"close": 1}}),
+        # The order is the first half's; the second one does not choose, it only confirms.
+        (
+            [of_regret("a", (0.0, 0.6)), of_regret("b", (0.5, 0.5)), of_regret("c", (1.0, 1.0))],
+            [("a", "c"), ("b", "c")],
+            {"pairs_dropped": {"unconfirmed": 1}, "confirmed": 2 / 3},
+        ),
+        (
+            [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5), units=2), of_regret("c", (0.6, 0.6), units=2)],
+            [],
+            {"prompts_dropped": {"doubtful": 1}, "pairs_dropped": {"close": 1}, "confirmed": None},
+        ),
+        (
+            [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5), units=2)],
+            [],
+            {"prompts_dropped": {"unequal_units": 1}},
+        ),
+        ([of_regret("a", (0.5, 0.0)), of_regret("b", (0.5, 0.5))], [], {"prompts_dropped": {"equal_regret": 1}}),
+        (
+            [of_regret("a", (0.0, 0.0)), response("b", "wrong")],
+            [],
+            {"prompts_dropped": {"single_response": 1}, "responses_left_out": {"without_regret": 1}},
+        ),
+    ],
+)
+def test_regret_when_measured_then_pairs_are_apart_confirmed_and_of_equally_many_units(
+    rows: list[Response], pairs: list[tuple[str, str]], counts: dict[str, Any]
+) -> None:
+    made, found = make_pairs(rows, PairConfig(rule="regret"))
+    assert sorted(texts(made)) == pairs
+    assert {name: found[name] for name in counts} == counts
+
+
+def test_regret_when_smallest_gap_is_larger_then_closer_pairs_are_dropped() -> None:
+    rows = [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5))]
+    assert [len(make_pairs(rows, PairConfig(rule="regret", smallest_gap=gap))[0]) for gap in (0, 2.4, 2.6)] == [1, 1, 0]
+
+
 @pytest.mark.parametrize("rule", ["best_vs_random", "above_writer", "best_start"])
 def test_rules_of_scores_when_a_score_is_null_then_it_counts_as_missing_and_not_as_an_unknown_verdict(
     rule: str,

@@ -42,6 +42,29 @@ def test_repo_scores_when_compared_with_the_printed_double_sum_are_equal(
         assert without_behavior[row].item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("discount", [None, 1.0, 0.9])
+def test_repo_when_the_reference_wrote_then_it_is_dpo_with_position_weights(
+    discount: float | None, make_batch: Callable[..., dict[str, Tensor]]
+) -> None:
+    lengths, beta = [7, 1, 4], 0.3
+    batch = make_batch(lengths)
+    batch["behavior"] = batch["reference"]
+    found = build("repo", beta=beta, discount=discount)(Logps(**batch), PAIRS)
+    assert found.scores is not None
+    expected = []
+    for row, length in enumerate(lengths):
+        # How often token s is ahead of another one, by the window's mean or by the discount.
+        weights = [
+            1 + sum(1 / (length - t) if discount is None else discount ** (s - t) for t in range(1, s))
+            for s in range(1, length + 1)
+        ]
+        ratios = (batch["policy"] - batch["reference"])[row, :length]
+        expected.append(beta * float(ratios @ torch.tensor(weights, dtype=torch.float64)))
+    assert found.scores.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    losses = [math.log1p(math.exp(expected[worse] - expected[better])) for better, worse in PAIRS.tolist()]
+    assert found.losses.tolist() == pytest.approx(losses, rel=1e-12)
+
+
 def test_repo_in_steps_weighs_the_sums_of_each_step() -> None:
     # Four tokens in three steps; the paper's weights of three units are 0, 1/2, 3/2.
     policy = torch.tensor([[-1.0, -2.0, -3.0, -4.0]])

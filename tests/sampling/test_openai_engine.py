@@ -236,8 +236,17 @@ def test_completions_when_the_tokenizer_is_named_sends_and_records_its_ids(tmp_p
         )
         engine = OpenAIEngine(ModelConfig(name_or_path="colors", tokenizer=str(tmp_path)), params)
         (found,) = engine.generate([engine.encode([{"role": "user", "content": "Which one"}])], 0)
+        (continued,) = engine.generate([engine.encode_ids([1, 2, 3, 3])], 0)
     assert server.requests[0].body["prompt"] == [1, 2, 3] == found.prompt_token_ids
+    assert server.requests[-1].body["prompt"] == [1, 2, 3, 3] == continued.prompt_token_ids
     assert engine.provenance.tokenizer == tokenizer_fingerprint(tokenizer)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_token_ids_when_the_server_is_sent_none_then_they_are_refused(endpoint: str) -> None:
+    engine = engine_for("http://127.0.0.1:1/v1", PLAIN, {"endpoint": endpoint})
+    with pytest.raises(ConfigError, match=r"server\.endpoint: .* only endpoint: completions"):
+        engine.encode_ids([1, 2])
 
 
 @pytest.mark.parametrize(

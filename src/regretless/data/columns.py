@@ -80,6 +80,19 @@ class Response:
     """Text that the verifier took as the response's answer."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
+    regret: float | None = None
+    """Σ Reg of its units, measured by `rollout`."""
+    regret_error: float | None = None
+    """Posterior standard deviation of its G = Σ_{t≥1} V* − V^μ: responses to one prompt share V*(s_0), and differ by
+    no more than G and the return."""
+    regret_halves: list[float] | None = None
+    """Σ Reg − V*(s_0) from the continuations with even numbers, and from those with odd ones."""
+    unit_ends: list[int] | None = None
+    """Tokens at the end of each unit that `rollout` measured."""
+    unit_right: list[int] | None = None
+    """Right continuations by the writer, before each unit."""
+    unit_continuations: list[int] | None = None
+    """Continuations by the writer, before each unit."""
     origin: str | None = field(default=None, compare=False)
     """Origin of the row, `file:line`, for messages; set by the reader and never stored."""
 
@@ -228,6 +241,9 @@ String = Annotated[str, Field(description="text")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str | Integer, Field(description="text or a whole number")]
 Flag = Annotated[bool, Field(description="true or false")]
+Real = Annotated[float, Field(allow_inf_nan=False, description="a finite number")]
+Halves = Annotated[list[Real], Field(min_length=2, max_length=2, description="two finite numbers")]
+Counts = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(description="whole numbers, 0 or more")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
 Kind = Annotated[LogpsKind, Field(description="raw or sampled")]
 Finish = Annotated[FinishReason, Field(description="stop, length or stop_string")]
@@ -298,6 +314,12 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "answer": ColumnType(Gold),
     "verdict": ColumnType(VerdictName),
     "score": ColumnType(Score, pa.float64()),
+    "regret": ColumnType(Real, pa.float64()),
+    "regret_error": ColumnType(Real, pa.float64()),
+    "regret_halves": ColumnType(Halves, pa.list_(pa.float64())),
+    "unit_ends": ColumnType(Counts, IDS),
+    "unit_right": ColumnType(Counts, IDS),
+    "unit_continuations": ColumnType(Counts, IDS),
     "complete": ColumnType(Flag, pa.bool_()),
     "stopped": ColumnType(Flag, pa.bool_()),
     "kind": ColumnType(PairKind),

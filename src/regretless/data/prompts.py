@@ -77,6 +77,8 @@ class PromptRow:
     extra: Mapping[str, Any] = field(default_factory=dict)
     line: int = 0
     """1-based line (or row) of its source, for messages."""
+    token_ids: tuple[int, ...] | None = None
+    """The prompt as the model receives it, where that is more than its text: with the beginning of a response."""
 
 
 def load_prompts(source: PromptSource, setting: str = "") -> list[PromptRow]:

@@ -30,7 +30,7 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
-from regretless.labeling.pairing_rules import RULES
+from regretless.labeling.pairing_rules import RULES, UNCONFIRMED
 from regretless.modeling.load import ModelConfig
 
 
@@ -43,12 +43,15 @@ class PairConfig(Section):
     likely correct with the most likely wrong responses (the authors' released code). `above_writer` scores a response
     by how much better it is than its writer's responses to the prompt are on average (an advantage, not a regret), and
     `best_start` by how good all responses with the same first line are on average; both pair random responses with
-    different scores."""
+    different scores. `regret` pairs random responses with equally many units by their regret, as `rollout` has measured
+    it: less is better."""
     max_correct: int = Field(default=2, ge=1)
     """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2. Rules that pair by scores use
     up to `max_correct` + `max_wrong` responses, and make up to `max_correct` × `max_wrong` pairs."""
     max_wrong: int = Field(default=2, ge=1)
     """Most wrong responses per prompt; not used by `best_vs_random`. The paper uses 2."""
+    smallest_gap: float = Field(default=1.0, ge=0, le=100)
+    """Least difference of two responses' regret, in posterior standard errors, for the rule `regret`."""
     logps: LogpsKind = "raw"
     """Log-probabilities to store in the pairs: `raw` are the behavior model's own; `sampled` are those of the
     distribution that tokens were drawn from, after temperature, top-p, top-k and penalties."""
@@ -118,6 +121,7 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
     pairs: list[Pair] = []
     left_out: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
+    doubted: Counter[str] = Counter()
     for prompt_id, group in groupby(sorted(responses, key=_order), key=lambda response: response.prompt_id):
         candidates = _candidates(list(group), config.rule, left_out)
         if not candidates:
@@ -128,15 +132,34 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
         if isinstance(selected, str):
             dropped[selected] += 1
             continue
-        pairs.extend(_pair(chosen, rejected, config) for chosen, rejected in selected)
+        doubts = [_doubt(config, prompt_id, chosen, rejected) for chosen, rejected in selected]
+        doubted.update(filter(None, doubts))
+        if selected and all(doubts):
+            dropped["doubtful"] += 1
+        kept = [pair for pair, doubt in zip(selected, doubts, strict=True) if doubt is None]
+        pairs += [_pair(chosen, rejected, config) for chosen, rejected in kept]
     return pairs, {
         "pairs": len(pairs),
+        **({} if RULES.find(config.rule).doubt is None else _confirmed(len(pairs), doubted)),
         "prompts_paired": len({pair.prompt_id for pair in pairs}),
         "distinct_responses": len({side.id for pair in pairs for side in pair.sides.values()}),
         "pairs_without_logps": sum(any(side.logps is None for side in pair.sides.values()) for pair in pairs),
         "prompts_dropped": dict(sorted(dropped.items())),
         "responses_left_out": dict(sorted(left_out.items())),
     }
+
+
+def _doubt(config: PairConfig, prompt_id: str, chosen: Response, rejected: Response) -> str | None:
+    if RULES.find(config.rule).doubt is None:
+        return None
+    doubt: str | None = _ask(config.rule, "doubt", prompt_id, chosen, rejected, config.smallest_gap)
+    return doubt
+
+
+def _confirmed(kept: int, doubted: Mapping[str, int]) -> dict[str, Any]:
+    """Pairs that were dropped, by reason, and the share of those that data unseen by the selection confirm."""
+    asked = kept + doubted.get(UNCONFIRMED, 0)
+    return {"pairs_dropped": dict(sorted(doubted.items())), "confirmed": kept / asked if asked else None}
 
 
 def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[Response], list[Refusal]]:
@@ -202,6 +225,7 @@ def _is_pair(pair: Any) -> bool:
 RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "compare": (_are_responses, "a list of responses"),
     "unusable": (lambda result: isinstance(result, str | None), "a text, or None for a response that can be paired"),
+    "doubt": (lambda result: isinstance(result, str | None), "a text, or None for a pair that is kept"),
     "select": (
         lambda result: isinstance(result, str) or (isinstance(result, Sequence) and all(map(_is_pair, result))),
         "a list of pairs (chosen, rejected) of two different responses, or a text that says why there are none",

@@ -14,6 +14,7 @@ from regretless.data.columns import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""
+CLOSE, UNCONFIRMED = "close", "unconfirmed"
 EQUAL = 1e-9
 """Scores that differ by no more are equal: means of the same numbers may differ by rounding."""
 
@@ -32,6 +33,9 @@ class Rule:
     """
     compare: Callable[[Sequence[Response]], Sequence[Response]] = list
     """All responses to one prompt, with scores that come from comparing them, before equal texts are merged."""
+    doubt: Callable[[Response, Response, float], str | None] | None = None
+    """Why a selected pair (chosen, rejected) is dropped after all, or None: for scores that are estimates. `CLOSE`: a
+    gap below `smallest_gap` standard errors; `UNCONFIRMED`: data that selection has not seen say the opposite."""
 
 
 def _undecided(response: Response) -> str | None:
@@ -152,6 +156,43 @@ def higher_score(responses: Sequence[Response], most_correct: int, most_wrong: i
     return random.sample(pairs, min(most_correct * most_wrong, len(pairs))) if pairs else "equal_scores"
 
 
+def _unmeasured(response: Response) -> str | None:
+    measured = (response.regret_error, response.regret_halves, response.unit_ends)
+    return "without_regret" if any(value is None for value in measured) else None
+
+
+def _half(response: Response, number: int) -> float:
+    assert response.regret_halves is not None  # _unmeasured
+    return response.regret_halves[number]
+
+
+def less_regret(responses: Sequence[Response], most_correct: int, most_wrong: int, random: Random) -> Chosen | str:
+    """Random responses, as many as there may be correct and wrong ones; each against every one with more regret.
+
+    Regret grows with the number of units, so only responses with equally many are compared. The order is that of every
+    second continuation; the others confirm it (`doubt_of_regret`).
+    """
+    if len(responses) < 2:
+        return "single_response"
+    drawn = random.sample(list(responses), min(most_correct + most_wrong, len(responses)))
+    ranked = sorted(drawn, key=lambda response: _half(response, 0))
+    comparable = [pair for pair in combinations(ranked, 2) if len({len(one.unit_ends or ()) for one in pair}) == 1]
+    if not comparable:
+        return "unequal_units"
+    pairs = [(less, more) for less, more in comparable if _half(more, 0) - _half(less, 0) > EQUAL]
+    return random.sample(pairs, min(most_correct * most_wrong, len(pairs))) if pairs else "equal_regret"
+
+
+def doubt_of_regret(chosen: Response, rejected: Response, smallest_gap: float) -> str | None:
+    """Whether half of the continuations separate two responses, and the other half agrees."""
+    # Half of the continuations: twice the variance.
+    error = math.sqrt(2) * math.hypot(chosen.regret_error or 0.0, rejected.regret_error or 0.0)
+    selecting, confirming = (_half(rejected, number) - _half(chosen, number) for number in (0, 1))
+    if selecting < smallest_gap * error:
+        return CLOSE
+    return None if confirming > 0 else UNCONFIRMED
+
+
 RULES: Registry[Rule] = Registry(
     "rules",
     {
@@ -160,6 +201,7 @@ RULES: Registry[Rule] = Registry(
         "best_vs_random": Rule(_unscored, best_vs_random),
         "above_writer": Rule(_unjudged, higher_score, _above_writer),
         "best_start": Rule(_unjudged, higher_score, _value_of_start),
+        "regret": Rule(_unmeasured, less_regret, doubt=doubt_of_regret),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
     {

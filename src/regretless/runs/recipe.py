@@ -37,6 +37,7 @@ from regretless.labeling.pair import PairConfig
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ADAPTER, ModelConfig
 from regretless.reporting.report import ReportConfig
+from regretless.rollouts.rollout import RolloutConfig
 from regretless.runs.stages import STAGES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.train_config import TrainConfig
@@ -122,10 +123,12 @@ class Recipe(Section):
     """Compare responses with their gold answers."""
     judge: JudgeConfig | None = None
     """Score responses with a language model on an OpenAI-compatible server."""
+    rollout: RolloutConfig | None = None
+    """Measure the regret of each step of a response by continuations from its beginnings."""
     pair: PairConfig | None = None
     """Make preference pairs of verified or scored responses."""
     pairs: PairsSource | None = None
-    """Existing pairs to use in place of the stages `prompts`, `sample`, `verify`, `judge` and `pair`."""
+    """Existing pairs to use in place of the stages `prompts`, `sample`, `verify`, `judge`, `rollout` and `pair`."""
     mask: MaskConfig | None = None
     """Add pairs of a chosen response against its own beginning."""
     inspect: InspectConfig | None = None
@@ -176,7 +179,7 @@ def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     replaced: set[str] = set()
     if values.get("pairs") is not None:
-        replaced = {"prompts", "sample", "responses", "verify", "judge", "pair"}
+        replaced = {"prompts", "sample", "responses", "verify", "judge", "rollout", "pair"}
     elif values.get("responses") is not None:
         replaced = {"prompts", "sample"}
     kept = {key: value for key, value in values.items() if key not in replaced}

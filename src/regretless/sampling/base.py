@@ -65,7 +65,10 @@ class Engine(Protocol[P]):
         """Maximum number of tokens of prompt and response together, if the model has a known limit."""
 
     def encode(self, prompt: Text) -> P:
-        """A prompt as the model receives it: token ids, if they are known. Raises DataError if it cannot be written."""
+        """A prompt as the model receives it: token ids, if they are known. Raises DataError if it cannot be written.
+
+        An engine in whose form a list of token ids is no prompt has `encode_ids` as well (`TextEngine`).
+        """
 
     def with_params(self, params: SamplingParams) -> Self:
         """The same model, already loaded, with other settings of sampling; `engine`, `server` and `vllm` are equal."""
@@ -91,6 +94,14 @@ class StoringEngine(StreamingEngine[P], Protocol[P]):
 
     def forget(self, prompts: Sequence[P], seeds: Sequence[int]) -> None:
         """Remove what the file has of these requests."""
+
+
+@runtime_checkable
+class TextEngine(Engine[P], Protocol[P]):
+    """An engine whose prompts are texts, or have them beside their token ids."""
+
+    def encode_ids(self, ids: Sequence[int]) -> P:
+        """The prompt of these token ids. Raises ConfigError if the engine takes none."""
 
 
 class PromptsUnansweredError(ServerError):

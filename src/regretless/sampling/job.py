@@ -29,7 +29,14 @@ from regretless.data.rows import write_parquet, write_records
 from regretless.data.schema import Unusable, check_lengths, quoted
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import kept
-from regretless.sampling.base import Completion, Engine, PromptsUnansweredError, StoringEngine, StreamingEngine
+from regretless.sampling.base import (
+    Completion,
+    Engine,
+    PromptsUnansweredError,
+    StoringEngine,
+    StreamingEngine,
+    TextEngine,
+)
 from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.stop_strings import first_of
@@ -263,7 +270,7 @@ class PartSampler:
         engine = self._engine.with_params(work.params)
         if isinstance(engine, StoringEngine):
             engine = engine.with_replies(work.replies)
-        prompts = [engine.encode(row.prompt) for row in work.prompts]
+        prompts = [_in_form_of(engine, row) for row in work.prompts]
         _check_context(self.model, engine, prompts, work.params)
         # Longest first: a batch that exceeds the memory fails at once, and the rows of a batch need little padding.
         longest_first = sorted(range(len(prompts)), key=lambda prompt: -len(prompts[prompt]))
@@ -394,6 +401,15 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
     if problem := check_lengths("sampled_logps", response.pieces, response.sampled_logps):
         raise _misused(work, f"{_name(row)}: {problem}")
     return response
+
+
+def _in_form_of(engine: Engine[Any], row: PromptRow) -> Any:
+    """A prompt in the engine's form. Raises ConfigError for token ids where the engine takes none."""
+    if row.token_ids is None:
+        return engine.encode(row.prompt)
+    if isinstance(engine, TextEngine):
+        return engine.encode_ids(row.token_ids)
+    return list(row.token_ids)
 
 
 def _misused(work: SampleWork, problem: str) -> ConfigError:

@@ -214,6 +214,15 @@ class OpenAIEngine:
             )
         return ServerPrompt(prompt, None)
 
+    def encode_ids(self, ids: Sequence[int]) -> ServerPrompt:
+        """The prompt of these token ids. Raises ConfigError unless the server is sent token ids."""
+        if self.server.endpoint == "chat" or self.tokenizer is None:
+            raise ConfigError(
+                "server.endpoint: responses are continued from their token ids, which only endpoint: completions "
+                "sends, for a model whose settings name a tokenizer"
+            )
+        return ServerPrompt(self.tokenizer.decode(ids), list(ids))
+
     def with_params(self, params: SamplingParams) -> Self:
         """This engine with other settings of sampling, which are checked again; what is spent counts for both."""
         if params == self.params:

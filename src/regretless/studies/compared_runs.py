@@ -231,18 +231,18 @@ def _variants(folders: Sequence[RunToCompare]) -> list[str]:
     What a run trains and evaluates does not count: methods and benchmarks are rows and columns already.
     """
     settings = [folder.settings_of(folder.methods) for folder in folders]
-    varying = [key for key in keys_of(settings) if len({text_of(of_run.get(key)) for of_run in settings}) > 1]
+    varying = [key for key in keys_of(settings) if len({str(of_run.get(key)) for of_run in settings}) > 1]
     sections = [key.partition(".")[0] for key in varying]
     alone = {
         name
         for name in sections
-        if len({text_of(kept) for of_run in settings if (kept := _part(of_run, name))}) == 1
+        if len({str(kept) for of_run in settings if (kept := _part(of_run, name))}) == 1
         and not all(_part(of_run, name) for of_run in settings)
     }
     texts = []
     for of_run in settings:
         parts = [
-            name if name in alone else f"{key}={text_of(of_run[key])}"
+            name if name in alone else f"{key}={of_run[key]!s}"
             for name, key in zip(sections, varying, strict=True)
             if key in of_run
         ]
@@ -257,11 +257,6 @@ def keys_of(settings: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _part(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key.partition(".")[0] == section}
-
-
-def text_of(value: Any) -> str:
-    """A setting as text, in which settings are compared and shown."""
-    return value if isinstance(value, str) else str(value)
 
 
 def twice(folders: Sequence[RunToCompare]) -> list[str]:
@@ -297,7 +292,7 @@ def differing(folders: Sequence[RunToCompare]) -> dict[str, dict[str, str]]:
         for label, benchmark in folder.evaluated():
             of_packages = read_json(folder.path / "evaluate" / label / benchmark / MANIFEST)["versions"]
             versions |= {f"version of {name}": str(version) for name, version in of_packages.items()}
-        columns.append({key: text_of(value) for key, value in folder.settings.items()} | versions)
+        columns.append({key: str(value) for key, value in folder.settings.items()} | versions)
     return {
         key: {str(folder.path): column.get(key, "default") for folder, column in zip(folders, columns, strict=True)}
         for key in keys_of(columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -38,14 +38,14 @@ class Observation:
     benchmark: str
     metric: str
     unit: str
-    judge: str
-    """Model that judged the answers; empty for a benchmark with gold answers."""
     value: float | None
     """The one number of the run: greedy Pass@1, or the metric of a chat benchmark; None if it could not be computed."""
     interval: Interval
     """95 % interval over the problems."""
     n: int
     """Problems, or judged questions."""
+    judge: str = ""
+    """Model that judged the answers; empty for a benchmark with gold answers."""
     verdicts: Mapping[str, bool] = field(default_factory=dict)
     """By problem, whether the greedy answer is correct; empty for other metrics."""
     sums: Sums = field(default_factory=dict)
@@ -82,6 +82,11 @@ class Evaluation(ABC):
     def observations(self) -> Iterator[Observation]:
         """What it measured."""
 
+    def observation(self, bounds: Iterable[float | None], factor: float = 1.0, **fields: Any) -> Observation:
+        """One metric of it, with the bounds of its interval, in the metric's unit when multiplied by `factor`."""
+        interval = Interval(*(float("nan") if bound is None else factor * bound for bound in bounds))
+        return Observation(self.run.labels, self.label, self.benchmark, interval=interval, **fields)
+
 
 class GoldEvaluation(Evaluation):
     """Answers that were compared with gold answers: one greedy pass, and sampled ones."""
@@ -101,16 +106,12 @@ class GoldEvaluation(Evaluation):
         return replace(greedy, settings=settings)
 
     def observations(self) -> Iterator[Observation]:
-        low, high = (PERCENT * bound if bound is not None else float("nan") for bound in self.result["interval"])
-        yield Observation(
-            run=self.run.labels,
-            method=self.label,
-            benchmark=self.benchmark,
+        yield self.observation(
+            self.result["interval"],
+            PERCENT,
             metric=PASS_AT_1_KEY,
             unit="%",
-            judge="",
             value=PERCENT * self.result["pass_at_1"],
-            interval=Interval(low, high),
             n=self.result["n"],
             verdicts=self.result["verdicts"],
             sampled={seed: PERCENT * result["pass_at_1"] for seed, result in self.passes.items()},
@@ -134,17 +135,13 @@ class ChatEvaluation(Evaluation):
         for metric, result in self.result["metrics"].items():
             if metric.startswith((CATEGORY, TURN)):
                 continue
-            low, high = (float("nan") if result[name] is None else result[name] for name in ("low", "high"))
             values = self.result["values"] if metric == kind.main_metric else {}
-            yield Observation(
-                run=self.run.labels,
-                method=self.label,
-                benchmark=self.benchmark,
+            yield self.observation(
+                (result["low"], result["high"]),
                 metric=metric,
                 unit=kind.unit,
                 judge=self.result["judge"],
                 value=result["value"],
-                interval=Interval(low, high),
                 n=result["n"],
                 sums={key: (total, weight) for key, (total, weight) in values.items()},
                 scale=kind.scale,
@@ -179,16 +176,12 @@ class HarnessEvaluation(Evaluation):
             if harness.metric_of(key) in self.left_out:
                 continue
             (row,) = harness.rows_of({self.label: {key: scores}})
-            low, high = (float("nan") if row[name] is None else PERCENT * row[name] for name in ("low", "high"))
-            yield Observation(
-                run=self.run.labels,
-                method=self.label,
-                benchmark=self.benchmark,
+            yield self.observation(
+                (row["low"], row["high"]),
+                PERCENT,
                 metric=row["metric"],
                 unit="%",
-                judge="",
                 value=PERCENT * row["value"],
-                interval=Interval(low, high),
                 n=row["n"],
                 verdicts={problem: bool(score) for problem, score in scores.items()},
             )

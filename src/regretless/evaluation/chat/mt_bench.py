@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.intervals import Estimate, Sums, ratio
+from regretless.core.intervals import Sums, ratio
 from regretless.data.columns import Response
 from regretless.data.prompts import TEMPLATES, PromptRow
 from regretless.evaluation.chat.chat_settings import ChatBenchmarkConfig
@@ -21,7 +21,7 @@ from regretless.evaluation.chat.files import check_answers, read_answers, read_t
 from regretless.evaluation.chat.judge_prompts import JudgeTemplate, Slots, load_templates
 from regretless.evaluation.chat.judging import ask_all_judgments, ask_for_verdict, bounded, counted, means
 from regretless.evaluation.chat.verdicts import HIGHEST, LOWEST, parse_rating
-from regretless.servers.ask import Answer, Question
+from regretless.servers.ask import Question
 from regretless.servers.judge_client import bill
 
 TEMPERATURES: Mapping[str, float] = {
@@ -177,7 +177,10 @@ def evaluate(
     ]
     result = scores(grades)
     result["cut"] = sum(answer.finish_reason == "length" for answer in answers.values())
-    judgments = [_judgment(grade, answer) for grade, answer in zip(grades, judge_answers.answers, strict=True)]
+    judgments = [
+        {**vars(grade), "attempts": answer.attempts, "reply": answer.key}
+        for grade, answer in zip(grades, judge_answers.answers, strict=True)
+    ]
     return result | bill(config, judge_answers), judgments
 
 
@@ -231,10 +234,6 @@ def _question(
     return ask_for_verdict(config, question.prompt_id(turn), template, values, parse_rating)
 
 
-def _judgment(grade: Grade, answer: Answer[float]) -> dict[str, Any]:
-    return {**vars(grade), "attempts": answer.attempts, "reply": answer.key}
-
-
 def scores(grades: Sequence[Grade]) -> dict[str, Any]:
     """Mean rating, by turn and by category, each with its uncertainty.
 
@@ -250,17 +249,15 @@ def scores(grades: Sequence[Grade]) -> dict[str, Any]:
         "benchmark": "mt_bench",
         "questions": len({grade.question_id for grade in grades}),
         "failed": counted(grade.problem for grade in grades if grade.rating is None),
-        "metrics": {name: _mean(_sums(part)).shown(judgments=_judged(part)) for name, part in parts.items()},
+        "metrics": {name: _mean(part) for name, part in parts.items()},
         "values": _sums(grades),
     }
 
 
-def _mean(sums: Sums) -> Estimate:
-    return bounded(ratio(sums), means(sums), LOWEST, HIGHEST)
-
-
-def _judged(grades: Sequence[Grade]) -> int:
-    return sum(grade.rating is not None for grade in grades)
+def _mean(grades: Sequence[Grade]) -> dict[str, Any]:
+    sums = _sums(grades)
+    judgments = sum(grade.rating is not None for grade in grades)
+    return bounded(ratio(sums), means(sums), LOWEST, HIGHEST).shown(judgments=judgments)
 
 
 def _sums(grades: Sequence[Grade]) -> Sums:

@@ -25,6 +25,7 @@ from regretless.labeling.judge import JudgeConfig, PromptGroup, group_responses,
 from regretless.labeling.verify import PART_ROWS
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import STATE, last_complete_checkpoint
+from regretless.rollouts.rollout import contexts_to_continue, subjects_of
 from regretless.runs.planning.chat_turns import ChatTurns
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
 from regretless.runs.planning.lengths import CHARACTERS_PER_TOKEN, ResponseLengths, is_sampling, models_in, params_of
@@ -263,6 +264,32 @@ class Counting:
             self.assume(f"no cost of {config.judge_name}: server.prompt_price and completion_price are not set")
         estimate.put(True, dollars=cost)
 
+    # --- regret ------------------------------------------------------------------------------------------------------
+
+    def rolling_out(self, estimate: Estimate) -> None:
+        """Continuations, and the most tokens that they can have."""
+        unit = estimate.unit
+        config, responses = unit.unit.task["config"], unit.unit.inputs["responses"]
+        most = config.most or config.k
+        is_here = responses.is_file() and not unit.waits_for
+        if is_here:
+            _, subjects, _ = subjects_of(config, responses, unit.unit.task["model"])
+            contexts: float | None = contexts_to_continue(subjects)
+            estimate.put(False, responses=len(subjects))
+        else:
+            count, _ = self._rows_of(responses)
+            contexts = None if count is None else 2 * count * (1 + len(config.positions))
+            self.assume(
+                f"{unit.name}: every response is measured, in {1 + len(config.positions)} units, by two policies"
+            )
+        if contexts is None:
+            return
+        self.assume(f"{unit.name}: tokens are the most that they can be, {config.max_tokens} for each continuation")
+        if most > config.k:
+            self.assume(f"{unit.name}: {most} continuations of every context, where {config.k} may suffice")
+        estimate.put(not is_here or most > config.k, requests=contexts * most)
+        estimate.put(True, tokens_out=contexts * most * config.max_tokens)
+
     # --- training ----------------------------------------------------------------------------------------------------
 
     def training(self, estimate: Estimate) -> None:
@@ -306,6 +333,7 @@ KINDS: Mapping[str, Callable[[Counting, Estimate], None]] = {
     "sample": Counting.sampling,
     "verify": Counting.verifying,
     "judge": Counting.judging,
+    "rollout": Counting.rolling_out,
     "train": Counting.training,
 }
 """What counts a unit that would run, by the kind of its work (`Need.kind`)."""

@@ -11,6 +11,7 @@ from regretless.runs.stages import (
     pretrain,
     prompts,
     report,
+    rollout,
     sample,
     train,
     verify,
@@ -19,7 +20,7 @@ from regretless.runs.stages import (
 from regretless.runs.stages.stage import STAGES, Listing, Run, Session, Stage, do_units, stages_of
 
 for _module in (
-    *(world, pretrain, prompts, sample, verify, judge, pair, pairs, mask),
+    *(world, pretrain, prompts, sample, verify, judge, rollout, pair, pairs, mask),
     *(inspect, train, evaluate, analyze, report),
 ):
     STAGES[_module.STAGE.name] = _module.STAGE

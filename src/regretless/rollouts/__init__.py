@@ -1,0 +1,1 @@
+"""What `rollout` measures, on top of the stages that sample and verify."""

@@ -1,0 +1,39 @@
+"""Stage `rollout` in a run: what a plan says of it, what it makes, and that it is done once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from regretless.core.files import read_json
+from regretless.data.responses import read_responses
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.planning.plan import make_plan
+from small_runs import small
+
+SETTINGS = [
+    *("rollout.k=4", "rollout.max_tokens=16", "rollout.max_correct=1", "rollout.max_wrong=1", "rollout.at=tokens"),
+    "rollout.positions=[0.5]",
+]
+
+
+def test_rollout_in_a_run_when_planned_then_it_draws_as_many_continuations_and_no_more_tokens(folder: Path) -> None:
+    recipe = small(folder, *SETTINGS)
+    (row,) = (row for row in make_plan(recipe).rows if row.stage == "rollout")
+    planned = row.total("requests", of_judges=False), row.total("tokens_out", of_judges=False)
+    done = run_recipe(recipe, only=["rollout"])
+    summary = read_json(folder / "rollout" / "manifest.json")["summary"]
+    assert planned[0] == (summary["continuations"], False)
+    assert planned[1] == (16 * summary["continuations"], True)
+    assert 0 < summary["tokens"] <= 16 * summary["continuations"]
+    assert done.outcomes["rollout"].ran and not run_recipe(recipe, only=["rollout"]).outcomes["rollout"].ran
+    # The base model is the reference, and the behavior model wrote.
+    table = pq.read_table(folder / "rollout" / "regret.parquet").to_pylist()
+    assert {row["alpha"] for row in table} == {1.0, 0.1, 0.01}
+    assert {(row["n_ref"] + row["unknown_ref"], row["n_mu"] + row["unknown_mu"]) for row in table} == {(4, 4)}
+    assert max(row["kl_to_go"] for row in table) > 0
+    measured = {row["response_id"] for row in table}
+    responses, refused = read_responses(folder / "rollout" / "responses.parquet")
+    assert not refused and len(responses) == len(read_responses(folder / "verify" / "responses.parquet")[0])
+    assert {row.response_id for row in responses if row.regret is not None} == measured
