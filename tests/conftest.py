@@ -57,6 +57,18 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
+def real_models() -> Path:
+    """Folder of pretrained models, which `make test-real` makes; treated as `shared` where it is missing."""
+    folder = Path(os.environ.get("REGRETLESS_MODELS") or "models")
+    if not (folder / "smollm2-135m" / "config.json").is_file():
+        message = f"no pretrained models at {folder}; make test-real makes them"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder that all processes of this test session share; pytest-xdist gives each one within it."""
     base = tmp_path_factory.getbasetemp()

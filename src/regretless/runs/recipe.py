@@ -162,7 +162,7 @@ class Recipe(Section):
         """Report sections that do not fit together, along with the problems inside them."""
         if not isinstance(values, Mapping):
             return handler(values)
-        values = _without_replaced(values)
+        values = _completed(values)
         errors: list[InitErrorDetails] = []
         try:
             recipe = handler(values)
@@ -186,14 +186,20 @@ class Recipe(Section):
         return run_folder(self.name, self.output_dir)
 
 
-def _without_replaced(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the stages that existing data replaces, including those of a parent file."""
+def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the stages that existing data replaces, including those of a parent file; the policy writes responses
+    where no behavior model is named.
+    """
     replaced: set[str] = set()
     if values.get("pairs") is not None:
         replaced = {"prompts", "sample", "responses", "verify", "judge", "rollout", "pair"}
     elif values.get("responses") is not None:
         replaced = {"prompts", "sample"}
-    return {key: value for key, value in values.items() if key not in replaced}
+    kept = {key: value for key, value in values.items() if key not in replaced}
+    sample, model = kept.get("sample"), kept.get("model")
+    if isinstance(sample, Mapping) and sample.get("models") is None and model is not None:
+        kept["sample"] = {**sample, "models": [model]}
+    return kept
 
 
 NEEDED = (
@@ -295,7 +301,7 @@ def _sound_sections(values: Mapping[str, Any]) -> Recipe:
     """The valid part of a recipe with problems, for further checks only: its sections may not fit together."""
     sound: dict[str, Any] = {"name": "recipe"}
     unsound: set[str] = set()
-    for name, value in _without_replaced(with_seeds(values)).items():
+    for name, value in _completed(with_seeds(values)).items():
         if (field := Recipe.model_fields.get(name)) is not None and value is not None:
             section = sound_part(field.rebuild_annotation(), value)
             unsound |= {name} if section is None else set()

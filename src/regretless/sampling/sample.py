@@ -31,7 +31,8 @@ class SampleConfig(SamplingParams):
     prompts: PromptSource
     """Prompts to answer."""
     models: list[ModelConfig] = Field(min_length=1)
-    """Behavior models; each answers every prompt `n` times. Only one is in memory at a time."""
+    """Behavior models; each answers every prompt `n` times. Only one is in memory at a time. A recipe's policy
+    (`model`) by default."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
     """Most tokens in a prompt. A prompt that is longer for any of the models is rejected."""
 

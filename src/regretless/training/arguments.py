@@ -427,8 +427,9 @@ class PreferenceConfig(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        # Without this, accelerate assigns one accelerator to each of several processes, even if there is none.
-        if processes() > 1 and not torch.accelerator.is_available():
+        # Without this, accelerate assigns one accelerator to each of several processes, even if there is none, and
+        # transformers refuses bf16, with which a CPU computes faster, too.
+        if not torch.accelerator.is_available():
             self.use_cpu = True
         if isinstance(self.loss_type, str):
             self.loss_type = [self.loss_type]
