@@ -94,7 +94,8 @@ def test_study_when_run_small_then_its_table_has_its_shape(name: str, tmp_path: 
     if name != "tables9-10-search":  # its models have benchmarks of their own
         assert len(places) == len(models) * len(columns)
     assert len(trained) == len(places) * (len(methods) - 1) * len(variants)
-    assert all(cell["value"] is not None for cell in cells)
+    # Eight verdicts at random do not determine the length-controlled rate; its result says so.
+    assert {cell["metric"] for cell in cells if cell["value"] is None} <= {"length_controlled_win_rate"}
     if name == "table4-masked":
         check_distances(study)
     if name == "table1-chat":

@@ -20,6 +20,8 @@ import torch
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json, write_jsonl
 from regretless.data.rows import read_rows
+from regretless.reporting import report
+from regretless.reporting.collect import RunData
 from regretless.runs.pipeline import results_of, run_recipe, show
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.studies.compared_runs import Run as CompareRun
@@ -160,7 +162,7 @@ def test_method_that_is_no_longer_asked_for_then_it_is_set_aside_and_comes_back(
     assert "train/repo" not in run(small(folder, "train.objective=dpo"))
     labels = {row["label"] for row in read_json(folder / "evaluate" / "results.json")["rows"]}
     assert labels == {"base", "dpo"}
-    assert not (folder / "train" / "repo").exists()
+    assert [place for place in ("train", "evaluate", "evaluate/samples") if (folder / place / "repo").exists()] == []
     assert (folder / "train" / "repo.cache").is_dir()  # where it is looked for when the method comes back
     assert not {name for name in run(small(folder)) if name.startswith(("train/", "evaluate/"))}
     labels = {row["label"] for row in read_json(folder / "evaluate" / "results.json")["rows"]}
@@ -179,6 +181,22 @@ def test_results_when_only_they_are_made_anew_then_they_are_of_what_the_recipe_a
     assert labels("train.objective=dpo") == ({"base", "dpo"}, benchmarks)
     assert (folder / "train" / "repo").is_dir() and (folder / "evaluate" / "repo").is_dir()
     assert labels() == ({"base", "dpo", "repo"}, benchmarks)
+
+
+def test_page_when_a_partial_run_has_dropped_a_method_then_nothing_of_it_is_on_the_page(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages: list[RunData] = []
+    monkeypatch.setattr(report, "_run", lambda config, data, run_dir, output: pages.append(data) or {})
+    run_recipe(small(folder, "train.objective=dpo"), only=["report"])
+    run_recipe(small(folder), only=["report"])
+    for page, methods in zip(pages, ({"dpo"}, {"dpo", "repo"}), strict=True):
+        for part in (page.results, page.seed_results, page.changes):
+            assert {one.label for one in part} - {"base"} == methods
+        assert page.logs.keys() == page.scores.keys() == methods
+        named = {name for stage in page.stages for name in stage.name.split("/")}
+        assert named & {"dpo", "repo"} == methods
+        assert "analyze" in page.others, "it compares what the recipe does not have"
 
 
 def test_folder_that_is_not_ours_when_in_the_way_then_it_is_left_alone(tmp_path: Path) -> None:

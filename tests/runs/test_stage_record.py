@@ -11,7 +11,7 @@ from regretless.runs import stage_record
 from regretless.workflow.run_folder import RECIPE
 from regretless.workflow.stage_folder import MANIFEST
 
-STAGES = ("sample", "train", "analyze", "evaluate", "report")
+STAGES = ("sample", "train", "evaluate", "analyze", "report")
 
 
 def run(folder: Path, recipe: str, *stages: str, ran: bool = False) -> None:
@@ -35,15 +35,15 @@ def test_stages_when_a_run_is_partial_then_what_it_did_not_do_is_of_other_settin
     run(tmp_path, "seed: 0", *STAGES)
     assert others(tmp_path) == []
     run(tmp_path, "seed: 1", "sample")
-    assert others(tmp_path) == ["train", "evaluate"]
-    run(tmp_path, "seed: 1", "evaluate")
+    assert others(tmp_path) == ["train", "evaluate", "analyze"]
+    run(tmp_path, "seed: 1", "evaluate", "analyze")
     assert others(tmp_path) == ["train"]
     run(tmp_path, "seed: 1", "train")
-    assert others(tmp_path) == ["evaluate"], "it was done on the models of the earlier training"
+    assert others(tmp_path) == ["evaluate", "analyze"], "they were done on the models of the earlier training"
     run(tmp_path, "seed: 1", *STAGES)
     assert others(tmp_path) == []
     run(tmp_path, "seed: 0", "killed")
-    assert others(tmp_path) == ["sample", "train", "evaluate"]
+    assert others(tmp_path) == ["sample", "train", "evaluate", "analyze"]
 
 
 def test_stages_when_done_one_by_one_or_again_with_the_same_settings_then_they_are_of_the_recipe(
@@ -54,7 +54,7 @@ def test_stages_when_done_one_by_one_or_again_with_the_same_settings_then_they_a
     run(tmp_path, "name: other\nlr: 0.00001", "sample", "killed")
     assert others(tmp_path) == []
     run(tmp_path, "name: other\nlr: 1e-5", "train", ran=True)
-    assert others(tmp_path) == ["evaluate"], "an input has changed"
+    assert others(tmp_path) == ["evaluate", "analyze"], "an input has changed"
 
 
 @pytest.mark.parametrize("again", ["seed: 0", "seed: 1"])
@@ -64,7 +64,7 @@ def test_run_of_an_earlier_version_when_it_goes_on_then_only_other_settings_coun
         write_text(tmp_path / stage / MANIFEST, "{}")
     assert others(tmp_path) == []
     run(tmp_path, again, "report")
-    assert others(tmp_path) == ([] if again == "seed: 0" else ["sample", "train", "evaluate"])
+    assert others(tmp_path) == ([] if again == "seed: 0" else ["sample", "train", "evaluate", "analyze"])
 
 
 def test_recipe_when_a_kill_left_an_earlier_one_beside_a_new_record_then_nothing_counts_as_its_own(

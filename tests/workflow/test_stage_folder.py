@@ -87,6 +87,14 @@ def test_folder_when_its_manifest_is_of_any_version_of_this_package_then_it_is_o
     check_ours(tmp_path)
 
 
+def test_folder_when_a_kill_left_the_start_of_its_first_file_then_it_is_taken_as_empty(tmp_path: Path) -> None:
+    (tmp_path / f".{PENDING}.79991202657d.regretless").touch()
+    check_ours(tmp_path)
+    (tmp_path / ".thesis.tmp").touch()
+    with pytest.raises(ConfigError, match="not made by regretless"):
+        check_ours(tmp_path)
+
+
 @pytest.mark.parametrize("state", ["finished", "failed", "given up", "resumed", "of an earlier version", "lost list"])
 def test_strangers_files_in_a_units_folder_when_it_is_emptied_then_they_are_moved_to_unused_and_named(
     state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -34,7 +34,7 @@ from regretless.runs.planning.show import show_plan
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.runs.stages import STAGES
-from regretless.runs.stages.report import report_on
+from regretless.runs.stages.report import dropped, report_on
 from regretless.runs.stages.stage import PAIRS
 from regretless.runs.stages.tiny import NOTE
 from regretless.studies import tables
@@ -363,7 +363,10 @@ def _report(request: Request) -> None:
             held = RunFolder(run_dir)
             stack.enter_context(held.locked())
             held.mark_unfinished("report")
-        report_on(config, run_dir, output)
+        left_out: list[Path] = []
+        with contextlib.suppress(ConfigError):  # no recipe, or one of an earlier version: then everything counts
+            left_out = dropped(stages.Run.of(load_recipe(run_dir / RECIPE), RunFolder(run_dir)))
+        report_on(config, run_dir, output, left_out)
     if request.as_json:
         print_json({"report": str(output / "report.html")})
     else:

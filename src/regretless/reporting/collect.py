@@ -184,25 +184,44 @@ class RunData:
 
 
 def collect(
-    run_dir: Path, *, examples: int, seed: int, places: Sequence[str] = (), others: Sequence[str] = ()
+    run_dir: Path,
+    *,
+    examples: int,
+    seed: int,
+    places: Sequence[str] = (),
+    others: Sequence[str] = (),
+    left_out: Sequence[Path] = (),
 ) -> RunData:
     """Read a run folder, or the folder of a single training.
 
     examples: problems of each kind (solved, broken; where there is none of both, unchanged) and benchmark, selected at
     random with `seed`. places: the stages' folders in their order. others: stages whose results are of other settings.
+    left_out: folders in it that are not read.
 
     Raises DataError if a file is broken (ConfigError for the recipe).
     """
     file = run_dir / "recipe.yaml"
     recipe = read_yaml(file) if file.is_file() else {}
-    stages = _stages(run_dir, places, _named(recipe))
+    # Also what an earlier recipe asked for and has been set aside, and an earlier page about the same run.
+    unread = [run_dir / UNUSED, run_dir / "report", *left_out]
+
+    def is_read(path: Path) -> bool:
+        return not any(map(path.is_relative_to, unread))
+
+    def files(pattern: str) -> list[Path]:
+        return sorted(filter(is_read, run_dir.glob(pattern)))
+
+    stages = _stages(run_dir, filter(is_read, manifests(run_dir)), places, _named(recipe))
     trained = [stage.name.removeprefix("train/") for stage in stages if stage.name.startswith("train/")]
-    folders = [run_dir] if is_training(run_dir) else sorted((run_dir / "train").glob("*"))
+    folders = [run_dir] if is_training(run_dir) else files("train/*")
     order = [BASE, *trained]
     main = main_model(trained, objectives_of(stages))
     # Results and responses of the evaluation; a stage that did not run leaves its part empty.
-    evaluated = _evaluated(run_dir / "evaluate", order)
-    results = _json(run_dir / "evaluate" / "results.json") or {"rows": [], "seeds": []}
+    evaluated = _evaluated(files("evaluate/*/*/responses.parquet"), order)
+    results = _json(run_dir / "evaluate" / "results.json") or {}
+    for kind in ("rows", "seeds", "chat", "harness"):
+        rows = results.get(kind, [])
+        results[kind] = [row for row in rows if is_read(run_dir / "evaluate" / row["label"] / row["benchmark"])]
     return RunData(
         name=run_dir.resolve().name,
         recipe=recipe,
@@ -286,17 +305,14 @@ def _named(recipe: Mapping[str, Any]) -> list[str]:
     return [*(f"pretrain/{name}" for name in models), *(f"train/{name}" for name in objectives)]
 
 
-def _stages(run_dir: Path, places: Sequence[str], named: Sequence[str]) -> list[FinishedStage]:
-    """Finished stages in the order of `places`; trainings in the order of `named`, others by name.
+def _stages(run_dir: Path, found: Iterable[Path], places: Sequence[str], named: Sequence[str]) -> list[FinishedStage]:
+    """Finished stages, by their manifests, in the order of `places`; trainings in the order of `named`, others by name.
 
     Not by time: then the pages of two equal runs would depend on speed, and on which stages ran again.
     """
     stages = []
-    for path in manifests(run_dir):
+    for path in found:
         name = path.parent.relative_to(run_dir).as_posix() if path.parent != run_dir else f"train/{_own_name(run_dir)}"
-        # Excludes an earlier page about the same run, and results that the recipe no longer asks for.
-        if name == "report" or name.startswith(f"{UNUSED}/"):
-            continue
         manifest = read_json(path)
         stages.append(
             FinishedStage(
@@ -356,9 +372,9 @@ Evaluated = dict[str, dict[str, Path]]
 """Benchmark → model label → its greedy responses."""
 
 
-def _evaluated(folder: Path, order: Sequence[str]) -> Evaluated:
+def _evaluated(files: Iterable[Path], order: Sequence[str]) -> Evaluated:
     evaluated: Evaluated = {}
-    for path in _in_order(sorted(folder.glob("*/*/responses.parquet")), order, lambda path: path.parts[-3]):
+    for path in _in_order(files, order, lambda path: path.parts[-3]):
         evaluated.setdefault(path.parts[-2], {})[path.parts[-3]] = path
     return {benchmark: models for benchmark, models in evaluated.items() if BASE in models and len(models) > 1}
 

@@ -46,16 +46,23 @@ class ReportConfig(Section):
 
 
 def run(
-    config: ReportConfig, run_dir: Path, output: Path, places: Sequence[str] = (), others: Sequence[str] = ()
+    config: ReportConfig,
+    run_dir: Path,
+    output: Path,
+    places: Sequence[str] = (),
+    others: Sequence[str] = (),
+    left_out: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Write `output`/report.html about the run in `run_dir`.
 
     A section whose stage did not run says so. Model and data text is escaped, and the page's Content-Security-Policy
-    blocks all scripts but its own. places, others: as in `collect`.
+    blocks all scripts but its own. places, others, left_out: as in `collect`.
     Raises DataError if a file of the run is broken.
     """
     try:
-        data = collect(run_dir, examples=config.examples, seed=config.seed, places=places, others=others)
+        data = collect(
+            run_dir, examples=config.examples, seed=config.seed, places=places, others=others, left_out=left_out
+        )
         return _run(config, data, run_dir, output)
     except UNREADABLE as error:
         raise DataError(

@@ -16,7 +16,7 @@ from regretless.core.terminal import print_note, terminal
 from regretless.core.yaml_settings import dump_text
 from regretless.evaluation.results import results_table
 from regretless.runs import stage_record
-from regretless.runs.preflight import asked_for, recipe_problems
+from regretless.runs.preflight import recipe_problems
 from regretless.runs.recipe import Recipe
 from regretless.runs.side_by_side import SideBySide, dividing, places
 from regretless.runs.stages import STAGES, Run, Session, do_units, stages_of
@@ -139,7 +139,7 @@ def between(recipe: Recipe, first: str | None, last: str | None) -> list[str]:
 
 def _set_aside(recipe: Recipe, folder: RunFolder) -> None:
     """Move results of an earlier recipe that this one does not ask for aside, because reports read the whole folder."""
-    for parent, wanted, among in asked_for(recipe):
+    for parent, wanted, among in Run.of(recipe, folder).asked_for():
         folder.select(parent, wanted, among)
 
 

@@ -139,14 +139,6 @@ def _finished(recipe: Recipe, wanted: Sequence[str]) -> set[str]:
     return done | {"model"} if using and done.issuperset(using) else done
 
 
-def asked_for(recipe: Recipe) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
-    """Folders that a run of the whole recipe makes, by the folder above them; others (of some) are moved aside."""
-    run = Run.of(recipe, RunFolder(recipe.run_dir))
-    yield "", {stage.place for stage in run.stages()}, {stage.place for stage in STAGES.values()}
-    for stage in run.stages():
-        yield from stage.folders(getattr(recipe, stage.name), run)
-
-
 def _units(recipe: Recipe, name: str) -> list[Path]:
     """Folders of the units of a stage, as far as they are known before it runs."""
     groups = Listing(recipe, recipe.run_dir, name).groups
@@ -168,7 +160,7 @@ def _inputs(recipe: Recipe, wanted: Collection[str]) -> Iterator[tuple[str, Path
 def _overlaps(recipe: Recipe, wanted: Collection[str], whole: bool, outputs: Sequence[Path] | None) -> Iterator[str]:
     """Inputs that a run, or a command with these outputs, would empty or change; and folders of somebody else."""
     run, stages = RunFolder(recipe.run_dir), [STAGES[name] for name in wanted if name in STAGES]
-    moved = [path for asked in asked_for(recipe) for path in run.unwanted(*asked)] if whole else []
+    moved = [path for asked in Run.of(recipe, run).asked_for() for path in run.unwanted(*asked)] if whole else []
     units = {stage.name: _units(recipe, stage.name) for stage in stages} if outputs is None else {}
     for key, path in _inputs(recipe, wanted):
         if RUN in str(path) or not path.exists():

@@ -44,12 +44,12 @@ def begin(run: Path, recipe: str, stages: Sequence[str]) -> None:
     else:
         is_same = (run / RECIPE).is_file() and _settings(read_yaml(run / RECIPE)) == settings
     if not is_same:
-        write_json(file, {"settings": settings, "left": _basic(stages)})
+        write_json(file, {"settings": settings, "left": _with_numbers(stages)})
 
 
 def end(run: Path, stage: str, stages: Sequence[str], *, ran: bool) -> None:
     """Note that a stage is done; if it was not before, or has done anything anew, those behind it no longer are."""
-    file, order = run / FILE, _basic(stages)
+    file, order = run / FILE, _with_numbers(stages)
     record = _read(file) if file.is_file() else {"settings": _settings(read_yaml(run / RECIPE)), "left": []}
     if stage in order and (ran or stage in record["left"]):
         behind = order[order.index(stage) + 1 :]
@@ -63,7 +63,7 @@ def of_other_settings(run: Path) -> list[str]:
         return []
     record, recipe = _read(run / FILE), read_yaml(run / RECIPE)
     is_same = record["settings"] == _settings(recipe)
-    left = record["left"] if is_same else _basic([name for name in STAGES if recipe.get(name) is not None])
+    left = record["left"] if is_same else _with_numbers([name for name in STAGES if recipe.get(name) is not None])
     return [name for name in left if name in STAGES and any((run / STAGES[name].place).rglob(MANIFEST))]
 
 
@@ -82,5 +82,5 @@ def _settings(recipe: Mapping[str, Any]) -> str:
     return fingerprint({name: value for name, value in recipe.items() if name not in NO_MATTER | DESCRIBING})
 
 
-def _basic(stages: Sequence[str]) -> list[str]:
-    return [name for name in stages if name not in DESCRIBING]
+def _with_numbers(stages: Sequence[str]) -> list[str]:
+    return [name for name in stages if STAGES[name].makes_numbers]

@@ -24,7 +24,6 @@ from transformers.training_args import trainer_log_levels
 
 from regretless.core.errors import ConfigError, problems_of, reject
 from regretless.core.paths import page
-from regretless.core.ranks import processes
 from regretless.core.secrets import without_secrets
 from regretless.core.settings import MOST_SEED
 from regretless.core.terminal import print_note

@@ -71,8 +71,8 @@ def check_ours(folder: Path) -> None:
         reason = f"its {damaged[0]} was not written by regretless, or is damaged"
     elif folder.is_symlink() or not folder.is_dir():
         reason = "expected a folder, found " + ("a symbolic link" if folder.is_symlink() else "a file")
-    elif not any(folder.iterdir()):
-        return
+    elif all(LEFTOVER.fullmatch(path.name) for path in folder.iterdir()):
+        return  # empty, but for what a kill left of a file that was about to be ours
     else:
         reason = "exists and was not made by regretless"
     raise ConfigError(f"{folder}: {reason}; choose another output folder, or move it away")

@@ -133,15 +133,19 @@ class Evaluate(Stage["EvaluateConfig"]):
     def folders(
         self, config: EvaluateConfig, run: Run
     ) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
-        """The models' folders, those of benchmarks in them, and those of sampling runs in these."""
+        """The models' folders, those of benchmarks in them, and those of sampling runs in these; so in samples/."""
         labels, made = self._labels(config, run)
+        samples = f"{self.place}/{SAMPLES}"
+        answered = [*config.benchmarks, *(chat.answers for chat in config.chat.values())]
         yield self.place, [*labels, SAMPLES], None
-        for label in labels:
-            yield f"{self.place}/{label}", made, None
-            for benchmark in config.benchmarks:
-                place = f"{self.place}/{label}/{benchmark}"
-                seeds = [path.name for path in run.path(place).glob("seed-*")]
-                yield place, [f"seed-{seed}" for seed in config.seeds], seeds
+        yield samples, labels, None
+        for parent, inner in ((self.place, made), (samples, answered)):
+            for label in labels:
+                yield f"{parent}/{label}", inner, None
+                for benchmark in config.benchmarks:
+                    place = f"{parent}/{label}/{benchmark}"
+                    seeds = [path.name for path in run.path(place).glob("seed-*")]
+                    yield place, [f"seed-{seed}" for seed in config.seeds], seeds
 
     def _labels(self, config: EvaluateConfig, run: Run) -> tuple[list[str], list[str]]:
         """Labels of the models that a recipe evaluates, and of the benchmarks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ class Report(Stage["ReportConfig"]):
         files = [*run.manifests(), *(run.path(name) for name in others)]
         inputs = {path.relative_to(run.root).as_posix(): path for path in files if run.has(path)}
         inputs.pop(f"{self.place}/{MANIFEST}", None)
-        task = {"config": config, "run_dir": run.root}
+        task = {"config": config, "run_dir": run.root, "left_out": dropped(run)}
         yield [run.unit(self, self.place, dump(config), task, inputs=inputs, need=Need("report"))]
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
@@ -58,13 +59,25 @@ class Report(Stage["ReportConfig"]):
         return None if section is None else {**section, "title": NOTE}
 
 
-def report_on(config: ReportConfig, run_dir: Path, output: Path) -> dict[str, Any]:
-    """Write the page about a run folder, with the stages in their order, and which are of other settings."""
+def report_on(config: ReportConfig, run_dir: Path, output: Path, left_out: Sequence[Path]) -> dict[str, Any]:
+    """Write the page about a run folder, with the stages in their order, and which are of other settings.
+
+    left_out: folders that are not on the page (`dropped`).
+    """
     from regretless.reporting import report
     from regretless.runs.stage_record import of_other_settings
 
     places = [stage.place for stage in STAGES.values()]
-    return report.run(config, run_dir, output, places, of_other_settings(run_dir))
+    return report.run(config, run_dir, output, places, of_other_settings(run_dir), left_out)
+
+
+def dropped(run: Run) -> list[Path]:
+    """Folders of models, benchmarks and passes that the recipe does not have: a partial run leaves them in place.
+
+    Not those of a stage that it does not have as a whole: a command may have added it on purpose.
+    """
+    below = (run.folder.unwanted(parent, wanted, among) for parent, wanted, among in run.asked_for() if parent)
+    return list(itertools.chain(*below))
 
 
 STAGE = Report()

@@ -219,6 +219,12 @@ class Run:
         """The stages that the recipe has a section for, in the order in which they run."""
         return [STAGES[name] for name in stages_of(self.recipe)]
 
+    def asked_for(self) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
+        """Folders that a run of the whole recipe makes, by the folder above them; others (of some) are moved aside."""
+        yield "", {stage.place for stage in self.stages()}, {stage.place for stage in STAGES.values()}
+        for stage in self.stages():
+            yield from stage.folders(getattr(self.recipe, stage.name), self)
+
     def units(self, only: Iterable[str] = ()) -> Iterator[Sequence[Unit]]:
         """The units of all stages (or of those in `only`); what concerns a stage as a whole is written behind them."""
         wanted = set(only)
