@@ -216,6 +216,7 @@ OF_NO_MODULE = {
     "test_package.py": "wheel, sdist, and an installation of them",
     "test_python_page.py": "docs/python.md",
     "test_real_data.py": "the path of docs/real_data.md",
+    "test_real_model.py": "training and sampling on pretrained models",
     "test_recipes.py": "the files in recipes/",
     "test_served_tutorial.py": "the path of docs/tutorials/served_model.md",
     "test_site.py": "the documentation's site",

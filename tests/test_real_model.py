@@ -23,6 +23,7 @@ from transformers import TopKLogitsWarper as TopK
 from transformers import TopPLogitsWarper as TopP
 
 from regretless import PreferenceConfig, PreferenceTrainer, build
+from regretless.core.errors import RegretlessError
 from regretless.data.preferences import parse_pairs
 from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, tokenize_pairs
 from regretless.modeling.load import ModelConfig
@@ -265,22 +266,14 @@ def test_training_when_it_runs_twenty_steps_then_held_out_loss_falls_and_the_ada
 
     # In plain peft, and merged in both dtypes, it gives every token the log-probability that training gave it.
     adapter = PeftModel.from_pretrained(load(smollm), str(tmp_path / "adapter"))
-    merged = merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=str(smollm), dtype="float32")
-    assert merged is not None
-    merge_adapter(tmp_path / "adapter", tmp_path / "merged16", base=str(smollm), dtype="bfloat16")
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", base=str(smollm), dtype="float32")
+    # So short a training changes less than bfloat16 can store, and the merge says so.
+    with pytest.raises(RegretlessError, match="rounding to bfloat16 may lose small changes"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "merged16", base=str(smollm), dtype="bfloat16")
     with torch.no_grad():
-        for model, noise in (
-            (adapter, 1e-3),
-            (load(tmp_path / "merged"), 1e-3),
-            (load(tmp_path / "merged16", torch.bfloat16), None),
-        ):
-            differences = np.concatenate(
-                [
-                    np.abs(plain_logps(model, prompt, response).numpy() - row)
-                    for (prompt, response), row in zip(items, in_training, strict=True)
-                ]
-            )
-            assert differences.max() < noise if noise else differences.mean() < 0.1
+        for model in (adapter, load(tmp_path / "merged")):
+            for (prompt, response), row in zip(items, in_training, strict=True):
+                assert row == pytest.approx(plain_logps(model, prompt, response).numpy(), abs=1e-3)
 
 
 def test_training_when_it_goes_on_from_a_checkpoint_then_its_weights_are_those_of_one_that_never_stopped(

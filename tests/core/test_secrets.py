@@ -141,7 +141,7 @@ def test_token_when_it_is_a_setting_then_it_reaches_the_trainer_and_processes_bu
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "Popen", popen)
-    task = task_of(loaded.train, "dpo", loaded.model, "pairs", tmp_path)
+    task = task_of(loaded.train, "dpo", loaded.model, "pairs", tmp_path, None)
     with pytest.raises(KeyboardInterrupt):
         train_in_processes(task, 2, tmp_path / "processes", loaded.train.environment("dpo"))
     (call,) = started

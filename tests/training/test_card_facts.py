@@ -197,7 +197,9 @@ def test_command_of_a_card_when_the_model_has_settings_then_the_command_line_rea
         "optim_args": "1",
     }
     settings = ModelConfig.parse({**model, **paths}, "model")
-    command = stage_command("dpo", values, {"r": 8}, 0, settings, str(tmp_path / "pairs.jsonl"))
+    command = stage_command(
+        "dpo", values, None if "adapter" in model else {"r": 8}, 0, settings, str(tmp_path / "pairs.jsonl")
+    )
     assert str(tmp_path) not in command
     read: list[Request] = []
     monkeypatch.setattr("regretless.cli.verbs.stage", read.append)

@@ -272,7 +272,7 @@ def test_report_verb_when_the_folder_is_no_run_then_it_names_those_inside_and_wr
         return " ".join(capsys.readouterr().err.split())
 
     assert refused(tmp_path).endswith(
-        f"{tmp_path}: expected a run folder, found no recipe.yaml and no finished stage in it"
+        f"{tmp_path}: expected a run folder or a training's, found no recipe.yaml and no finished stage in it"
     )
     for name in ("b", "a"):
         run_recipe(parse_recipe({"name": "x", "output_dir": str(tmp_path / name), "world": WORLD}, "x"))

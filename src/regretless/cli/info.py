@@ -10,9 +10,9 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
+from regretless.core import plugins
 from regretless.core.errors import lookup
 from regretless.core.files import read_json
-from regretless.core.plugins import offered
 from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped
 from regretless.core.terminal import print_json, terminal
 
@@ -36,7 +36,9 @@ def sections() -> dict[str, dict[str, Any]]:
 
 def objective_names() -> list[str]:
     """Names of the objectives, those of installed packages included, without importing any."""
-    return [name for name in dict.fromkeys([*_declared()["objectives"], *offered("objectives")]) if name != EVERY]
+    return [
+        name for name in dict.fromkeys([*_declared()["objectives"], *plugins.offered("objectives")]) if name != EVERY
+    ]
 
 
 def values_of(section: str | None) -> dict[str, list[str]]:
@@ -104,7 +106,7 @@ def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
     Raises ConfigError for an objective that is not known.
     """
     tables = _declared()["objectives"]
-    added = offered("objectives")
+    added = plugins.offered("objectives")
     problems: list[str] = []
     if added if name is None else (name in added or name not in tables):
         from regretless.objectives import OBJECTIVES  # takes seconds
