@@ -53,7 +53,7 @@ MODELS ?= $(HOME)/.cache/regretless/models
 MAKE_MODELS := $(or $(REGRETLESS_SHARED),../shared)/models/make_models.py
 test-real: $(VENV)/.development
 	if test -f $(MAKE_MODELS); then $(BIN)/python $(MAKE_MODELS) $(MODELS) smollm2-135m gemma3-270m; fi
-	REGRETLESS_MODELS=$(MODELS) OMP_NUM_THREADS=1 $(BIN)/pytest -m real --durations 10
+	REGRETLESS_MODELS=$(MODELS) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m real --durations 10
 
 # The texts of problems, to be read in the difference to the last commit.
 golden: $(VENV)/.development
