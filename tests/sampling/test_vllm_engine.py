@@ -298,7 +298,7 @@ def test_stage_when_killed_and_taken_up_again_keeps_the_responses_that_exist(che
         "models": [{"name_or_path": str(checkpoint)}],
         "engine": "vllm",
         "vllm": OPTIONS,
-        **{"n": 8, "batch_size": 8, "max_new_tokens": 60},
+        **{"n": 8, "batch_size": 2, "max_new_tokens": 60},
     }
     code = (
         "import itertools, json, os, pathlib, signal, sys\n"
