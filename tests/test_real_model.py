@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from regretless import PreferenceConfig, PreferenceTrainer, build
 from regretless.core.errors import RegretlessError
 from regretless.data.preferences import parse_pairs
 from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, tokenize_pairs
+from regretless.modeling import decoding
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Logps
@@ -148,6 +150,49 @@ def test_greedy_texts_when_answered_in_one_batch_then_they_are_those_of_generate
     for prompt, completion in zip(questions, engine.generate(questions, 0), strict=True):
         ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[0, len(prompt) :].tolist()
         assert completion.token_ids == ids
+
+
+def _keys_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = decoding._attend
+    monkeypatch.setattr(
+        decoding, "_attend", lambda query, key, *more, **how: attend(query, key.roll(1, 1), *more, **how)
+    )
+
+
+def _no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shorter row sees what is behind its end."""
+    mask = decoding._Continuing._mask
+    monkeypatch.setattr(decoding._Continuing, "_mask", lambda *of: torch.zeros_like(mask(*of)))
+
+
+def _newest_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = decoding._Continuing._mask
+
+    def without_newest(self: Any, *of: Any) -> Tensor:
+        hidden = mask(self, *of).clone()
+        hidden[torch.arange(len(self.positions)), 0, 0, self.positions] = -torch.inf
+        return hidden
+
+    monkeypatch.setattr(decoding._Continuing, "_mask", without_newest)
+
+
+def _positions_one_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = decoding.Decoder._hidden
+
+    def moved(self: Any, tokens: Any, positions: Tensor, attention: Any, one_each: bool = False) -> Tensor:
+        return hidden(self, tokens, positions + one_each, attention, one_each)
+
+    monkeypatch.setattr(decoding.Decoder, "_hidden", moved)
+
+
+@pytest.mark.parametrize("fault", [_keys_of_others, _no_mask, _newest_hidden, _positions_one_off])
+def test_decoding_in_bfloat16_when_it_has_a_fault_then_it_is_not_used(
+    fault: Callable[[pytest.MonkeyPatch], None], smollm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(smollm, torch.bfloat16)
+    assert decoding.why_not(model) is None
+    fault(monkeypatch)
+    assert "log-probabilities differ from its own" in str(decoding.why_not(model))
 
 
 @pytest.mark.parametrize(
