@@ -1,4 +1,4 @@
-"""How a text becomes a prompt: by a template that settings name, else as the models are used to be asked."""
+"""How a text becomes a prompt: by the template that settings name, else by the chat templates of its models."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TextPrompts:
         asked = [prompt and self.ask(prompt) for prompt in prompts]
         messages = sum(was is not now for was, now in zip(prompts, asked, strict=True))
         texts = sum(isinstance(prompt, str) for prompt in asked) if self.as_messages else 0
-        say_choice(source, setting, messages, texts, "for they have special tokens of the chat template")
+        say_choice(source, setting, messages, texts, "because they contain special tokens of the chat template")
         return asked
 
     def ask(self, prompt: Text) -> Text:

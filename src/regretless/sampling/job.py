@@ -47,7 +47,7 @@ from regretless.workflow.workers import Advance, InThisProcess, Need, executor
 MAX_PARTS = 200
 """Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""
 PART_BATCHES = 4
-"""Batches of a part at least: an engine that replaces rows as they end runs dry at the end of each part."""
+"""Fewest batches of a part: where rows are replaced as they end, the last ones of each part are computed alone."""
 UNITS_PER_WORKER = 4
 """Units that each of several workers does, one after another."""
 
