@@ -19,7 +19,7 @@ import pytest
 from unit_of_work import kill_before_each_write, write_rows
 
 from regretless.cli.app import main
-from regretless.core.errors import ConfigError, storage_error
+from regretless.core.errors import ConfigError, DataError, storage_error
 from regretless.core.files import write_text
 from regretless.core.settings import dump
 from regretless.modeling.load import ModelConfig
@@ -504,3 +504,12 @@ def test_lock_when_something_else_lies_in_its_place_then_it_is_refused_and_kept(
     ):
         raise AssertionError("locked")
     assert file.exists() and (kind != "text" or file.read_text() == "packages: 7")
+
+
+def test_unit_when_its_settings_name_what_no_stage_has_made_then_that_is_said_before_it_begins(tmp_path: Path) -> None:
+    model = ModelConfig(name_or_path="org/on-the-hub", adapter="{run}/train/ipo")
+    unit = Unit("evaluate/ipo", dump(model), {})
+    with pytest.raises(DataError, match=r"train/ipo not found; its stage has not run"):
+        RunFolder(tmp_path).stage_folder(unit)
+    (tmp_path / "train" / "ipo").mkdir(parents=True)
+    assert not RunFolder(tmp_path).stage_folder(unit).is_done()

@@ -76,8 +76,11 @@ def resolve(section: S, run: Path) -> S:
 
 def existing_paths(settings: Any, run: Path) -> dict[str, Path]:
     """Existing files and folders that settings name, by the text that names them."""
-    paths = {str(text): Path(substitute(str(text), run)) for _, text in named_paths(settings)}
-    return {text: path for text, path in paths.items() if path.exists()}
+    return {text: path for text, path in _paths(settings, run).items() if path.exists()}
+
+
+def _paths(settings: Any, run: Path) -> dict[str, Path]:
+    return {str(text): Path(substitute(str(text), run)) for _, text in named_paths(settings)}
 
 
 _known: dict[tuple[Any, ...], str] = {}
@@ -476,9 +479,16 @@ class RunFolder:
             folder.put_back()
         return folder
 
+    def needed(self, unit: Unit) -> dict[str, Path]:
+        """What other stages make and a unit needs: its inputs, and what its settings name in the run folder."""
+        # Other names may be those of something on the hub.
+        named = {text: path for text, path in _paths(unit.settings, self.path).items() if RUN in text}
+        return {**named, **unit.inputs}
+
     def _keyed(self, unit: Unit) -> StageFolder:
-        paths = {**existing_paths(unit.settings, self.path), **unit.inputs}
-        if missing := [path for path in paths.values() if not path.exists()]:
+        needed = self.needed(unit)
+        paths = {**existing_paths(unit.settings, self.path), **needed}
+        if missing := [path for path in needed.values() if not path.exists()]:
             makers = [path.parent / MANIFEST for path in missing if read_mark(path.parent / MANIFEST) is not None]
             advice = f"delete {makers[0]}, and the same command makes it again" if makers else "its stage has not run"
             raise DataError(f"{unit}: {', '.join(map(str, missing))} not found; {advice}")

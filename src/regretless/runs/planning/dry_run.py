@@ -96,11 +96,12 @@ class PlannedFolder(RunFolder):
         return [self._record(unit, work) for unit in units]
 
     def _record(self, unit: Unit, work: Callable[[Mapping[str, Path]], Sequence[dict[str, Any]]]) -> Outcome:
-        named = {**existing_paths(unit.settings, self.path), **unit.inputs}
+        needed = self.needed(unit)
+        named = {**existing_paths(unit.settings, self.path), **needed}
         before = tuple(dict.fromkeys(one.name for path in named.values() if (one := self._maker(path)) is not None))
         planned = PlannedUnit(unit, State.RUN, self.path / unit.name, waits_for=before)
         self.units[unit.name] = planned
-        if missing := [path for path in unit.inputs.values() if not path.exists()]:
+        if missing := [path for path in needed.values() if not path.exists()]:
             absent = [str(path) for path in missing if self._maker(path) is None]
             planned.problem = f"{', '.join(absent)} not found" if absent else None
             return planned.outcome
