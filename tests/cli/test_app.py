@@ -66,7 +66,7 @@ BAD_PAIRS: dict[str, tuple[str, str]] = {
     "chosen = rejected": (json.dumps({**GOOD, "rejected": GOOD["chosen"]}), "equal"),
     "missing column": (json.dumps({"prompt": PROMPT, "chosen": "9"}), "rejected"),
     "broken line": ('{"prompt": "' + PROMPT.strip(), "not valid JSON"),
-    "response cut without an end of sequence": (json.dumps({**GOOD, "chosen_complete": False}), "end-of-sequence"),
+    "masked side without a cut": (json.dumps({**GOOD, "kind": "masked", "rejected_complete": True}), "cut by defin"),
 }
 
 

@@ -150,9 +150,26 @@ def test_prompt_when_it_is_the_common_beginning_then_no_word_is_divided(
     assert (pair.prompt, pair.chosen.text, pair.rejected.text) == (prompt, chosen, rejected)
 
 
-def test_released_mask_lengths_when_given_then_the_pair_is_masked_and_its_rejected_side_cut() -> None:
-    pair = only({"prompt": "q", "chosen": "abc", "rejected": "ab", "chosen_mask_len": 0, "rejected_mask_len": 16})
-    assert (pair.kind, pair.chosen.complete, pair.rejected.complete) == ("masked", None, False)
+@pytest.mark.parametrize(
+    ("masks", "found"),
+    [((0, 16), ("masked", None, False)), ((1, 2), ("masked", False, False)), ((1, 0), ("original", False, None))],
+)
+def test_released_mask_lengths_when_given_then_the_masked_sides_are_cut(
+    masks: tuple[int, int], found: tuple[str, bool | None, bool | None]
+) -> None:
+    lengths = dict(zip(("chosen_mask_len", "rejected_mask_len"), masks, strict=True))
+    pair = only({"prompt": "q", "chosen": "abc", "rejected": "ab", **lengths})
+    assert (pair.kind, pair.chosen.complete, pair.rejected.complete) == found
+
+
+@pytest.mark.parametrize("cut", [("chosen",), ("rejected",), ("chosen", "rejected")])
+def test_sides_when_their_rows_say_that_they_are_cut_then_they_are_kept_as_such(cut: tuple[str, ...]) -> None:
+    pair = only(GOOD | {f"{name}_complete": False for name in cut})
+    assert [name for name, side in pair.sides.items() if side.complete is False] == list(cut)
+    stored = only(GOOD | IDS | {f"{name}_cut_at": 1 for name in cut})
+    assert [(side.complete, side.cut_at) for side in stored.sides.values()] == [
+        (False, 1) if name in cut else (None, None) for name in ("chosen", "rejected")
+    ]
 
 
 IDS = {"chosen_token_ids": [220, 19], "rejected_token_ids": [220, 20]}
@@ -197,13 +214,19 @@ BAD_ROWS = [
         GOOD | {"chosen_logprob_with_token": {"tokens": ["4"], "logprobs": [-1, -2]}},
         "chosen_logprob_with_token: expected one value per token, got 2 values for 1 tokens",
     ),
+    (GOOD | {"chosen_cut_at": 1}, "chosen_cut_at: 1, of 0 token ids: expected fewer; leave it out for a side that"),
+    (GOOD | IDS | {"rejected_cut_at": 2}, "rejected_cut_at: 2, of 2 token ids: expected fewer"),
+    (GOOD | IDS | {"rejected_cut_at": 0}, "rejected_cut_at: expected a whole number, 1 or more, got 0"),
     (
-        GOOD | {"chosen_complete": False},
-        "chosen: truncated (no end-of-sequence token); only the rejected side of a masked pair may be",
+        GOOD | IDS | {"chosen_cut_at": 1, "chosen_complete": True},
+        "chosen_cut_at: 1 beside chosen_complete true: a side",
     ),
+    (GOOD | IDS | {"prefix_tokens": 2}, "prefix_tokens: 2, and chosen has 2 token ids: expected more, because the"),
+    (GOOD | IDS | {"prefix_tokens": 1, "rejected_cut_at": 1}, "prefix_tokens: 1, and rejected has 1 token ids: expect"),
+    (GOOD | {"prefix_tokens": 1}, "prefix_tokens: 1, and chosen has 0 token ids: expected more"),
     (
-        GOOD | {"rejected_complete": False},
-        "rejected: truncated (no end-of-sequence token); only the rejected side of a masked pair may be",
+        GOOD | IDS | {"prefix_tokens": 1, "rejected_token_ids": [221, 20]},
+        "prefix_tokens: 1, and the sides do not begin with so many equal tokens",
     ),
     ({"chosen": "yes", "rejected": "no"}, "no prompt column, and chosen and rejected have no common beginning"),
     (
@@ -315,14 +338,15 @@ def test_supervised_data_when_a_single_response_is_called_bad_then_it_is_refused
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp_path: Path) -> None:
     def side(text: str, ids: list[int]) -> Side:
-        per_token: dict[str, Any] = {"logps": [-0.5, -0.25], "token_numbers": {"entropy": [1.5, 0.5]}}
-        others: dict[str, Any] = {"model": "m", "complete": True, "stopped": False, "score": 1.5}
+        per_token: dict[str, Any] = {"logps": [-0.5, -0.25, 0.0], "token_numbers": {"entropy": [1.5, 0.5, 0.0]}}
+        others: dict[str, Any] = {"model": "m", "complete": False, "cut_at": 2, "stopped": False, "score": 1.5}
         return Side(text=assistant(text), id=text, token_ids=ids, **others, **per_token)
 
     pair = Pair(
         prompt=QUESTION,
-        chosen=side("4", [19, 2]),
-        rejected=side("5", [20, 2]),
+        chosen=side("4", [7, 19, 2]),
+        rejected=side("5", [7, 20, 2]),
+        prefix_tokens=1,
         pair_id="p",
         prompt_id="q",
         prompt_token_ids=[1],

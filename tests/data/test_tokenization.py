@@ -550,6 +550,49 @@ def test_masked_row_when_it_does_not_say_that_its_rejected_side_is_cut_then_that
     assert qwen.decode(one(equal, qwen).rejected.ids) == "It is 4."
 
 
+@pytest.mark.parametrize("prompt", ["2+2?", QUESTION])
+@pytest.mark.parametrize("cut", [("chosen",), ("rejected",), ("chosen", "rejected")])
+def test_sides_when_cut_then_no_end_token_is_put_behind_them(prompt: Any, cut: tuple[str, ...], qwen: Any) -> None:
+    row = {"prompt": prompt, "chosen": "It is 4.", "rejected": "It is"}
+    (pair,), _ = parse_pairs([{**row, **{f"{name}_complete": False for name in cut}}])
+    sides = zip(("chosen", "rejected"), one(pair, qwen).sides, strict=True)
+    for name, side in sides:
+        assert qwen.decode(side.ids) == row[name] + ("" if name in cut else qwen.decode([side.ids[-1]]))
+        assert (len(side.ids) - len(qwen(row[name])["input_ids"])) == (name not in cut)
+
+
+def test_side_when_tokens_are_stored_behind_its_cut_then_they_are_left_out_or_marked_as_future(qwen: Any) -> None:
+    whole = sampled(qwen)
+    ids, logps = whole.chosen.token_ids or [], whole.chosen.logps or []
+    pair = changed(whole, chosen=qwen.decode(ids[:2]), chosen_cut_at=2, chosen_complete=False)
+    cut, kept = one(pair, qwen).chosen, one(pair, qwen, keep_future=True)
+    assert (cut.ids, cut.values) == (tuple(ids[:2]), {"behavior": tuple(logps[:2])})
+    future = (0.0, 0.0, *[1.0] * (len(ids) - 2))
+    assert (kept.chosen.ids, kept.chosen.values) == (tuple(ids), {"behavior": tuple(logps), "future": future})
+    assert kept.rejected.values["future"] == (0.0,) * len(kept.rejected.ids)
+    assert kept.without_future() == one(pair, qwen)
+    # Both sides may be the same tokens, cut at different places.
+    masked = changed(pair, rejected=whole.chosen.text, rejected_token_ids=ids, rejected_logps=logps)
+    assert one(masked, qwen, keep_future=True).rejected.ids == kept.chosen.ids
+    assert "equal" in refusal(changed(masked, rejected=pair.chosen.text, rejected_cut_at=2), qwen, keep_future=True)
+    # The text is that of the tokens up to the cut, which has no end token.
+    assert "do not spell the text" in refusal(changed(pair, chosen_cut_at=4), qwen)
+    ended = changed(pair, chosen=whole.chosen.text, chosen_token_ids=[*ids, 19], chosen_logps=[*logps, -1.0])
+    assert "marked as truncated, yet" in refusal(changed(ended, chosen_cut_at=len(ids)), qwen)
+
+
+def test_prefix_when_both_sides_share_it_then_it_is_context(qwen: Any) -> None:
+    pair = changed(sampled(qwen), prefix_tokens=2)
+    ids, logps = pair.chosen.token_ids or [], pair.chosen.logps or []
+    found = one(pair, qwen).chosen
+    assert (read_ids(found.ids), found.own, found.values["behavior"]) == (tuple(ids), tuple(ids[2:]), tuple(logps[2:]))
+    stored = changed(pair, chosen=qwen.decode(ids[:3]), chosen_cut_at=3, chosen_complete=False)
+    assert one(stored, qwen).chosen.own == (ids[2],)
+    assert one(stored, qwen, keep_future=True).chosen.values["future"] == (0.0, *[1.0] * (len(ids) - 3))
+    other = changed(pair, tokenizer="another")
+    assert "prefix_tokens: they count tokens that are not used" in refusal(other, qwen, need_logps=False)
+
+
 def test_recorded_prompt_when_the_template_writes_another_today_then_the_pair_says_so(qwen: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(qwen.name_or_path)
     tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}" + qwen.chat_template

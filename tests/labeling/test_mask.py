@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,27 @@ def test_masked_pair_when_made_then_the_last_tokens_are_gone_with_their_log_prob
     )
     assert refused == []
     assert tokenized[1].rejected.ids == tuple(ids[:-8])
+
+
+def test_mask_when_the_rest_is_stored_then_its_tokens_stay_behind_the_cut(pair: Pair, folder: str) -> None:
+    (masked,), _ = mask_pairs([pair], MaskConfig(lengths=(8,), tokenizer=folder, horizon="stored"))
+    (cut,), _ = mask_pairs([pair], MaskConfig(lengths=(8,), tokenizer=folder))
+    assert (masked.rejected.token_ids, masked.rejected.logps) == (pair.chosen.token_ids, pair.chosen.logps)
+    assert (masked.rejected.text, masked.rejected.cut_at, masked.rejected.complete) == (cut.rejected.text, 27, False)
+    # A cut response is masked again, from its cut on.
+    graded = replace(masked, chosen=masked.rejected, rejected=pair.rejected, kind="original")
+    for horizon in ("cut", "stored"):
+        config = MaskConfig.parse({"lengths": [8, 27], "tokenizer": folder, "horizon": horizon}, "mask")
+        (twice,), _ = mask_pairs([graded], config)
+        assert (twice.chosen.cut_at, twice.rejected.text) == (27, cut_text(pair, 19, folder))
+        assert len(twice.rejected.token_ids or ()) == (19 if horizon == "cut" else 35)
+    with pytest.raises(DataError, match=r"left out: cannot_store_what_is_removed 1"):  # token strings
+        mask_pairs([RELEASED], MaskConfig(horizon="stored"))
+
+
+def cut_text(pair: Pair, count: int, folder: str) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return [{"role": "assistant", "content": tokenizer.decode((pair.chosen.token_ids or [])[:count])}]
 
 
 def test_masked_pairs_when_all_are_asked_for_then_each_distinct_chosen_response_gives_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.objectives import Logps, RePO, build
 
 PAIRS = torch.tensor([[0, 1], [2, 1]])
@@ -63,6 +63,58 @@ def test_repo_when_the_reference_wrote_then_it_is_dpo_with_position_weights(
     assert found.scores.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
     losses = [math.log1p(math.exp(expected[worse] - expected[better])) for better, worse in PAIRS.tolist()]
     assert found.pair_losses.tolist() == pytest.approx(losses, rel=1e-12)
+
+
+def _score_of_cut(policy: Tensor, reference: Tensor, behavior: Tensor, cut: int, options: dict[str, Any]) -> float:
+    """The score of the first `cut` tokens, β = 1, whose future goes on to the end: the double sum written out."""
+    total, length = 0.0, len(policy)
+    released, discount = options.get("formulation") == "released", options.get("discount")
+    for t in range(cut):
+        ahead = range(t if released else t + 1, length)
+        later = [(policy[s] - behavior[s]).item() * (1 if discount is None else discount ** (s - t)) for s in ahead]
+        total += (policy[t] - reference[t]).item() + sum(later) / (max(len(later), 1) if discount is None else 1)
+    return total / cut if released else total
+
+
+@pytest.mark.parametrize("options", [{}, {"discount": 0.9}, {"discount": 0.0}, {"formulation": "released"}])
+@pytest.mark.parametrize("sft_weight", [0.0, 0.5])
+def test_repo_when_tokens_are_stored_behind_a_cut_then_they_are_future_alone(
+    options: dict[str, Any], sft_weight: float, make_batch: Callable[..., dict[str, Tensor]]
+) -> None:
+    lengths, cuts = [7, 3, 4], [4, 1, 4]
+    batch = make_batch(lengths)
+    future = (torch.arange(7) >= torch.tensor(cuts).unsqueeze(1)).double()
+    objective = build("repo", horizon="stored", sft_weight=sft_weight, **options)
+    output = objective(Logps(**batch, future=future), PAIRS)
+    assert output.scores is not None
+    expected = []
+    for row, (length, cut) in enumerate(zip(lengths, cuts, strict=True)):
+        policy, reference, behavior = (batch[name][row, :length] for name in ("policy", "reference", "behavior"))
+        expected.append(_score_of_cut(policy, reference, behavior, cut, options))
+    assert output.scores.tolist() == pytest.approx(expected, rel=1e-12)
+    weight = 0.5 if "formulation" in options else 1.0
+    for number, (better, worse) in enumerate(PAIRS.tolist()):
+        nll = -batch["policy"][better, : cuts[better]].mean().item()
+        loss = math.log1p(math.exp(weight * expected[worse] - expected[better])) + sft_weight * nll
+        assert output.pair_losses[number].item() == pytest.approx(loss, rel=1e-12)
+    # Without anything behind the cuts it is the plain loss.
+    nothing = objective(Logps(**batch, future=torch.zeros(3, 7)), PAIRS)
+    plain = build("repo", sft_weight=sft_weight, **options)(Logps(**batch), PAIRS)
+    assert nothing.pair_losses.tolist() == plain.pair_losses.tolist()
+
+
+def test_repo_in_steps_when_cut_then_windows_of_later_steps_do_not_count() -> None:
+    # Steps of one, two and one tokens, cut behind the first: w of the later steps is 1/2, of one window.
+    mask, steps, future = torch.ones(1, 4), torch.tensor([[0, 1, 1, 2]]), torch.tensor([[0, 1, 1, 1]])
+    objective = build("repo", granularity="step", horizon="stored")
+    assert isinstance(objective, RePO)
+    assert objective.token_weights(mask.bool(), steps, future=future)[0].tolist() == [0.0, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("options", [{"ld_alpha": 0.5}, {"importance": "mean"}])
+def test_stored_horizon_when_whole_responses_are_weighed_then_it_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="horizon: ld_alpha and importance weigh whole responses"):
+        build("repo", horizon="stored", **options)
 
 
 def test_repo_in_steps_weighs_the_sums_of_each_step() -> None:

@@ -25,7 +25,7 @@ from regretless.data.columns import SIDES, Pair
 from regretless.data.pair_source import PairSource
 from regretless.data.prompt_templates import set_pair_template
 from regretless.data.rows import read_rows
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
@@ -88,7 +88,13 @@ def run(
     tokenizer = load_tokenizer(reference)
     set_pair_template(tokenizer, template)
     drawn = whole_prompts(originals, config.sample or MOST, config.seed, _prompt)
-    tokenized = source.tokenize(tokenizer, pairs=drawn)
+    objectives = {
+        name: build(policy.objective, **policy.hyperparameters)
+        for name, policy in policies.items()
+        if policy.objective is not None
+    }
+    keep_future = any(FUTURE in objective.required for objective in objectives.values())
+    tokenized = source.tokenize(tokenizer, pairs=drawn, keep_future=keep_future)
     source.check(tokenized)
     if config.sample is None and (count := affordable(config, tokenized, policies)) < len(tokenized):
         print_note(
@@ -96,10 +102,10 @@ def run(
             f"sample={MOST} scores more"
         )
         tokenized = whole_prompts(tokenized, count, config.seed, lambda pair: pair.prompt_ids)
-    sample = Sample(tokenized)
+    sample = Sample([pair.without_future() for pair in tokenized])
 
     # What changed: scores, their distances, their course over the checkpoints, and where gradients were.
-    scores = {BASE: sample.score(reference, BASE)}
+    scores = {BASE: sample.score(reference, BASE, tokenized)}
     scores |= {name: sample.score(model, name) for name, model in models.items()}
     distances = score_distances(sample, scores)
     drifts = {
@@ -109,9 +115,8 @@ def run(
     gradients, calibrations = {}, {}
     ends_step = codec_of(tokenizer).ends_step
     for name, policy in policies.items():
-        if policy.objective is not None:
-            objective = build(policy.objective, **policy.hyperparameters)
-            gradients[name] = gradient_places(objective, tokenized, scores[BASE], ends_step)
+        if name in objectives:
+            gradients[name] = gradient_places(objectives[name], tokenized, scores[BASE], ends_step)
         if (result := _calibration(policy.folder, source.pairs)) is not None:
             calibrations[name] = result
     lengths = {benchmark: response_lengths(files) for benchmark, files in (responses or {}).items()}

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Logps, Objective
 from regretless.objectives.base import SATURATED
@@ -60,8 +60,10 @@ def spread(values: Any) -> dict[str, float] | None:
 
 
 def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
-    """The pairs that have all per-token data that the objective needs."""
+    """The pairs that have all per-token data that the objective needs, up to their cuts unless it looks behind them."""
     names = of_data(objective)
+    if FUTURE not in names:
+        pairs = [pair.without_future() for pair in pairs]
     return [pair for pair in pairs if all(name in side.values for side in pair.sides for name in names)]
 
 

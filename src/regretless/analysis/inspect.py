@@ -20,11 +20,11 @@ from regretless.core.paths import page
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import Codec, codec_of
-from regretless.data.columns import Pair
+from regretless.data.columns import SIDES, Pair, SideName
 from regretless.data.pair_source import PairSource
 from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE, set_pair_template
 from regretless.data.rejected_rows import Refusal
-from regretless.data.tokenization import MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
+from regretless.data.tokenization import FUTURE, MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -33,6 +33,20 @@ from regretless.objectives.base import SATURATED
 
 IMPOSSIBLE = -100.0
 """Nats. A token that a model writes is never this unlikely: that is one draw in 10⁴³."""
+
+COUNTED = {
+    "repeated_pairs": "repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",
+    "reversed_pairs": "are also there with chosen and rejected exchanged: they contradict each other",
+    "equal_scores": "have equal scores on both sides: they express no preference",
+    "lower_scores": "have a lower score on the chosen side: check which side is the better one, and that higher scores "
+    "are better",
+    "unmarked_beside_cut": "have one side that is marked as cut, and one that is not marked, which gets an end token; "
+    "say chosen_complete and rejected_complete of both",
+    "different_models": "compare responses of different models: in such data, losses that weigh both responses alike "
+    "(λ = 1) can lower both; where this was measured, λ = 0.5 without RePO's weights was best (objective=repo_det "
+    f"discount=0 rejected_weight=0.5; {page('experiments')})",
+}
+"""What is said of pairs that are counted."""
 
 
 class InspectConfig(Section):
@@ -82,7 +96,8 @@ def run(
     set_pair_template(tokenizer, template)
     codec = codec_of(tokenizer)
     source = PairSource.read(pairs)
-    tokenized = source.tokenize(tokenizer, config)
+    keep_future = any(FUTURE in objective.required for objective in built.values())
+    tokenized = source.tokenize(tokenizer, config, keep_future=keep_future)
     source.check(tokenized, output / "refused.jsonl")
 
     # What needs no model: counts and lengths of all pairs.
@@ -99,7 +114,8 @@ def run(
     # What the model says of a sample of them.
     sample = whole_prompts(tokenized, config.sample, config.seed, lambda pair: pair.prompt_ids)
     if sample:
-        responses = list(dict.fromkeys(_responses(sample)))
+        cut = [pair.without_future() for pair in sample]
+        responses = list(dict.fromkeys(_responses([*sample, *cut])))
         scores = score_responses(load_model(model), responses, description="inspect: reference")
         reference = dict(zip(responses, scores, strict=True))
         results["objectives"] = {
@@ -138,7 +154,7 @@ def _objectives(choices: Mapping[str, Mapping[str, Any]], betas: Sequence[float]
 def _counts(pairs: Sequence[TokenizedPair], refused: Sequence[Refusal]) -> dict[str, Any]:
     rows = [pair.row for pair in pairs if pair.row is not None]
     gains = _gains(rows)
-    distinct = {(pair.prompt_ids, *_ids(pair)) for pair in pairs}
+    distinct = {(pair.prompt_ids, *(side.ids for side in pair.sides)) for pair in pairs}
     # Numbers and texts differ from row to row; the rest of the reason does not.
     reasons = Counter(re.sub(r"'[^']*'|\d[\d.]*", "…", refusal.reason) for refusal in refused)
     return {
@@ -154,6 +170,8 @@ def _counts(pairs: Sequence[TokenizedPair], refused: Sequence[Refusal]) -> dict[
         "equal_scores": sum(score == 0 for score in gains),
         "lower_scores": sum(score < 0 for score in gains),
         "different_models": sum(map(_different_models, rows)),
+        "cut": {name: sum(_is_cut(pair, name) for pair in rows) for name in SIDES},
+        "unmarked_beside_cut": sum(_is_unmarked_beside_cut(pair) for pair in rows),
         "without_behavior_logps": missing_values(pairs),
         "impossible_behavior_logps": _impossible(pairs),
         "refused": len(refused),
@@ -194,11 +212,7 @@ def _lengths(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
 
 def _responses(pairs: Sequence[TokenizedPair]) -> list[tuple[Ids, Ids]]:
     """(prompt, response) of both sides of all pairs."""
-    return [(pair.prompt_ids, ids) for pair in pairs for ids in _ids(pair)]
-
-
-def _ids(pair: TokenizedPair) -> list[Ids]:
-    return [side.ids for side in pair.sides]
+    return [item for pair in pairs for item in pair.items]
 
 
 def _gains(rows: Sequence[Pair]) -> list[float]:
@@ -210,6 +224,19 @@ def _gains(rows: Sequence[Pair]) -> list[float]:
 def _different_models(pair: Pair) -> bool:
     names = [side.model for side in pair.sides.values()]
     return None not in names and len(set(names)) > 1
+
+
+def _is_cut(pair: Pair, name: SideName) -> bool:
+    """Whether a side is the beginning of a response."""
+    side = pair.sides.get(name)
+    return side is not None and (side.complete is False or (pair.kind == "masked" and name == "rejected"))
+
+
+def _is_unmarked_beside_cut(pair: Pair) -> bool:
+    """Whether one side of a pair of texts is marked as cut, and it is not said whether the other one is."""
+    if pair.kind == "masked" or any(side.pieces for side in pair.sides.values()):
+        return False
+    return {side.complete for side in pair.sides.values()} == {False, None}
 
 
 def _notes(results: Mapping[str, Any]) -> list[str]:
@@ -241,32 +268,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         )
     if data["other_prompts"]:
         notes.append(f"{data['other_prompts']} of {data['pairs']} pairs {OTHER_PROMPTS}")
-    if data["repeated_pairs"]:
-        notes.append(
-            f"{data['repeated_pairs']} of {data['pairs']} pairs repeat an earlier one (same prompt, same responses): "
-            "each is trained on as often as it occurs"
-        )
-    if data["reversed_pairs"]:
-        notes.append(
-            f"{data['reversed_pairs']} of {data['pairs']} pairs are also there with chosen and rejected exchanged: "
-            "they contradict each other"
-        )
-    if data["equal_scores"]:
-        notes.append(
-            f"{data['equal_scores']} of {data['pairs']} pairs have equal scores on both sides: "
-            "they express no preference"
-        )
-    if data["lower_scores"]:
-        notes.append(
-            f"{data['lower_scores']} of {data['pairs']} pairs have a lower score on the chosen side: check which side "
-            "is the better one, and that higher scores are better"
-        )
-    if data["different_models"]:
-        notes.append(
-            f"{data['different_models']} of {data['pairs']} pairs compare responses of different models: in such data, "
-            "losses that weigh both responses alike (λ = 1) can lower both; where this was measured, λ = 0.5 without "
-            f"RePO's weights was best (objective=repo_det discount=0 rejected_weight=0.5; {page('experiments')})"
-        )
+    notes += [f"{data[name]} of {data['pairs']} pairs {text}" for name, text in COUNTED.items() if data[name]]
     notes += [
         f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: "
         "correctly ranked pairs contribute no gradient, wrongly ranked ones the maximum; lower β"

@@ -54,9 +54,12 @@ class Sample:
         responses = [(pair.prompt_ids, pair.sides[SIDES.index(side)].ids) for pair in self.pairs]
         return list(dict.fromkeys(responses))
 
-    def score(self, model: ModelConfig, label: str) -> Scores:
-        """Token log-probabilities of all responses under a model, which is loaded for this and then released."""
-        items = list(dict.fromkeys(item for side in SIDES for item in self.items(side)))
+    def score(self, model: ModelConfig, label: str, longer: Sequence[TokenizedPair] = ()) -> Scores:
+        """Token log-probabilities of all responses under a model, which is loaded for this and then released.
+
+        longer: pairs whose responses are scored too, as those with what is stored behind their cuts.
+        """
+        items = list(dict.fromkeys(item for pair in (*self.pairs, *longer) for item in pair.items))
         values = score_responses(load_model(model), items, description=f"analyze: {label}"[:28])
         return dict(zip(items, values, strict=True))
 

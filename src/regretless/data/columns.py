@@ -120,7 +120,10 @@ class Side:
     model: str | None = None
     """Name of the model that generated the response."""
     complete: bool | None = None
-    """False if the response was truncated (no end-of-sequence token belongs after it)."""
+    """False if the text is the beginning of a response: no end-of-sequence token belongs after it."""
+    cut_at: int | None = None
+    """Number of tokens that the text consists of, if more are stored: those behind are how its writer went on, which
+    objectives with `horizon=stored` read."""
     stopped: bool | None = None
     """True if a stop string ended the response: it is not truncated, and no end-of-sequence token belongs after it. Its
     tokens may lack the last characters of the text: those of the token that the stop string began within."""
@@ -139,10 +142,16 @@ class Side:
         values = {**(self.token_numbers or {}), **columns}
         return {name: numbers for name, numbers in values.items() if numbers is not None}
 
-    def without_last(self, count: int) -> Side:
-        """The side without its last `count` tokens; the caller sets its remaining text."""
-        cut = {name: _without_last(getattr(self, name), count) for name in PER_TOKEN}
-        return replace(self, **cut, complete=False, stopped=None, score=None)
+    @property
+    def length(self) -> int:
+        """Tokens of the text, those that are stored behind it left out; 0 if none are recorded."""
+        return len(self.pieces or ()) if self.cut_at is None else self.cut_at
+
+    def first_tokens(self, count: int, *, keep_rest: bool = False) -> Side:
+        """The side with its first `count` tokens, the others stored behind the cut or left out; the caller sets the
+        remaining text."""
+        cut = {} if keep_rest else {name: _first(getattr(self, name), count) for name in PER_TOKEN}
+        return replace(self, **cut, complete=False, cut_at=count if keep_rest else None, stopped=None, score=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +171,8 @@ class Pair:
     chat_template_kwargs: str | None = None
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
+    prefix_tokens: int | None = None
+    """Number of tokens that both responses begin with and that are context: nothing compares or trains them."""
     source_row: str | None = field(default=None, compare=False)
     """The row of a user's own file that a stage has read it from, `file:line`, for messages of later stages."""
     origin: str | None = field(default=None, compare=False)
@@ -173,11 +184,11 @@ class Pair:
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
 
 
-def _without_last(values: Any, count: int) -> Any:
-    """A list, or each list of a dictionary, without its last `count` values; None stays None."""
+def _first(values: Any, count: int) -> Any:
+    """The first `count` values of a list, or of each list of a dictionary; None stays None."""
     if isinstance(values, dict):
-        return {name: row[:-count] for name, row in values.items()}
-    return values and values[:-count]
+        return {name: row[:count] for name, row in values.items()}
+    return values and values[:count]
 
 
 AND = " and "
@@ -247,6 +258,7 @@ Real = Annotated[float, Field(allow_inf_nan=False, description="a finite number"
 Halves = Annotated[list[Real], Field(min_length=2, max_length=2, description="two finite numbers")]
 Counts = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(description="whole numbers, 0 or more")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
+Place = Annotated[int, Field(ge=1, lt=2**31, description="a whole number, 1 or more")]
 Kind = Annotated[LogpsKind, Field(description="raw or sampled")]
 Finish = Annotated[FinishReason, Field(description="stop, length or stop_string")]
 VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(description="correct, wrong or unknown")]
@@ -323,6 +335,8 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "unit_right": ColumnType(Counts, IDS),
     "unit_continuations": ColumnType(Counts, IDS),
     "complete": ColumnType(Flag, pa.bool_()),
+    "cut_at": ColumnType(Place, pa.int32()),
+    "prefix_tokens": ColumnType(Place, pa.int32()),
     "stopped": ColumnType(Flag, pa.bool_()),
     "kind": ColumnType(PairKind),
 }

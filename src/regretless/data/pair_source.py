@@ -52,6 +52,7 @@ class PairSource:
         *,
         pairs: Sequence[Pair] | None = None,
         need_logps: bool = False,
+        keep_future: bool = False,
         first: int = 1,
     ) -> list[TokenizedPair]:
         """All pairs, or these `pairs` of it, as `tokenize_pairs` makes them; `refused` gets those that it rejects.
@@ -65,6 +66,7 @@ class PairSource:
             max_prompt_length=None if lengths is None else lengths.max_prompt_length,
             truncation="refuse" if lengths is None else lengths.truncation,
             need_logps=need_logps,
+            keep_future=keep_future,
             first=first,
         )
         for refusal in refused:

@@ -64,14 +64,23 @@ class Keys:
     need_rejected: bool
 
 
-def check_complete(sides: Mapping[SideName, Side], kind: str) -> None:
-    """Raise Unusable if a side is truncated that must not be."""
+def check_cuts(sides: Mapping[SideName, Side], kind: str, prefix_tokens: int | None) -> None:
+    """Raise Unusable if what is said of where sides end, or of the tokens that they share, contradicts the sides."""
     for name, side in sides.items():
-        if side.complete is False and not (kind == "masked" and name == "rejected"):
+        tokens, place = len(side.token_ids or ()), f"{name}_cut_at: {side.cut_at}"
+        if side.cut_at is not None and side.complete:
+            raise Unusable(f"{place} beside {name}_complete true: a side that is cut is not complete")
+        if side.cut_at is not None and side.cut_at >= tokens:
+            raise Unusable(f"{place}, of {tokens} token ids: expected fewer; leave it out for a side that is not cut")
+        if prefix_tokens is not None and prefix_tokens >= (length := side.length if side.token_ids else 0):
             raise Unusable(
-                f"{name}: truncated (no end-of-sequence token); only the rejected side of a masked pair may be"
+                f"prefix_tokens: {prefix_tokens}, and {name} has {length} token ids: expected more, because the "
+                "first ones are context"
             )
-    if kind == "masked" and sides["rejected"].complete:
+    beginnings = [(side.token_ids or [])[:prefix_tokens] for side in sides.values()]
+    if prefix_tokens is not None and any(beginning != beginnings[0] for beginning in beginnings):
+        raise Unusable(f"prefix_tokens: {prefix_tokens}, and the sides do not begin with so many equal tokens")
+    if kind == "masked" and "rejected" in sides and sides["rejected"].complete:
         raise Unusable("rejected_complete: true in a row of kind masked, whose rejected side is cut by definition")
 
 
@@ -356,6 +365,8 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: st
         "complete": False if columns["mask_len"] else columns["complete"],
         "score": _score(columns, row.get("metadata"), name),
     }
+    if values["cut_at"] is not None and values["complete"] is None:
+        values["complete"] = False
     side = Side(text=text, **values)
     # A response occurs in several pairs: its tokens, most of the memory, are stored once.
     same = responses.setdefault(str(side.id), side)

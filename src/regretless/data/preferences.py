@@ -18,7 +18,7 @@ from regretless.data.messages import read_template_arguments
 from regretless.data.preference_formats import (
     EQUAL,
     Keys,
-    check_complete,
+    check_cuts,
     check_no_repetition,
     from_openai,
     read_side,
@@ -166,8 +166,8 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, responses: dict[str, S
     sides = {
         name: read_side(row, name, text, f"{prompt_id}-{text_key(text)}", responses) for name, text in texts.items()
     }
+    check_cuts(sides, kind, columns["prefix_tokens"])
     if rejected is not None:
-        check_complete(sides, kind)
         check_no_repetition(prompt, sides)
         if chosen == rejected and kind != "masked":
             raise Unusable(EQUAL)

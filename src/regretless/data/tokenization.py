@@ -19,7 +19,7 @@ from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
 from regretless.data.schema import check_lengths, check_numbers
 from regretless.modeling.chat_templates import EndlessTemplate
-from regretless.modeling.layout import Ids, as_context, is_context, own_ids
+from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
 
 Truncation = Literal["refuse", "keep_start"]
 SEVERAL_TOKENIZERS = "the two responses were made with different tokenizers, so that `pair` left out their tokens"
@@ -28,6 +28,9 @@ OTHER_PROMPTS = (
     "template, or one with the date of today); their log-probabilities are those behind the recorded prompt"
 )
 """What is said of pairs with `TokenizedPair.other_prompt`."""
+FUTURE = "future"
+"""In `TokenizedSide.values` 1 for each token behind the side's cut, 0 for the others: what an objective needs by this
+name."""
 MAX_LENGTH = 2048
 """Most tokens in prompt and response together where settings give no other number."""
 
@@ -58,6 +61,20 @@ class TokenizedSide:
         count = len(own_ids(ids))
         return TokenizedSide(ids, {name: values[:count] for name, values in self.values.items()})
 
+    def behind(self, count: int) -> TokenizedSide:
+        """The same response with its first `count` tokens as context, those before them aside that are so anyway."""
+        values = {name: numbers[count:] for name, numbers in self.values.items()}
+        start = len(self.ids) - len(self.own) + count
+        return TokenizedSide((*as_context(read_ids(self.ids[:start])), *self.ids[start:]), values)
+
+    def without_future(self) -> TokenizedSide:
+        """The response up to its cut, without `FUTURE`."""
+        future = self.values.get(FUTURE)
+        if future is None:
+            return self
+        side = self.only(name for name in self.values if name != FUTURE)
+        return side.cut(len(self.ids) - int(sum(future)))
+
 
 @dataclass(frozen=True)
 class TokenizedPair:
@@ -85,6 +102,16 @@ class TokenizedPair:
         """The chosen side, and the rejected one if it exists."""
         return (self.chosen,) if self.rejected is None else (self.chosen, self.rejected)
 
+    @property
+    def items(self) -> list[tuple[Ids, Ids]]:
+        """The prompt with each of the responses."""
+        return [(self.prompt_ids, side.ids) for side in self.sides]
+
+    def without_future(self) -> TokenizedPair:
+        """The pair with both sides up to their cuts (`TokenizedSide.without_future`)."""
+        rejected = None if self.rejected is None else self.rejected.without_future()
+        return replace(self, chosen=self.chosen.without_future(), rejected=rejected)
+
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Text, arguments: str | None = None) -> list[int]:
     """Token ids of a prompt that a response can follow.
@@ -107,6 +134,7 @@ def tokenize_pairs(
     max_prompt_length: int | None,
     truncation: Truncation = "refuse",
     need_logps: bool = True,
+    keep_future: bool = False,
     first: int = 1,
 ) -> tuple[list[TokenizedPair], list[Refusal]]:
     """Pairs as token ids of the policy's tokenizer, and the rows that cannot be used, each with its reason.
@@ -120,12 +148,13 @@ def tokenize_pairs(
 
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
     truncation: a longer response is rejected, or truncated at its end (`keep_start`; it then has no end token).
+    keep_future: True keeps the tokens that are stored behind the cut of a side, and says which they are (`FUTURE`).
     need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of rejecting them.
     first: number of the first pair, for messages about pairs without an origin.
 
     Raises ConfigError if the tokenizer has no end-of-sequence token.
     """
-    encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps)
+    encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps, keep_future)
     ask = asked_pair(tokenizer)
     asked = [ask(pair) for pair in pairs]
     encoder.prepare(asked)
@@ -165,6 +194,8 @@ class _Stored:
     tokens: tuple[str, ...] | None
     complete: bool | None
     stopped: bool | None
+    cut_at: int | None
+    prefix_tokens: int | None
     tokenizer: str | None
 
     @property
@@ -197,8 +228,10 @@ class _PairEncoder:
         max_prompt_length: int | None,
         truncation: Truncation,
         need_logps: bool,
+        keep_future: bool,
     ) -> None:
         self.codec, self.need_logps, self.truncation = codec, need_logps, truncation
+        self.keep_future = keep_future
         self.max_length, self.max_prompt_length = max_length, max_prompt_length
         # A text in place of ids is the reason for a rejection.
         self.prompts: dict[Hashable, Ids | str] = {}
@@ -247,7 +280,7 @@ class _PairEncoder:
         stored = self._sides(pair)
         fitted = [self._fitted(prompt, side) for side in stored]
         sides = [side for side, _ in fitted]
-        if len(sides) == 2 and sides[0].ids == sides[1].ids:
+        if len({side.without_future().ids for side in sides}) < len(sides):
             raise DataError(self._equal(len(prompt) + len(sides[0].ids), stored[0].stored, stored[1].stored))
         dropped = [
             f"{side.name}: {reason}"
@@ -293,6 +326,8 @@ class _PairEncoder:
                 tokens=None if side.tokens is None else tuple(side.tokens),
                 complete=False if side.stopped else side.complete,
                 stopped=side.stopped,
+                cut_at=side.cut_at,
+                prefix_tokens=pair.prefix_tokens,
                 tokenizer=pair.tokenizer,
             )
             responses.append(_Side(name, stored, side))
@@ -341,7 +376,7 @@ class _PairEncoder:
         resolved = self.resolved[side.stored]
         if isinstance(resolved, str):
             raise DataError(f"{side.name}: {resolved}")
-        tokens = self._side(resolved, side)
+        tokens = self._placed_side(resolved, side)
         if self.max_length is not None and len(prompt) + len(tokens.ids) > self.max_length:
             if self.truncation == "refuse":
                 raise DataError(
@@ -352,6 +387,25 @@ class _PairEncoder:
             if not tokens.ids:
                 raise DataError(f"{side.name}: max_length {self.max_length} cuts it before its first token; raise it")
         return tokens, resolved.dropped
+
+    def _placed_side(self, resolved: _Resolved, side: _Side) -> TokenizedSide:
+        """The response up to its cut or with what is stored behind it, and what both sides begin with as context."""
+        stored, tokens = side.stored, self._side(resolved, side)
+        length = len(tokens.own)
+        cut = length if stored.cut_at is None or resolved.dropped else stored.cut_at
+        if self.keep_future:
+            future = (0.0,) * cut + (1.0,) * (length - cut)
+            tokens = replace(tokens, values={**tokens.values, FUTURE: future})
+        elif cut < length:
+            tokens = tokens.cut(len(tokens.ids) - (length - cut))
+        if stored.prefix_tokens is None:
+            return tokens
+        if resolved.dropped:
+            raise DataError(
+                f"prefix_tokens: they count tokens that are not used ({resolved.dropped}); leave the column out, and "
+                "what both sides begin with is a part of both"
+            )
+        return tokens.behind(stored.prefix_tokens)
 
     def _side(self, resolved: _Resolved, side: _Side) -> TokenizedSide:
         """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""
@@ -372,6 +426,8 @@ class _PairEncoder:
     def _resolve(self, stored: _Stored) -> _Resolved:
         """Ids of one response. Raises DataError if its stored tokens do not fit it and are required."""
         mine = self.codec.fingerprint
+        if len(stored.own) > 1 and (stored.cut_at or stored.prefix_tokens):
+            raise DataError("cut_at, prefix_tokens: expected a response of one message, got several; leave them out")
         if stored.tokenizer not in (None, mine):
             return self._tokenized(
                 stored, f"made with another tokenizer ({stored.tokenizer}) than the policy's ({mine})"
@@ -387,7 +443,8 @@ class _PairEncoder:
             if self.need_logps and (stored.tokens is not None or stored.tokenizer is not None):
                 raise
             return self._tokenized(stored, str(reason))
-        if stored.complete is False and self.codec.without_end(ids) != ids:
+        text_ids = own_ids(ids)[: stored.cut_at]
+        if stored.complete is False and self.codec.without_end(text_ids) != text_ids:
             marked = "ended by a stop string" if stored.stopped else "truncated"
             raise DataError(f"marked as {marked}, yet its tokens end with an end-of-sequence token")
         return _Resolved(ids)
@@ -414,7 +471,7 @@ class _PairEncoder:
                 "what lies between"
             )
         for number, (piece, text) in enumerate(zip(pieces, texts, strict=True), 1):
-            if not self.codec.spells(piece, text, stopped=stored.stopped):
+            if not self.codec.spells(piece[: stored.cut_at], text, stopped=stored.stopped):
                 message = "" if len(texts) == 1 else f" of the assistant's message {number}"
                 raise DataError(f"token ids do not spell the text{message} with the policy's tokenizer")
         written = iter(pieces)

@@ -21,7 +21,7 @@ from regretless.core.errors import ConfigError, DataError
 from regretless.core.paths import PathSetting
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Codec, codec_of
-from regretless.data.columns import Pair, Text
+from regretless.data.columns import Pair, Side, Text
 from regretless.data.conversations import response_parts
 from regretless.data.pair_source import PairSource
 from regretless.data.rows import write_records
@@ -43,6 +43,9 @@ class MaskConfig(Section):
     per_response: int = Field(default=1, ge=1)
     """Most masked pairs of one distinct chosen response, each with another of `lengths`. Second pairs are taken when
     every response that is long enough has its first one, and so on, so a `count` that fewer reach stays the same."""
+    horizon: Literal["cut", "stored"] = "cut"
+    """Whether the removed tokens are `stored` behind the cut, with their log-probabilities, for objectives that read
+    them as the future of what is left (`repo` with the same setting)."""
     keep_originals: bool = True
     """Keep the original pairs beside the masked ones; without them, training shows what masked pairs teach alone."""
     tokenizer: PathSetting | None = None
@@ -70,6 +73,12 @@ class _Source:
     length: int
     rank: int
     """0 for the first pair of its response, 1 for the second …"""
+
+    @property
+    def side(self) -> Side:
+        """What is left of the response, with the text of all of it."""
+        chosen = self.pair.chosen
+        return chosen.first_tokens(chosen.length - self.length)
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -107,7 +116,7 @@ def mask_pairs(pairs: Sequence[Pair], config: MaskConfig) -> tuple[list[Pair], d
         sources, key=lambda source: (source.rank, Random(f"{config.seed}:take:{source.key}").random(), source.key)
     )
     selected = {source.identity for source in order[:wanted]}
-    masked = [_masked(source, codec) for source in sources if source.identity in selected]
+    masked = [_masked(source, codec, config.horizon) for source in sources if source.identity in selected]
     lengths = Counter(source.length for source in sources if source.identity in selected)
     return masked, {
         "masked": len(masked),
@@ -145,11 +154,14 @@ def _sources(
             continue
         seen.add(key)
         tokens = pair.chosen.pieces or ()
-        fitting = [length for length in config.lengths if length < len(tokens)]
+        spare = pair.chosen.length - (pair.prefix_tokens or 0)
+        fitting = [length for length in config.lengths if length < spare]
         if not tokens:
             left_out["without_token_ids"] += 1
         elif pair.chosen.token_ids is None and not isinstance(pair.chosen.text, str) and len(pair.chosen.text) > 1:
             left_out["several_messages_without_token_ids"] += 1
+        elif config.horizon == "stored" and not _is_storable(pair.chosen):
+            left_out["cannot_store_what_is_removed"] += 1
         elif not fitting:
             left_out["too_short"] += 1
         elif reason := _unwritable(pair, codec):
@@ -165,6 +177,11 @@ def _sources(
             f"mask.tokenizer: expected the tokenizer that made the ids ({foreign}), got another vocabulary "
             f"({codec.fingerprint}); set it to the behavior model's tokenizer"
         )
+
+
+def _is_storable(side: Side) -> bool:
+    """Whether tokens can be stored behind a cut: ids, of one message."""
+    return side.token_ids is not None and (isinstance(side.text, str) or len(side.text) == 1)
 
 
 def _cuts(pair: Pair, key: str, fitting: Sequence[int], config: MaskConfig, codec: Codec | None) -> Iterator[_Source]:
@@ -201,7 +218,7 @@ def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
     except DataError:
         return "not_written_by_the_chat_template"
     texts = [part.text for part in parts if part.own]
-    pieces = _by_message(pair, tuple(pair.chosen.token_ids), codec)
+    pieces = _by_message(pair, tuple(pair.chosen.token_ids[: pair.chosen.cut_at]), codec)
     stopped = pair.chosen.stopped
     spells = [codec.spells(*both, stopped=stopped) for both in zip(pieces, texts, strict=False)]
     return None if len(pieces) == len(texts) and all(spells) else "ids_do_not_spell_the_text"
@@ -215,7 +232,7 @@ def _by_message(pair: Pair, ids: Ids, codec: Codec) -> list[Ids]:
 
 def _left(source: _Source, codec: Codec | None) -> tuple[int, str]:
     """Number of messages that a cut leaves whole, and what it leaves of the next one: nothing if it falls between."""
-    side = source.pair.chosen.without_last(source.length)
+    side = source.side
     if side.token_ids is None or codec is None:
         return 0, "".join(side.tokens or [])
     pieces = _by_message(source.pair, tuple(side.token_ids), codec)
@@ -224,7 +241,7 @@ def _left(source: _Source, codec: Codec | None) -> tuple[int, str]:
     return len(pieces) - 1, codec.decode([pieces[-1]])[0]
 
 
-def _masked(source: _Source, codec: Codec | None) -> Pair:
+def _masked(source: _Source, codec: Codec | None, horizon: Literal["cut", "stored"]) -> Pair:
     pair, chosen, length = source.pair, source.pair.chosen, source.length
     whole, left = _left(source, codec)
     text: Text = left
@@ -232,9 +249,10 @@ def _masked(source: _Source, codec: Codec | None) -> Pair:
         answers = [position for position, message in enumerate(chosen.text) if message["role"] == "assistant"]
         # Of a tool call that is cut, too, the rest is plain text: what the model had written.
         text = [*chosen.text[: answers[whole]], {"role": "assistant", "content": left}]
+    rejected = chosen.first_tokens(chosen.length - length, keep_rest=horizon == "stored")
     return replace(
         pair,
-        rejected=replace(chosen.without_last(length), text=text, id=f"{chosen.id}-{length}"),
+        rejected=replace(rejected, text=text, id=f"{chosen.id}-{length}"),
         pair_id=f"{chosen.id}>-{length}",
         kind="masked",
     )

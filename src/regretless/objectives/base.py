@@ -17,7 +17,7 @@ from regretless.core.setting_list import Setting, settings_of
 from regretless.core.settings import Section, setting_error
 from regretless.objectives.modifiers import Importance, importance_weights, tail_weights
 
-INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected"})
+INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected", "future"})
 """Inputs that an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
 
 REMEDIES: Mapping[str, str] = {
@@ -27,12 +27,16 @@ REMEDIES: Mapping[str, str] = {
     "leave out importance and reference=behavior)",
     "reference_kl": "KL(reference || policy) over the full vocabulary at every token; pass Logps(reference_kl=...)",
     "steps": "the step index of every token; pass Logps(steps=...) or set granularity=token",
+    "future": "1 for every token that is stored behind the cut of its response, 0 for the others; pass "
+    "Logps(future=...) or set horizon=cut",
     "z_ref": "the mean log-ratio of mismatched prompt/response pairs; pass Logps(z_ref=...) or set "
     "reference_point=paired",
 }
 """For each optional input: what it is, and what to do if it is missing."""
 
 
+FIELDS = ("mask", "reference", "behavior", "reference_kl", "steps", "future")
+"""Fields of `Logps` of the shape of `policy`."""
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
 Positive = Annotated[float, Field(gt=0)]
@@ -63,6 +67,8 @@ class Logps:
     """KL(π_ref ‖ π_θ) over the full vocabulary at each position, with gradient."""
     steps: Tensor | None = None
     """Integer step of each token, counted from 0 within the response; read only on the mask."""
+    future: Tensor | None = None
+    """1 at the tokens stored behind the cut of a response, which are only the future of those before it, else 0."""
     token_numbers: Mapping[str, Tensor] = field(default_factory=dict)
     """Further numbers of each token by name, as the data has them (`Side.token_numbers`)."""
     z_ref: Tensor | float | None = None
@@ -71,7 +77,7 @@ class Logps:
     def __post_init__(self) -> None:
         if self.policy.dim() != 2:
             raise ValueError(f"Logps.policy: expected shape (responses, tokens), got {tuple(self.policy.shape)}")
-        tensors = {name: getattr(self, name) for name in ("mask", "reference", "behavior", "reference_kl", "steps")}
+        tensors = {name: getattr(self, name) for name in FIELDS}
         tensors |= {f"token_numbers.{name}": values for name, values in self.token_numbers.items()}
         for name, value in tensors.items():
             if value is not None and value.shape != self.policy.shape:
@@ -98,9 +104,18 @@ class Logps:
         object.__setattr__(self, "token_numbers", numbers)
 
     @property
+    def compared(self) -> Tensor:
+        """The tokens of the response itself, (R, T) bool: those on the mask that are not `future`."""
+        return self.mask if self.future is None else self.mask & (self.future == 0)
+
+    def of_compared(self, values: Tensor) -> Tensor:
+        """Values of tokens (R, T), with 0 behind each response's cut."""
+        return values if self.future is None else values.masked_fill(~self.compared, 0.0)
+
+    @property
     def lengths(self) -> Tensor:
-        """Tokens of each response, (R,) long."""
-        return self.mask.sum(dim=1)
+        """Tokens of each response, (R,) long; without those behind its cut."""
+        return self.compared.sum(dim=1)
 
     def log_ratio(self) -> Tensor:
         """Σ_s (log π_θ − log π_ref) of each response, (R,) nats. Raises ConfigError without `reference`."""
@@ -110,7 +125,7 @@ class Logps:
                 "property `needs` of an objective that reads it"
             )
         # Subtract before summing: per token the two are close, so float32 retains digits that two long sums would lose.
-        return (self.policy - self.reference).sum(dim=1)
+        return self.of_compared(self.policy - self.reference).sum(dim=1)
 
     def nll(self, reduction: Literal["sum", "mean"]) -> Tensor:
         """Negative log-likelihood of each response, (R,) nats: over its tokens, summed or averaged.
@@ -119,7 +134,7 @@ class Logps:
         """
         if reduction not in ("sum", "mean"):
             raise ConfigError(f"Logps.nll: expected reduction sum or mean, got {reduction!r}")
-        total = -self.policy.sum(dim=1)
+        total = -self.of_compared(self.policy).sum(dim=1)
         return total if reduction == "sum" else total / self.lengths
 
 
@@ -383,6 +398,7 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
         behavior=weighted(logps.behavior),
         reference_kl=weighted(logps.reference_kl),
         steps=None if logps.steps is None else logps.steps[rows],
+        future=None if logps.future is None else logps.future[rows],
         token_numbers={name: values[rows] for name, values in logps.token_numbers.items()},
         z_ref=logps.z_ref,
     )

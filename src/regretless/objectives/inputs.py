@@ -13,9 +13,9 @@ from regretless.objectives.base import INPUTS, Objective, similar
 
 
 def of_data(objective: Objective) -> tuple[str, ...]:
-    """Names of the per-token inputs that the data must have: `behavior`, and the objective's `token_numbers`."""
-    behavior = ("behavior",) if "behavior" in objective.required else ()
-    return (*behavior, *sorted(objective.token_numbers))
+    """Names of the per-token inputs that the data must have: `behavior`, `future`, and the `token_numbers`."""
+    columns = (name for name in ("behavior", "future") if name in objective.required)
+    return (*columns, *sorted(objective.token_numbers))
 
 
 def lacks(name: str) -> str:

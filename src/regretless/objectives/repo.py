@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import ValidationError, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from regretless.core.errors import DataError
+from regretless.core.settings import setting_error
 from regretless.objectives.base import (
     REMEDIES,
     Fraction,
@@ -56,10 +58,23 @@ class RePO(Objective):
     """Unit of the weights: single tokens, or steps, whose log-probability is the sum over their tokens."""
     discount: Fraction | None = None
     """Discount factor γ: the l-th unit ahead gets the weight γ^l. By default the units in the window are averaged."""
+    horizon: Literal["cut", "stored"] = "cut"
+    """Where the future of a response ends that is cut: at the `cut`, as in the authors' code, or with the tokens that
+    are `stored` behind it, which count as future of those before it and nowhere else."""
+
+    @model_validator(mode="after")
+    def _check_horizon(self) -> Self:
+        if self.horizon == "stored" and (self.ld_alpha != 1 or self.importance != "none"):
+            problem = "ld_alpha and importance weigh whole responses, not what is behind a cut; leave it out"
+            error = setting_error(("horizon",), problem, self.horizon)
+            raise ValidationError.from_exception_data(type(self).__name__, [error])
+        return self
 
     @property
     def needs(self) -> frozenset[str]:
         needs: set[str] = {"rejected"}
+        if self.horizon == "stored":
+            needs.add("future")
         if self.reference_weight:
             needs.add("reference")
         if self.uses_behavior:
@@ -68,20 +83,34 @@ class RePO(Objective):
             needs.add("steps")
         return frozenset(needs)
 
-    def token_weights(self, mask: Tensor, steps: Tensor | None = None, dtype: torch.dtype = torch.float64) -> Tensor:
+    def token_weights(
+        self,
+        mask: Tensor,
+        steps: Tensor | None = None,
+        dtype: torch.dtype = torch.float64,
+        *,
+        future: Tensor | None = None,
+    ) -> Tensor:
         """w_s of every token, (R, T), zero off the mask. The score's derivative by π_s is β (1 + w_s), /T if released.
 
-        mask: (R, T) bool; steps: (R, T) integer, needed for (and only read with) granularity="step".
+        mask: (R, T) bool; steps: (R, T) integer, needed for (and only read with) granularity="step". future: (R, T),
+        1 behind a response's cut, where the derivative is β w_s.
         Raises DataError if required steps are missing, ValueError for steps that are not consecutive.
         """
         if self.granularity == "token":
-            unit, counts = mask.cumsum(dim=1) - 1, mask.sum(dim=1)
+            unit = mask.cumsum(dim=1) - 1
         elif steps is None:
             raise DataError(f"{self.name} needs `steps`: {REMEDIES['steps']}")
         else:
-            unit, counts = steps.long(), count_steps(mask, steps)
-        weights = repo_weights(counts, mask.shape[1], self.formulation, self.discount, dtype=dtype)
+            unit = steps.long()
+        counts = self._units(mask, steps)
+        cuts = None if future is None else self._units(mask & (future == 0), steps)
+        weights = repo_weights(counts, mask.shape[1], self.formulation, self.discount, cuts=cuts, dtype=dtype)
         return weights.gather(1, unit.masked_fill(~mask, 0)).masked_fill(~mask, 0.0)
+
+    def _units(self, mask: Tensor, steps: Tensor | None) -> Tensor:
+        """Tokens or steps of each response, (R,) long."""
+        return mask.sum(dim=1) if self.granularity == "token" or steps is None else count_steps(mask, steps)
 
     def token_scores(self, logps: Logps) -> Tensor:
         """Contribution of each token to its response's score, (R, T) nats, with gradient; row sums are the scores."""
@@ -90,17 +119,14 @@ class RePO(Objective):
         if self.reference_weight:
             assert logps.reference is not None
             tokens = policy - self.reference_weight * logps.reference
-        future = policy
+        later = policy
         if self.uses_behavior:
             assert logps.behavior is not None
-            future = policy - logps.behavior
-        tokens = tokens + self.token_weights(logps.mask, logps.steps, policy.dtype) * future
+            later = policy - logps.behavior
+        weights = self.token_weights(logps.mask, logps.steps, policy.dtype, future=logps.future)
+        tokens = logps.of_compared(tokens) + weights * later
         if self.formulation == "released":
-            units = logps.lengths
-            if self.granularity == "step":
-                assert logps.steps is not None
-                units = count_steps(logps.mask, logps.steps)
-            tokens = tokens / units.unsqueeze(1)
+            tokens = tokens / self._units(logps.compared, logps.steps).unsqueeze(1)
         return self.beta * tokens
 
     def compute(self, logps: Logps, pairs: Tensor) -> Output:

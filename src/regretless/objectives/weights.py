@@ -17,6 +17,7 @@ def repo_weights(
     formulation: Formulation = "paper",
     discount: float | None = None,
     *,
+    cuts: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """How often each token occurs as a future token, w_s for s = 1…length, (R, T); zero beyond the length.
@@ -27,6 +28,8 @@ def repo_weights(
     harmonic numbers. A discount γ in [0, 1] weighs the l-th unit ahead by γ^l instead (arXiv:2606.09124, Theorem 5.4),
     so w_s = Σ_{l=1}^{s−1} γ^l (paper) or Σ_{l=0}^{s−1} γ^l (released).
 
+    cuts (R,), 1…length: only the windows of the units up to a cut count, so the units behind it are future alone.
+
     Computed in float64, then cast to `dtype`: early weights are differences of nearly equal harmonic numbers.
     Raises ValueError for a length outside 1…T.
     """
@@ -36,12 +39,18 @@ def repo_weights(
         raise ValueError(f"repo_weights: expected lengths in 1…{T}, got {int(counts.min())}…{int(counts.max())}")
     position = torch.arange(1, T + 1, device=counts.device).unsqueeze(0)
     offset = 0 if formulation == "released" else 1
+    # How many windows a unit is in: those of the units before it, or up to it.
+    windows = position - offset
+    if cuts is not None:
+        windows = windows.minimum(cuts.to(counts.device).unsqueeze(1))
     if discount is None:
         terms = 1 / torch.arange(1, T + 1, device=counts.device, dtype=torch.float64)
         harmonic = torch.cat([terms.new_zeros(1), terms.cumsum(0)])
-        weights = harmonic[counts - offset] - harmonic[(counts - position).clamp(min=0)]
+        weights = harmonic[counts - offset] - harmonic[(counts - offset - windows).clamp(min=0)]
     else:
-        weights = discount**offset * _geometric_sum(discount, position - offset).expand(counts.shape[0], T)
+        # The nearest of these windows' units is so far before the unit.
+        weights = discount ** (position - windows).double() * _geometric_sum(discount, windows)
+        weights = weights.expand(counts.shape[0], T)
     return weights.masked_fill(position > counts, 0.0).to(dtype).to(lengths.device)
 
 

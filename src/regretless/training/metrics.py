@@ -123,7 +123,7 @@ def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: 
     A falling `logratios/chosen` shows that a method makes the chosen responses less likely, too.
     """
     sides = {"chosen": pairs[:, 0], "rejected": pairs[:, 1]} if with_rejected else {"chosen": pairs[:, 0]}
-    sums = logps.policy.detach().sum(-1)
+    sums = logps.of_compared(logps.policy.detach()).sum(-1)
     metrics = {f"logps/{side}": sums[rows] for side, rows in sides.items()}
     if logps.reference is not None:
         ratios = logps.log_ratio().detach()

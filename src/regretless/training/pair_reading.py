@@ -28,7 +28,7 @@ from regretless.data.prompt_templates import PAIR_TEMPLATE, say_choice
 from regretless.data.rejected_rows import IN_ERROR, REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source
-from regretless.data.tokenization import OTHER_PROMPTS, TokenizedPair, missing_values
+from regretless.data.tokenization import FUTURE, OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.load import probe_ids
 from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
@@ -235,7 +235,13 @@ class _Reading:
                 tokenized: list[TokenizedPair] = chunk
                 if not (chunk and isinstance(chunk[0], TokenizedPair)):
                     part = PairSource(source, chunk, refused)
-                    tokenized = part.tokenize(self.tokenizer, self.args, need_logps=bool(self.names), first=done + 1)
+                    tokenized = part.tokenize(
+                        self.tokenizer,
+                        self.args,
+                        need_logps=bool(self.names),
+                        keep_future=FUTURE in self.names,
+                        first=done + 1,
+                    )
                     refused = part.refused
                 refusals.writelines(json_line(vars(refusal)) for refusal in refused)
                 first_refused += refused[: REPORTED - len(first_refused)]
