@@ -162,6 +162,8 @@ class Pair:
     chat_template_kwargs: str | None = None
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
+    topic: str | None = None
+    """What it is about, so that whole topics can be held out of training (`train.eval_by`)."""
     source_row: str | None = field(default=None, compare=False)
     """The row of a user's own file that a stage has read it from, `file:line`, for messages of later stages."""
     origin: str | None = field(default=None, compare=False)
