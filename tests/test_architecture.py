@@ -210,6 +210,7 @@ OF_NO_MODULE = {
     "test_fuzz.py": "every command on bad input",
     "test_github.py": "GitHub's files, and CITATION.cff",
     "test_kill_sweep.py": "the program kill_sweep.py",
+    "test_llamafactory_page.py": "docs/from_llamafactory.md",
     "test_notebooks.py": "docs/notebooks",
     "test_objective_pages.py": "docs/methods",
     "test_own_loop_page.py": "docs/own_loop.md",

@@ -15,6 +15,7 @@ from flat_pairs import changed, pair_of
 from regretless.analysis.inspect import InspectConfig, run
 from regretless.core.errors import ConfigError
 from regretless.data.columns import Pair
+from regretless.data.contamination import Benchmarks
 from regretless.data.rows import write_records
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
@@ -323,3 +324,57 @@ def test_sample_when_smaller_than_the_data_then_whole_prompts_are_scored(
     assert (summary["pairs"], summary["scored_pairs"]) == (8, 4)
     assert found["objectives"]["dpo β=0.1"]["pairs"] == 4
     assert found["data"]["prompts"] == 2
+
+
+def test_prompts_when_they_stand_in_a_benchmark_then_rows_and_problems_are_named(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path
+) -> None:
+    write_records(tmp_path / "pairs.jsonl", pairs[:2])
+    benchmarks = Benchmarks({"forest": {"7": "how many trees", "8": "How many birds?"}})
+    run(InspectConfig(sample=0), tmp_path / "pairs.jsonl", policy, tmp_path, OBJECTIVES, benchmarks=benchmarks)
+    found = json.loads((tmp_path / "inspect.json").read_text())
+    assert found["contaminated"] == [
+        {"source": f"{tmp_path}/pairs.jsonl:{line}", "benchmark": "forest", "problem_id": "7", "both": "equal"}
+        for line in (1, 2)
+    ]
+    assert found["notes"][0].startswith("forest: 1 of 2 problems stand in the training prompts")
+
+
+def test_pairs_when_nearly_equal_then_they_and_the_earlier_ones_are_named(policy: ModelConfig, tmp_path: Path) -> None:
+    rows = [{"prompt": prompt, "chosen": "six", "rejected": "five"} for prompt in ("How many?", "how many", "Which?")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(InspectConfig(sample=0), tmp_path / "rows.jsonl", policy, tmp_path, {"repo_det": {}})
+    found = json.loads((tmp_path / "inspect.json").read_text())
+    assert found["near_pairs"] == found["near_prompts"] == [[f"{tmp_path}/rows.jsonl:{line}" for line in (2, 1)]]
+    notes = [note for note in found["notes"] if "differ from an earlier one in a few words" in note]
+    assert [note.split(" differ")[0] for note in notes] == ["1 of 3 pairs", "1 of 3 prompts"]
+
+
+def test_pairs_when_sorted_then_the_lowest_come_first_and_what_has_no_number_is_said(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scored = [(2.0, 1.0), (1.0, 3.0), (4.0, None), (1.0, 1.5)]
+    rows = [
+        changed(pair, chosen_score=one, rejected_score=other) for pair, (one, other) in zip(pairs, scored, strict=False)
+    ]
+
+    def shown(**settings: Any) -> list[tuple[int, float | None]]:
+        found, _ = inspect(tmp_path, rows, policy, show=2, **settings)
+        return [(int(pair["source"].rpartition(":")[2]), pair["value"]) for pair in found["shown"]]
+
+    assert shown(sample=0) == [(1, None), (2, None)]
+    assert shown(sample=0, sort="score") == [(2, -2.0), (4, -0.5)]
+    assert "pairs.jsonl:2 (-2)" in capsys.readouterr().out
+    assert shown(sample=0, sort="chosen_score") == [(2, 1.0), (4, 1.0)]
+    found, _ = inspect(tmp_path, rows, policy)
+    margins = shown(sort="repo_det")
+    assert margins[0][1] == pytest.approx(found["objectives"]["repo_det β=0.5"]["margin"]["min"])
+    assert margins[0][1] < margins[1][1]
+    for name, settings, problem in (
+        ("dpo", {}, "dpo gives no pair a margin before training"),
+        ("repo_det", {"sample": 0}, "set inspect.sample"),
+        ("simpo", {}, "name it in inspect.objectives"),
+        ("rating", {"sample": 0}, r"no pair has a number rating.*chosen_score"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            shown(sort=name, **settings)

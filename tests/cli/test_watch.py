@@ -141,3 +141,32 @@ def test_sparks_when_drawn_then_smallest_and_largest_reach_the_ends() -> None:
     assert sparks([1.0, 2.0, float("nan"), 1.75]) == "▁█ ▆"
     assert sparks([3.0, 3.0]) == "▁▁"
     assert len(sparks([float(n) for n in range(100)])) == 32
+
+
+def test_watch_when_the_output_is_a_pipe_then_each_line_of_the_log_is_printed_once(tmp_path: Path) -> None:
+    lines = [{"event": "log", "step": step, "loss": 1 / step, "time": 100.0 + step} for step in (10, 20)]
+    event(tmp_path, START, *lines, {"event": "end", "step": 20, "time": 130.0})
+    console = Console(file=io.StringIO(), width=40)
+    watch_training(tmp_path, once=False, every=0.01, console=console)
+    assert console.file.getvalue().splitlines() == [
+        ".: step 10 of 60; loss 0.1000",
+        ".: step 20 of 60; loss 0.0500",
+        ".: ended at step 20 of 60",
+    ]
+
+
+def test_watch_when_steps_are_done_and_the_model_is_not_written_then_it_is_saving_and_not_over(tmp_path: Path) -> None:
+    event(tmp_path, START, {"event": "end", "step": 60, "time": 120.0})
+    (tmp_path / "pending.json").write_text("{}")
+    found = look(tmp_path)
+    assert (found.state("."), found.is_over) == ("saving", False)
+    assert "dpo  saving" in frame(tmp_path)
+    (tmp_path / "pending.json").rename(tmp_path / "manifest.json")
+    found = look(tmp_path)
+    assert (found.state("."), found.is_over) == ("ended", True)
+
+
+@pytest.mark.parametrize("place", ["train/dpo", "rounds/train/dpo", "runs/seed-1/pretrain/base"])
+def test_look_when_runs_are_made_of_runs_then_their_trainings_are_shown(tmp_path: Path, place: str) -> None:
+    event(tmp_path / place, START)
+    assert look(tmp_path).current == place

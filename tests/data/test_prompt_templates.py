@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regretless.data.preferences import parse_pairs
-from regretless.data.prompt_templates import CHAT, PLAIN, TextPrompts, set_pair_template
+from regretless.data.prompt_templates import CHAT, PLAIN, TextPrompts
 from regretless.data.prompts import PromptSource, read_prompts
 from regretless.data.tokenization import encode_prompt, tokenize_pairs
 from regretless.world.tokenizer import build_tokenizer
@@ -86,11 +86,11 @@ def test_pair_when_its_prompt_is_a_text_then_the_template_that_is_set_decides(
     template: str | None, more: dict[str, Any], prompt: Any
 ) -> None:
     tokenizer = tokenizer_with(TAGGED)
-    if template != "unset":
-        set_pair_template(tokenizer, template)
+    given = {} if template == "unset" else {"template": template}
     pairs, refused = parse_pairs([{"prompt": TEXT, "chosen": "2", "rejected": "3", **more}])
     assert not refused
-    (pair,), refused = tokenize_pairs(pairs, tokenizer, max_length=None, max_prompt_length=None, need_logps=False)
+    limits: dict[str, Any] = {"max_length": None, "max_prompt_length": None, "need_logps": False}
+    (pair,), refused = tokenize_pairs(pairs, tokenizer, **limits, **given)
     assert not refused
     assert list(pair.prompt_ids) == encode_prompt(tokenizer, prompt)
     assert pair.wrapped == (prompt != TEXT)

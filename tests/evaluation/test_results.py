@@ -138,6 +138,7 @@ def test_collect_when_problems_differ_then_error_names_the_models(tmp_path: Path
     write_pass(tmp_path / "repo" / "gsm8k" / "seed-41", [C])
     found = collect(tmp_path)
     assert found["seeds"] == []
+    assert results_table(found | {"contaminated": ["sums: 1"]}).caption == "\n".join(["sums: 1", *found["left_out"]])
     assert found["left_out"] == [
         "gsm8k: seed-41 of repo not in the mean over seeds: greedy and seed-41 answered different problems: 1 only in "
         "the first, 0 only in the second, 0 with other text or gold answer"

@@ -13,6 +13,7 @@ import pytest
 from flat_pairs import pair_of
 from regretless.core.errors import ConfigError, DataError
 from regretless.data.columns import Pair, Response, Verdict
+from regretless.data.contamination import Benchmarks
 from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
@@ -485,3 +486,48 @@ def test_rules_of_scores_when_all_are_equal_then_there_is_no_pair() -> None:
     with_one_start = [response("same\na", "correct"), response("same\nb", "wrong")]
     _, counts = make_pairs(with_one_start, PairConfig(rule="best_start"))
     assert counts["prompts_dropped"] == {"equal_scores": 1}
+
+
+def test_scores_when_closer_than_the_smallest_margin_then_the_pair_is_dropped_and_counted() -> None:
+    rows = [response(name, score=score) for name, score in (("a", 9.0), ("b", 8.5), ("c", 7.0))]
+    config = PairConfig(rule="above_writer", max_correct=3, max_wrong=3, smallest_margin=1.5)
+    pairs, counts = make_pairs(rows, config)
+    assert sorted(texts(pairs)) == [("a", "c"), ("b", "c")]
+    assert counts["pairs_dropped"] == {"small_margin": 1}
+    # Verdicts are no scores.
+    pairs, counts = make_pairs([CORRECT[0], WRONG[0]], PairConfig(smallest_margin=1.5))
+    assert len(pairs) == 1 and counts["pairs_dropped"] == {}
+
+
+def test_responses_when_their_prompt_stands_in_a_benchmark_then_they_are_rejected(tmp_path: Path) -> None:
+    rows = [response(name, verdict, prompt="q1") for name, verdict in (("c", "correct"), ("w", "wrong"))]
+    rows += [replace(row, prompt_id="q2", prompt=[{"role": "user", "content": "3+3?"}]) for row in rows]
+    write_records(tmp_path / "responses.jsonl", rows)
+    summary = run(PairConfig(), tmp_path / "responses.jsonl", tmp_path, Benchmarks({"sums": {"0": "2 + 2"}}))
+    assert (summary["pairs"], summary["refused"], summary["prompts_dropped"]) == (1, 2, {"no_usable_response": 1})
+    (pair,), _ = read_pairs(tmp_path / "pairs.parquet")
+    assert pair.prompt == [{"role": "user", "content": "3+3?"}]
+
+
+def test_responses_when_paired_within_their_writer_then_each_has_its_pairs_and_one_without_writer_has_none() -> None:
+    rows = [
+        response(name, verdict, model=model, tokenizer=model)
+        for model in ("a", "b", None)
+        for name, verdict in ((f"c{model}", "correct"), (f"w{model}", "wrong"))
+    ]
+    across, counts = make_pairs(rows, PairConfig(max_correct=9, max_wrong=9))
+    assert len(across) == 9 and counts["prompts_paired"] == 1
+    within, counts = make_pairs(rows, PairConfig(max_correct=9, max_wrong=9, within_writer=True))
+    assert texts(within) == [("ca", "wa"), ("cb", "wb")]
+    assert [pair.tokenizer for pair in within] == ["a", "b"]
+    assert counts["responses_left_out"] == {"without_writer": 2}
+    # Equal texts of two writers stay those of each.
+    same = [replace(row, response=row.response[0]) for row in rows]
+    assert texts(make_pairs(same, PairConfig(within_writer=True))[0]) == [("c", "w"), ("c", "w")]
+    # The draw of one writer's pairs does not depend on the others.
+    many = [
+        replace(row, response=f"{row.response}{n}", response_id=f"{row.response}{n}") for row in rows for n in range(5)
+    ]
+    config = PairConfig(max_correct=1, max_wrong=1, within_writer=True)
+    alone, _ = make_pairs([row for row in many if row.model == "b"], config)
+    assert texts(make_pairs(many, config)[0])[1:] == texts(alone)

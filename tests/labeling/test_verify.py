@@ -40,6 +40,12 @@ MISTAKES: dict[str, Any] = {
 """What a verifier must not return."""
 
 
+def answers_question(response: str, answer: str, prompt: Any) -> Check:
+    """A verifier that reads the prompt, a text or messages."""
+    asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return Check(Verdict.CORRECT if response == f"{asked} {answer}" else Verdict.WRONG, "compared", asked)
+
+
 def fragile(response: str, answer: str) -> Check:
     """A verifier with every fault: it runs in a worker, which imports this module."""
     if response == "segfault":
@@ -396,3 +402,25 @@ def test_write_jsonl_then_verify_real_solutions_then_counts_match(tmp_path: Path
             rows.append({"prompt": row["question"], "response": solution, "answer": row["ground_truth"]})
     write_jsonl(tmp_path / "in.jsonl", rows)
     assert run(VerifyConfig(), tmp_path / "in.jsonl", tmp_path)["correct"] == 373
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_verifier_when_it_reads_the_prompt_then_it_is_called_with_it_in_the_worker_and_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
+) -> None:
+    at_once = {"quick": answers_question} if quick else {}
+    monkeypatch.setitem(VERIFIERS, "reading", Verifier(check=answers_question, with_prompt=True, **at_once))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "7+2?"}]
+    rows = [
+        {"prompt": "1+1?", "response": "1+1? 2", "answer": "2"},
+        {"prompt": messages, "response": "1+1? 9", "answer": 9},
+        {"prompt": messages, "response": "7+2? 9", "answer": 9},
+    ]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    run(VerifyConfig(verifier="reading", workers=1), tmp_path / "rows.jsonl", tmp_path, "verified.jsonl")
+    written = [json.loads(line) for line in (tmp_path / "verified.jsonl").read_text().splitlines()]
+    assert [(row["verdict"], row["extracted"]) for row in written] == [
+        ("correct", "1+1?"),
+        ("wrong", "7+2?"),
+        ("correct", "7+2?"),
+    ]

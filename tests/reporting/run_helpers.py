@@ -196,10 +196,14 @@ SEEDS = [
 ]
 SPREAD = {"mean": 0.11, "min": -9.1, "q05": -2.5, "q25": -1.0, "median": 0.1, "q75": 1.0, "q95": 2.6, "max": 8.4}
 START = {"pairs": 1000, "without_behavior_logps": 0, "loss": 0.69, "saturated": 0.02}
+TOO_LONG = "rejected: too long, with its prompt, for max_length …; raise it, or set truncation=keep_start"
 INSPECT = {
     "notes": ["ipo β=0.1: 12 % of pairs start with a margin beyond ±10 nats"],
     "scored_pairs": 1000,
-    "data": {"pairs": 1893, "masked": 0, "prompts": 611, "refused": 2, "refused_because": {"logps: value … is NaN": 2}},
+    "data": {
+        **{"pairs": 1893, "masked": 0, "prompts": 611, "refused": 42},
+        "refused_because": {"logps: value … is NaN": 2, TOO_LONG: 40},
+    },
     "tokens": {"pairwise": 194_672, "distinct": 61_231, "distinct_token_ratio": 3.1793},
     "lengths": {side: {**SPREAD, "mean": 26.2} for side in ("prompt", "chosen", "rejected")},
     "objectives": {name: START | {"margin": SPREAD} for name in ("repo β=1", "dpo β=0.1")} | {"sft": {"loss": 3.1}},

@@ -63,3 +63,12 @@ def test_interval_chart_when_an_interval_is_unknown_then_only_the_dot_is_drawn()
     (base, repo) = [float(str(element.get("cx"))) for element in svg.iter("circle")]
     (whisker,) = [line for line in svg.iter("line") if str(line.get("class")).startswith("whisker")]
     assert (base - float(str(whisker.get("x1")))) * 7 == pytest.approx(repo - base, abs=0.1)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [((1.0, 2.0), ["1", "2"]), ((1.0, 1.0), ["1"]), ((0.5, 1.0), None)])
+def test_line_chart_when_its_steps_are_whole_then_so_are_the_numbers_below_it(
+    steps: tuple[float, float], expected: list[str] | None
+) -> None:
+    svg = ET.fromstring(str(line_chart("t", [Series("a", 1, tuple((x, x) for x in steps))], "step (steps)", "nats")))
+    below = [element.text for element in svg.iter("text") if element.get("class") == "tick middle"]
+    assert below == (expected or ["0.5", "0.6", "0.7", "0.8", "0.9", "1"])

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 import yaml
-from run_helpers import HOSTILE
+from run_helpers import HOSTILE, TOO_LONG
 
 from regretless.core.errors import DataError
 from regretless.data.columns import Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
-from regretless.reporting.collect import collect
+from regretless.reporting.collect import FinishedStage, collect
 from regretless.reporting.report import ReportConfig, run
-from regretless.reporting.views import stage_rows, tables
+from regretless.reporting.views import busy_seconds, stage_rows, tables
 from regretless.runs.stages import STAGES
 
 VOID = {"meta", "input", "br", "link", "img"}
@@ -74,7 +74,9 @@ def embedded(page: Page) -> Any:
 def test_report_when_a_run_is_finished_then_every_section_shows_its_numbers(finished_run: Path, tmp_path: Path) -> None:
     page = report(finished_run, tmp_path)
     text = page.text()
+    assert "".join(page.text("h1")).strip() == "quickstart", "the recipe's name, not that of the folder"
     for part in (
+        f"refused because · {TOO_LONG}",
         "+37.0",
         "66.0 – 78.0",
         "318,264",
@@ -383,6 +385,16 @@ def test_stage_rows_when_an_evaluation_has_many_passes_then_they_are_one_row(fin
     assert all("eval_loss" not in row.counts for row in rows)
 
 
+def test_seconds_of_stages_when_some_ran_at_the_same_time_then_that_time_counts_once() -> None:
+    def stage(seconds: float, finished: str) -> FinishedStage:
+        return FinishedStage("train/x", seconds, f"2026-01-01T00:{finished}+0000", {}, {}, {})
+
+    alone, within, beside, later = stage(60, "05:00"), stage(20, "04:50"), stage(60, "05:30"), stage(10, "09:00")
+    assert busy_seconds([alone, within, beside, later]) == 60 + 30 + 10
+    assert busy_seconds([later, beside, alone]) == 100
+    assert busy_seconds([]) == 0
+
+
 def test_report_when_a_recipe_has_dropped_a_stage_then_what_was_set_aside_does_not_show(
     finished_run: Path, tmp_path: Path
 ) -> None:
@@ -401,6 +413,7 @@ def test_tables_when_entries_are_mappings_then_each_is_a_row_of_one_table() -> N
             "notes": ["x"],
             "tokens": {"all": 5, "why": {"a.b": 2}},
             "kinds": {"x": {"q": {"p50": 2}}, "y": {"k": 1}},
+            "nothing": {"x": {"q": None}, "y": {"k": None}},
         }
     )
     assert [(table["caption"], table["columns"]) for table in found] == [

@@ -103,6 +103,19 @@ def test_page_when_checked_by_axe_then_there_is_no_violation(
     assert faults(browser) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 800])
+def test_values_of_a_table_when_reasons_are_long_then_they_are_in_view(
+    browser: Browser, page: str, axe: str, width: int
+) -> None:
+    open_page(browser, page, axe, width, "light")
+    ends = browser.execute_script(
+        "return [...document.querySelectorAll('#data .narrow td.number')].map("
+        "cell => cell.getBoundingClientRect().right)"
+    )
+    assert len(ends) > 5 and max(ends) <= width
+
+
 PLANTED: dict[str, tuple[str, str]] = {
     "text too pale": ("color-contrast", "document.documentElement.style.setProperty('--muted', '#b0b0b0')"),
     "chart text too pale": ("svg-contrast", "document.documentElement.style.setProperty('--muted', '#b0b0b0')"),

@@ -302,3 +302,22 @@ def test_run_when_killed_at_random_moments_then_the_same_command_ends_with_the_s
     found = outputs(folder)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_methods_when_one_cannot_train_then_the_others_are_trained_and_its_error_ends_the_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], parallel: int
+) -> None:
+    rows = [{"prompt": f"Tom has {n}.", "chosen": f"{n}", "rejected": f"{n + 1}"} for n in range(3)]
+    write_jsonl(tmp_path / "mine.jsonl", rows)
+    train = {"objective": ["repo", "dpo", "sft"], "max_steps": 1, "pairs_per_step": 2, "save_strategy": "no"}
+    values = {"name": "x", "output_dir": str(tmp_path / "run"), "threads": 1, "parallel": parallel}
+    values |= {"model": {"name_or_path": str(model)}, "pairs": {"dataset": str(tmp_path / "mine.jsonl")}}
+    recipe = parse_recipe({**values, "train": {**train, "use_cpu": True}, "report": {}}, "x")
+    with pytest.raises(DataError, match="repo needs the behavior policy's token log-probabilities"):
+        run_recipe(recipe)
+    finished = {path.parent.relative_to(tmp_path / "run").as_posix() for path in tmp_path.rglob("manifest.json")}
+    assert finished == {"pair", "train/dpo", "train/sft"}
+    said = capsys.readouterr().err
+    assert "train/repo failed: " in said
+    assert "train: repo failed, and stopped nothing else: dpo, sft finished" in said

@@ -25,7 +25,7 @@ from regretless.labeling.pair import run as pair
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
 from regretless.sampling.base import Completion
 from regretless.sampling.engine_settings import SamplingParams
-from regretless.sampling.openai_engine import OpenAIEngine
+from regretless.sampling.openai_engine import PROBES, OpenAIEngine
 from regretless.sampling.sample import SampleConfig, run
 from regretless.servers.reply_store import ReplyStore
 from scripted_server import Act, Request, completion, failure, serving
@@ -46,10 +46,13 @@ class Model:
 
     def __init__(self, meaning: str = "raw", *, ids: bool = True, hosted: bool = False) -> None:
         self.meaning, self.ids, self.hosted = meaning, ids, hosted
+        self.close = 0
+        """Number of probes whose likeliest tokens are too close to tell anything."""
 
     def distributions(self, body: Mapping[str, Any]) -> tuple[dict[int, float], dict[int, float]]:
         """Log-probabilities that are told, and those that are drawn from."""
-        raw = log_softmax(dict(enumerate(LOGITS)))
+        is_close = any(probe in json.dumps(body) for probe in PROBES[: self.close])
+        raw = log_softmax(dict(enumerate([0.9, *LOGITS[1:]] if is_close else LOGITS)))
         heated = log_softmax({token: score / body["temperature"] for token, score in raw.items()})
         likely = sorted(heated, key=lambda token: -heated[token])
         kept, mass = [], 0.0
@@ -144,6 +147,19 @@ def test_logps_when_nothing_changes_the_distribution_are_both_and_nobody_is_aske
         assert len(server.requests) == 6
         assert server.requests[0].body["top_k"] == -1, "what is left out, a server takes from the checkpoint"
     assert all(item.logps == item.sampled_logps and item.logps_kind == "raw" for item in found)
+
+
+@pytest.mark.parametrize("close", range(len(PROBES) + 1))
+def test_meaning_when_the_likeliest_tokens_of_a_probe_are_close_then_the_next_one_is_asked(close: int) -> None:
+    model = Model("raw")
+    model.close = close
+    with serving(model) as server:
+        if close == len(PROBES):
+            with pytest.raises(ConfigError, match="logprobs_mode: cannot be determined"):
+                asked(engine_for(server.url, HOT))
+            return
+        assert {item.logps_kind for item in asked(engine_for(server.url, HOT), count=2)} == {"raw"}
+        assert len(server.requests) == 2 * (close + 1) + 2
 
 
 def test_engine_when_the_meaning_is_unknown_wrong_or_neither_says_what_to_do() -> None:

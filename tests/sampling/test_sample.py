@@ -338,3 +338,27 @@ def test_stage_when_the_template_is_math_writes_prompts_by_the_chat_template(
             {"role": "user", "content": "w1"},
         ]
     ] * 2
+
+
+def test_models_when_their_tokenizers_differ_then_what_pairs_will_lack_is_said_before_sampling(
+    settings: dict[str, Any], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, other = settings["models"][0], {"name_or_path": str(model)}
+    policy = ModelConfig(**other)
+    label = ModelConfig(**first).label
+
+    def said(models: list[dict[str, Any]], **arguments: Any) -> list[str]:
+        with pytest.raises(DataError, match="no usable row"):  # after the notes, before any answer
+            run(parse(settings, models=models, max_prompt_tokens=1, prompts=long), tmp_path / "out", **arguments)
+        return [line.removeprefix("note: ") for line in capsys.readouterr().err.splitlines() if "sample.models" in line]
+
+    (tmp_path / "long.jsonl").write_text('{"prompt": "w1 w2 w3"}\n')
+    long = {"dataset": str(tmp_path / "long.jsonl")}
+    (tmp_path / "out").mkdir()
+    assert said([first]) == said([first, {**first, "init_seed": 1}]) == said([other], policy=policy) == []
+    (mixed,) = said([first, other])
+    assert mixed.startswith(f"sample.models: {label} and {model} have different tokenizers: a pair with a response of")
+    assert said([first, other], within_writer=True) == []
+    (of_policy,) = said([first], policy=policy)
+    assert of_policy.startswith(f"sample.models: {label} and the policy {model} have different tokenizers: training")
+    assert len(said([first, other], policy=policy)) == 2

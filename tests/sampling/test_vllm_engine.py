@@ -39,7 +39,7 @@ from regretless.modeling.scoring import score_responses
 from regretless.sampling.base import Completion
 from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.sample import sample_models
-from regretless.sampling.vllm_engine import VllmEngine, check_vllm
+from regretless.sampling.vllm_engine import VllmEngine, cause_of, check_vllm
 from regretless.training.merge import merge_adapter
 from regretless.workflow.cluster import connected
 from regretless.workflow.workers import Need, executor
@@ -51,6 +51,28 @@ PLAIN = SamplingParams(n=1, max_new_tokens=12, repetition_penalty=1, top_k=0, to
 TOLERANCE = 1e-5
 """Nats per token, in float32."""
 OPTIONS = {"max_model_len": 128, "engine_args": {"enforce_eager": True}}
+
+ROOT = "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+LOG = f"""(EngineCore pid=7) ERROR 11-29 10:00:00 [core.py:900] Traceback (most recent call last):
+(EngineCore pid=7) ERROR 11-29 10:00:00 [core.py:900] ValueError: No available memory for the cache blocks.
+RuntimeError: {ROOT}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "reason"),
+    [
+        (RuntimeError(ROOT), LOG, f"ValueError: No available memory for the cache blocks. ({ROOT})"),
+        (RuntimeError(ROOT), "a warning: nothing", ROOT),
+        (ValueError("no such argument\nmore"), LOG, "no such argument"),
+        (OSError(), LOG, "OSError"),
+    ],
+)
+def test_reason_when_the_engines_process_failed_then_its_own_error_is_in_the_message(
+    error: Exception, said: str, reason: str
+) -> None:
+    assert cause_of(error, said) == reason
+
 
 needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="needs vLLM in this environment: make test-engines"

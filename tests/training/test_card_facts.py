@@ -152,7 +152,7 @@ def test_command_of_a_card_when_its_settings_are_read_back_then_they_are_those_o
     values = {"learning_rate": 1e-05, "beta": 0.3, "save_strategy": "no", "hub_token": "hf_secret", "pairs_per_step": 4}
     lora = {"r": 8, "alpha": 16, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
     base = ModelConfig(name_or_path="/home/me/models/base")
-    command = stage_command("dpo", values, lora, 10, base, "/home/me/pairs.jsonl")
+    command = stage_command("dpo", values, lora, {"eval_pairs": 10, "eval_by": "topic"}, base, "/home/me/pairs.jsonl")
     assert "hf_secret" not in command
     assert "/home" not in command
     words = shlex.split(command)
@@ -162,8 +162,8 @@ def test_command_of_a_card_when_its_settings_are_read_back_then_they_are_those_o
     assert config.values_for("dpo") == {"learning_rate": 1e-05, "beta": 0.3, "pairs_per_step": 4}
     assert config.lora is not None
     assert config.lora.model_dump(exclude_none=True) == lora
-    assert config.eval_pairs == 10
-    whole = shlex.split(stage_command("sft", {}, None, 0, ModelConfig(name_or_path="a/b"), "c/d"))[8:]
+    assert config.holding_out == {"eval_pairs": 10, "eval_by": "topic"}
+    whole = shlex.split(stage_command("sft", {}, None, {}, ModelConfig(name_or_path="a/b"), "c/d"))[8:]
     assert TrainConfig.parse(apply_overrides({}, whole), "train").lora is None
 
 
@@ -198,7 +198,7 @@ def test_command_of_a_card_when_the_model_has_settings_then_the_command_line_rea
     }
     settings = ModelConfig.parse({**model, **paths}, "model")
     command = stage_command(
-        "dpo", values, None if "adapter" in model else {"r": 8}, 0, settings, str(tmp_path / "pairs.jsonl")
+        "dpo", values, None if "adapter" in model else {"r": 8}, {}, settings, str(tmp_path / "pairs.jsonl")
     )
     assert str(tmp_path) not in command
     read: list[Request] = []

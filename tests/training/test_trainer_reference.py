@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,16 @@ def test_reference_when_another_process_sees_fewer_values_then_all_compute_what_
     assert len(scored) == 1 and scored[0] > 40
     prepare(lambda names: [])
     assert scored == [scored[0]] * 2
+
+
+def test_runtime_when_the_reference_was_computed_before_the_steps_then_it_and_the_speeds_include_that(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(objective="dpo", max_steps=2)
+    monkeypatch.setattr(trainer_module, "time", SimpleNamespace(monotonic=iter([5.0, 105.0]).__next__))
+    metrics = trainer.train().metrics
+    (line,) = [line for line in trainer.state.log_history if "train_runtime" in line]
+    assert metrics["train_runtime"] == line["train_runtime"] > line["reference_runtime"] == 100.0
+    # Two steps of five pairs.
+    assert line["train_samples_per_second"] == pytest.approx(10 / line["train_runtime"], abs=1e-3)
+    assert line["train_steps_per_second"] == pytest.approx(2 / line["train_runtime"], abs=1e-3)

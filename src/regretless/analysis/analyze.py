@@ -23,7 +23,6 @@ from regretless.core.terminal import console, print_note
 from regretless.data.codec import codec_of
 from regretless.data.columns import SIDES, Pair
 from regretless.data.pair_source import PairSource
-from regretless.data.prompt_templates import set_pair_template
 from regretless.data.rows import read_rows
 from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
@@ -83,10 +82,9 @@ def run(
     summary = token_rewards.run(config, pairs, reference, models, output, template)
 
     # The sample of pairs that all models are compared on.
-    source = PairSource.read(pairs)
+    source = PairSource.read(pairs, template)
     originals = [pair for pair in source.pairs if pair.kind == "original"] or source.pairs
     tokenizer = load_tokenizer(reference)
-    set_pair_template(tokenizer, template)
     drawn = whole_prompts(originals, config.sample or MOST, config.seed, _prompt)
     objectives = {
         name: build(policy.objective, **policy.hyperparameters)

@@ -30,6 +30,20 @@ def at_start(
     behavior log-probabilities that the objective needs are left out and counted.
     """
     able = usable(objective, pairs)
+    losses, margin = values_at_start(objective, able, reference, ends_step)
+    return {
+        "pairs": len(able),
+        "without_behavior_logps": len(pairs) - len(able),
+        "loss": float(losses.mean()) if able else None,
+        "saturated": None if margin is None else float(np.mean(np.abs(margin) > SATURATED)),
+        "margin": None if margin is None else spread(margin),
+    }
+
+
+def values_at_start(
+    objective: Objective, able: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    """Loss, and reward margin in nats (None without rewards), of each of the `usable` pairs before the first update."""
     losses: list[Tensor] = []
     margins: list[Tensor] = []
     for start in range(0, len(able), PAIRS_AT_ONCE):
@@ -39,14 +53,7 @@ def at_start(
         losses.append(output.pair_losses.flatten())
         if (rewards := output.pair_rewards(rows)) is not None:
             margins.append(rewards[:, 0] - rewards[:, 1])
-    margin = torch.cat(margins).numpy() if margins else None
-    return {
-        "pairs": len(able),
-        "without_behavior_logps": len(pairs) - len(able),
-        "loss": float(torch.cat(losses).mean()) if losses else None,
-        "saturated": None if margin is None else float(np.mean(np.abs(margin) > SATURATED)),
-        "margin": None if margin is None else spread(margin),
-    }
+    return torch.cat([torch.zeros(0), *losses]).numpy(), torch.cat(margins).numpy() if margins else None
 
 
 def spread(values: Any) -> dict[str, float] | None:

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from regretless.analysis.behavior_audit import FAR, gap, labeled, rescored
-from regretless.analysis.first_step import at_start, spread
+from regretless.analysis.first_step import Reference, at_start, spread
+from regretless.analysis.near_duplicates import near_duplicates
+from regretless.analysis.pair_order import Ordered, in_order_of_column, in_order_of_margin
 from regretless.analysis.subset import whole_prompts
 from regretless.analysis.tables import show_table
 from regretless.analysis.trained_tokens import parts_of, show_parts
@@ -20,9 +22,10 @@ from regretless.core.paths import page
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import Codec, codec_of
-from regretless.data.columns import SIDES, Pair, SideName
+from regretless.data.columns import SIDES, Pair, SideName, text_key
+from regretless.data.contamination import Benchmarks
 from regretless.data.pair_source import PairSource
-from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE, set_pair_template
+from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE
 from regretless.data.rejected_rows import Refusal
 from regretless.data.tokenization import FUTURE, MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
 from regretless.modeling.layout import Ids, token_count
@@ -31,11 +34,11 @@ from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_names
 from regretless.objectives.base import SATURATED
 
-IMPOSSIBLE = -100.0
-"""Nats. A token that a model writes is never this unlikely: that is one draw in 10⁴³."""
-
+NEARLY = "differ from an earlier one in a few words, case, spaces or punctuation only"
 COUNTED = {
+    "other_prompts": OTHER_PROMPTS,
     "repeated_pairs": "repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",
+    "near_pairs": f"{NEARLY} (near_pairs in inspect.json)",
     "reversed_pairs": "are also there with chosen and rejected exchanged: they contradict each other",
     "equal_scores": "have equal scores on both sides: they express no preference",
     "lower_scores": "have a lower score on the chosen side: check which side is the better one, and that higher scores "
@@ -46,7 +49,11 @@ COUNTED = {
     "(λ = 1) can lower both; where this was measured, λ = 0.5 without RePO's weights was best (objective=repo_det "
     f"discount=0 rejected_weight=0.5; {page('experiments')})",
 }
-"""What is said of pairs that are counted."""
+"""What is said of pairs that `data` counts, behind their number."""
+NAMED = 20
+"""Most rows that are listed of those with something in common."""
+IMPOSSIBLE = -100.0
+"""Nats. A token that a model writes is never this unlikely: that is one draw in 10⁴³."""
 
 
 class InspectConfig(Section):
@@ -75,6 +82,11 @@ class InspectConfig(Section):
     """Random seed for the prompts of the sample."""
     show: int = Field(default=0, ge=0)
     """Number of pairs, the first ones, to print part by part: which tokens are trained, and which are context."""
+    sort: str | None = None
+    """What the pairs of `show` are sorted by, the lowest first, so that pairs with exchanged sides come early: `score`
+    (that of the chosen response minus that of the rejected one), another column of numbers, such as `chosen_score`, or
+    an objective that is inspected (its margin at the start, of the pairs that the model scores). By default the order
+    of the file."""
 
 
 def run(
@@ -84,25 +96,35 @@ def run(
     output: Path,
     objectives: Mapping[str, Mapping[str, Any]],
     template: str | None = "plain",
+    benchmarks: Benchmarks | None = None,
 ) -> dict[str, Any]:
     """Statistics of the pairs of a file, for the policy `model` and each objective (name → hyperparameters).
 
+    benchmarks: those whose problems are looked for in the prompts.
     Written into the folder `output`: inspect.json and refused.jsonl; tables go to the terminal. Log-probabilities and
     margins are in nats, lengths in tokens. Raises DataError if no pair is usable, ConfigError for bad objectives.
     """
     # The pairs that the objectives can use.
     built = dict(_objectives(objectives, config.betas))
     tokenizer = load_tokenizer(model)
-    set_pair_template(tokenizer, template)
     codec = codec_of(tokenizer)
-    source = PairSource.read(pairs)
+    source = PairSource.read(pairs, template)
     keep_future = any(FUTURE in objective.required for objective in built.values())
     tokenized = source.tokenize(tokenizer, config, keep_future=keep_future)
     source.check(tokenized, output / "refused.jsonl")
 
     # What needs no model: counts and lengths of all pairs.
+    near_prompts, near_pairs = near_duplicates([pair.row for pair in tokenized if pair.row is not None])
     results: dict[str, Any] = {
-        "data": _counts(tokenized, source.refused) | _prompt_kinds(tokenized, codec),
+        "data": {
+            **_counts(tokenized, source.refused),
+            **_prompt_kinds(tokenized, codec),
+            "near_prompts": len(near_prompts),
+            "near_pairs": len(near_pairs),
+        },
+        "near_prompts": _near(near_prompts, tokenized),
+        "near_pairs": _near(near_pairs, tokenized),
+        **_contamination(tokenized, benchmarks),
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
     }
@@ -112,7 +134,12 @@ def run(
     }
 
     # What the model says of a sample of them.
+    by_margin = config.sort is not None and config.sort in OBJECTIVES
+    order: Ordered = [(None, pair) for pair in tokenized]
+    if config.sort is not None and not by_margin:
+        order = in_order_of_column(config.sort, tokenized)
     sample = whole_prompts(tokenized, config.sample, config.seed, lambda pair: pair.prompt_ids)
+    reference: Reference = {}
     if sample:
         cut = [pair.without_future() for pair in sample]
         responses = list(dict.fromkeys(_responses([*sample, *cut])))
@@ -126,7 +153,11 @@ def run(
             results["stored_minus_rescored"] = rescored(labeled(sample), config.behavior, codec.fingerprint)
 
     # The files and the terminal.
-    shown = [{"source": pair.source, "parts": parts_of(pair, codec)} for pair in tokenized[: config.show]]
+    if config.sort is not None and by_margin:
+        order = in_order_of_margin(config.sort, built, sample, reference, codec.ends_step)
+    shown = [
+        {"source": pair.source, "value": value, "parts": parts_of(pair, codec)} for value, pair in order[: config.show]
+    ]
     write_json(
         output / "inspect.json", {"notes": _notes(results), "scored_pairs": len(sample), **results, "shown": shown}
     )
@@ -184,6 +215,28 @@ def _prompt_kinds(pairs: Sequence[TokenizedPair], codec: Codec) -> dict[str, int
     texts = sum(pair.row is not None and isinstance(pair.row.prompt, str) for pair in pairs)
     wrapped = sum(pair.wrapped for pair in pairs)
     return {"wrapped_texts": wrapped, "texts_without_template": 0 if codec.turn_tokens is None else texts}
+
+
+def _near(near: Mapping[int, int], pairs: Sequence[TokenizedPair]) -> list[list[str]]:
+    """The first rows that are nearly equal to an earlier one, each with the earlier one."""
+    return [[pairs[index].source, pairs[other].source] for index, other in list(near.items())[:NAMED]]
+
+
+def _contamination(pairs: Sequence[TokenizedPair], benchmarks: Benchmarks | None) -> dict[str, Any]:
+    """Rows whose prompt repeats a problem of a benchmark, with how (`Benchmarks.repeated_by`), and notes on these."""
+    if benchmarks is None:
+        return {"contaminated": [], "contamination": []}
+    rows = [(pair.source, pair.row.prompt) for pair in pairs if pair.row is not None]
+    prompts = {text_key(prompt): prompt for _, prompt in rows}
+    repeated = {key: benchmarks.repeated_by(prompt) for key, prompt in prompts.items()}
+    return {
+        "contaminated": [
+            {"source": source, **problem._asdict(), "both": how}
+            for source, prompt in rows
+            for problem, how in repeated[text_key(prompt)].items()
+        ],
+        "contamination": benchmarks.notes(prompts.values()),
+    }
 
 
 def _impossible(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
@@ -266,9 +319,10 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             f"{data['texts_without_template']} of {data['pairs']} prompts are texts, trained as they are, not in the "
             "model's chat template"
         )
-    if data["other_prompts"]:
-        notes.append(f"{data['other_prompts']} of {data['pairs']} pairs {OTHER_PROMPTS}")
-    notes += [f"{data[name]} of {data['pairs']} pairs {text}" for name, text in COUNTED.items() if data[name]]
+    notes += [f"{data[name]} of {data['pairs']} pairs {said}" for name, said in COUNTED.items() if data[name]]
+    if data["near_prompts"]:
+        notes.append(f"{data['near_prompts']} of {data['prompts']} prompts {NEARLY} (near_prompts in inspect.json)")
+    notes += results["contamination"]
     notes += [
         f"{label}: {100 * entry['saturated']:.0f} % of pairs start with a margin beyond ±{SATURATED:g} nats: "
         "correctly ranked pairs contribute no gradient, wrongly ranked ones the maximum; lower β"

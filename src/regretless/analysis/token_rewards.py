@@ -19,7 +19,6 @@ from regretless.core.settings import Section, Seed
 from regretless.data.codec import Tokenizer
 from regretless.data.columns import SIDES
 from regretless.data.pair_source import PairSource
-from regretless.data.prompt_templates import set_pair_template
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids, own_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
@@ -78,8 +77,7 @@ def run(
     """
     # The pairs, and the scores of their responses.
     tokenizer = load_tokenizer(reference)
-    set_pair_template(tokenizer, template)
-    source = PairSource.read(pairs)
+    source = PairSource.read(pairs, template)
     chosen = _choose(config, source, tokenizer)
     source.check(chosen)
     items = [(pair.prompt_ids, side.ids) for pair in chosen for side in pair.sides]

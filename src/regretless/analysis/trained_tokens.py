@@ -45,9 +45,13 @@ def _parts(pair: TokenizedPair) -> Iterator[tuple[str, Ids]]:
 
 
 def show_parts(shown: Sequence[Mapping[str, Any]]) -> None:
-    """Print pairs token by token, each with its row as `source` and its `parts` as `parts_of` returns them."""
+    """Print pairs token by token, each with its row as `source`, the `value` that they are sorted by, if any, and its
+    `parts` as `parts_of` returns them."""
     for pair in shown:
-        terminal().print(pair["source"], soft_wrap=True)  # a path; a table's title would be broken into lines
+        value = "" if pair["value"] is None else f" ({pair['value']:g})"
+        terminal().print(
+            f"{pair['source']}{value}", soft_wrap=True
+        )  # a path; a table's title would be broken into lines
         table = FoldingTable("side", "", "tokens", "text, token by token")
         before = None
         for part in pair["parts"]:

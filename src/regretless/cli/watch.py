@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import platform
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,12 +21,13 @@ from regretless.core.errors import DataError, RegretlessError
 from regretless.core.paths import refuse_urls
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
-from regretless.training.log import LOG_FILE, TrainingLog, is_alive, read
+from regretless.training.log import LOG_FILE, TrainingLog, is_alive_there, read
 from regretless.training.methods import DEFAULT_METHOD, methods_of
 from regretless.workflow.run_folder import LOCK, OWNER
-from regretless.workflow.stage_folder import MANIFEST
+from regretless.workflow.stage_folder import MANIFEST, PENDING
 
 SPARKS = "▁▂▃▄▅▆▇█"
+AT_WORK = ("running", "saving")
 COURSE = 32
 """Characters in the sparkline of a measure."""
 
@@ -59,6 +61,12 @@ class Trainings:
     """Trainings that the folder's recipe asks for and that have not ended."""
     run_is_alive: bool
     """True if the process that runs the recipe is alive."""
+    saving: Sequence[str] = ()
+    """Trainings whose steps are done, and whose process has not written the model yet."""
+
+    def state(self, name: str) -> str:
+        """What a training does, in a word."""
+        return "saving" if name in self.saving else self.logs[name].state
 
     @property
     def current(self) -> str | None:
@@ -69,20 +77,20 @@ class Trainings:
     @property
     def shown(self) -> list[str]:
         """The running trainings, of which a recipe may have several at the same time; else the current one."""
-        running = [name for name, log in self.logs.items() if log.state == "running"]
+        running = [name for name in self.logs if self.state(name) in AT_WORK]
         return running or [name for name in [self.current] if name is not None]
 
     @property
     def is_over(self) -> bool:
-        """True if every requested training has ended."""
-        return not self.to_come and not any(log.state == "running" for log in self.logs.values())
+        """True if every requested training has ended, and its model is there."""
+        return not self.to_come and not self.saving and not any(log.state == "running" for log in self.logs.values())
 
 
 def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
     """Show the training in a run folder (or in training's own output folder) until it ends; with `once`, one frame.
 
-    every: seconds between two updates. Raises DataError if the folder has no training, RegretlessError if training was
-    interrupted.
+    An output that is no terminal gets a line for each line of the log. every: seconds between two updates.
+    Raises DataError if the folder has no training, RegretlessError if training was interrupted.
     """
     refuse_urls({"RUN_DIR": folder})
     console = console or terminal()
@@ -95,26 +103,56 @@ def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Con
     if once:
         console.print(frame(folder, trainings))
         return
-    with Live(frame(folder, trainings), console=console, auto_refresh=False) as live:
-        while not trainings.is_over:
+    said: Counter[str] = Counter()
+    live = Live(console=console, auto_refresh=False)
+    with live if console.is_terminal else contextlib.nullcontext():
+        while True:
+            if console.is_terminal:
+                live.update(frame(folder, trainings), refresh=True)
+            for name in () if console.is_terminal else trainings.logs:
+                lines = _lines(trainings, name)
+                for text in lines[said[name] :]:
+                    console.print(text, soft_wrap=True, highlight=False)
+                said[name] = len(lines)
             _check(folder, trainings)
+            if trainings.is_over:
+                return
             time.sleep(every)
             trainings = look(folder)
-            live.update(frame(folder, trainings), refresh=True)
-        _check(folder, trainings)
+
+
+def _lines(trainings: Trainings, name: str) -> list[str]:
+    """The log of a training in words, and how it ended."""
+    log, state = trainings.logs[name], trainings.state(name)
+    texts = []
+    for line in log.lines:
+        values = [f"{text} {form.format(line[key])}" for key, text, form in MEASURES if _is_number(line.get(key))]
+        texts.append(f"{name}: step {line['step']} of {log.steps}; {'; '.join(values)}")
+    return texts if state in AT_WORK else [*texts, f"{name}: {state} at step {log.step} of {log.steps}"]
 
 
 def look(folder: Path) -> Trainings:
     """The trainings of a folder at this moment."""
     files = [
         folder / LOG_FILE,
-        *sorted(folder.glob(f"pretrain/*/{LOG_FILE}")),
-        *sorted(folder.glob(f"train/*/{LOG_FILE}")),
+        # Those of the folder's own recipe, of runs in it that a stage is made of, and of the runs of a study.
+        *(
+            file
+            for above in ("", "*/", "*/*/")
+            for stage in ("pretrain", "train")
+            for file in sorted(folder.glob(f"{above}{stage}/*/{LOG_FILE}"))
+        ),
     ]
     logs = {file.parent.relative_to(folder).as_posix(): log for file in files if (log := read(file)) is not None}
     ended = {name for name, log in logs.items() if log.state == "ended"}
     to_come = [name for name in _asked_for(folder) if name not in ended and not (folder / name / MANIFEST).is_file()]
-    return Trainings(logs, to_come, _run_is_alive(folder))
+    # A stage marks its folder as unfinished until the model is there; PreferenceTrainer by itself has no such mark.
+    saving = [
+        name
+        for name in ended
+        if (folder / name / PENDING).is_file() and is_alive_there(logs[name].start["host"], logs[name].start["process"])
+    ]
+    return Trainings(logs, to_come, _run_is_alive(folder), sorted(saving))
 
 
 def _asked_for(folder: Path) -> Iterator[str]:
@@ -130,7 +168,7 @@ def _run_is_alive(folder: Path) -> bool:
     file = folder / LOCK
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     owner = OWNER.match(text)
-    return owner is not None and (owner[2] != platform.node() or is_alive(int(owner[1])))
+    return owner is not None and is_alive_there(owner[2], int(owner[1]))
 
 
 def _check(folder: Path, trainings: Trainings) -> None:
@@ -162,7 +200,7 @@ def frame(folder: Path, trainings: Trainings) -> RenderableType:
         log = trainings.logs[name]
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
-        title = ((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {log.state}"
+        title = ((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {trainings.state(name)}"
         parts += [Text.assemble(*title), bar, _measures(log)]
     return Group(*parts, *([Text(f"to come: {', '.join(waiting)}", style="dim")] if waiting or not shown else []))
 
@@ -180,10 +218,14 @@ def _measures(log: TrainingLog) -> Table:
     for column in table.columns[1:3]:
         column.justify = "right"
     for key, name, form in MEASURES:
-        values = [float(line[key]) for line in log.lines if isinstance(line.get(key), int | float)]
+        values = [float(line[key]) for line in log.lines if _is_number(line.get(key))]
         if values:
             table.add_row(name, form.format(values[0]), form.format(values[-1]), sparks(values))
     return table
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def sparks(values: Sequence[float], width: int = COURSE) -> str:

@@ -15,12 +15,18 @@ import yaml
 from regretless.core.bundled import find
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_text
-from regretless.core.paths import NamedPath
+from regretless.core.paths import NamedPath, page
 from regretless.core.settings import Unquoted
 from regretless.core.text_cleaning import MOST_DIGITS, whole_text
 
 LARGEST = 500_000
 """Most characters of a file of settings, and of its values with every alias written out."""
+OTHERS: Sequence[tuple[str, frozenset[str], str]] = (
+    ("LLaMA-Factory", frozenset({"stage", "finetuning_type", "cutoff_len", "dataset_dir"}), "from_llamafactory"),
+    ("TRL", frozenset(), "from_trl"),
+)
+"""Other packages whose files name a model by `model_name_or_path`, keys by which the first is told from the second, and
+the page that translates them."""
 SHOWN = 100
 """Most characters of an override in a message."""
 PREFIX = "tag:yaml.org,2002:"
@@ -167,6 +173,9 @@ def read_yaml(path: Path, below: Sequence[Path] = ()) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
+    if "model_name_or_path" in values:
+        package, where = next((package, where) for package, keys, where in OTHERS if not keys or keys & values.keys())
+        raise ConfigError(f"{path}: a configuration of {package}; {page(where)} has the names of its settings here")
     parent = values.pop("extends", None)
     if parent is None:
         return values

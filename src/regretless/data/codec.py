@@ -21,6 +21,7 @@ from regretless.data.messages import CLOSE, OPEN, REASONING, without_thoughts
 from regretless.modeling.chat_templates import (
     ANSWER,
     QUESTION,
+    TEMPLATE_SETTING,
     answer_end,
     mentions,
     rendered,
@@ -353,15 +354,15 @@ class Codec:
         """The chat template in Jinja; a tokenizer may have another one for `tools`. Raises ConfigError without one."""
         if not self.tokenizer.chat_template:
             raise ConfigError(
-                "tokenizer: the prompts are conversations and it has no chat template; set model.chat_template "
-                "(chatml, llama3, gemma or a Jinja file), or use text prompts"
+                f"tokenizer: the prompts are conversations and it has no chat template; set {TEMPLATE_SETTING} to "
+                "one (the first: chatml, llama3, gemma or a Jinja file), or use text prompts"
             )
         try:
             return str(self.tokenizer.get_chat_template(tools=arguments.get("tools")))
         except ValueError as error:
             names = ", ".join(templates(self.tokenizer))
             raise ConfigError(
-                f"tokenizer: of its chat templates ({names}) none is called default; set model.chat_template"
+                f"tokenizer: of its chat templates ({names}) none is called default; set {TEMPLATE_SETTING}"
             ) from error
 
     def messages(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> list[Message]:
@@ -386,8 +387,8 @@ class Codec:
         for name, readers in (("tool_calls", ("tool_calls",)), (REASONING[0], REASONING)):
             if any(name in message for message in messages) and not any(mentions(template, one) for one in readers):
                 raise DataError(
-                    f"{name}: the chat template does not write it; set model.chat_template to one that does, or write "
-                    "it into the content as the model generates it"
+                    f"{name}: the chat template does not write it; set {TEMPLATE_SETTING} to one that does, "
+                    "or write it into the content as the model generates it"
                 )
         roles, order = self._how_written(messages, given, generate)
         written = [{**self._as_text(message), "role": role} for message, role in zip(messages, roles, strict=True)]
@@ -430,7 +431,7 @@ class Codec:
         return (
             f"{template_name(self.tokenizer)} leaves out the content of messages with role "
             f"{', '.join(sorted(left_out))}: it does not know the role, or expects contents of other parts than text; "
-            "change the row, or set model.chat_template to one that writes it"
+            f"change the row, or set {TEMPLATE_SETTING} to one that writes it"
         )
 
     def _order(
@@ -472,7 +473,7 @@ class Codec:
         raise DataError(
             f"message {place + 1}: {template_name(self.tokenizer)} does not write the content of the role "
             f"{messages[place]['role']} as it is: the text lacks {missing.translate(WITHOUT_MARKS)!r}; change the row, "
-            "or set model.chat_template to one that writes it"
+            f"or set {TEMPLATE_SETTING} to one that writes it"
         )
 
     def prompt_text(self, prompt: Text, arguments: str | None = None) -> str:

@@ -173,6 +173,8 @@ class Pair:
     kind: Literal["original", "masked"] = "original"
     prefix_tokens: int | None = None
     """Number of tokens that both responses begin with and that are context: nothing compares or trains them."""
+    topic: str | None = None
+    """What it is about, so that whole topics can be held out of training (`train.eval_by`)."""
     source_row: str | None = field(default=None, compare=False)
     """The row of a user's own file that a stage has read it from, `file:line`, for messages of later stages."""
     origin: str | None = field(default=None, compare=False)

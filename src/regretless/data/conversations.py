@@ -11,6 +11,7 @@ from regretless.core.errors import DataError
 from regretless.data.codec import WITHOUT_MARKS, Codec, parsed
 from regretless.data.columns import Message, Text
 from regretless.data.messages import CLOSE, OPEN, REASONING, is_empty, without_thoughts
+from regretless.modeling.chat_templates import TEMPLATE_SETTING
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Marks, in a chat template, what the assistant writes (transformers' `return_assistant_tokens_mask`)."""
@@ -228,8 +229,8 @@ def _disagreement(start: str, whole: str, count: int) -> str:
     expected, actual = (text[max(0, at - AROUND) : at + AROUND] for text in (start, whole))
     return (
         f"the chat template writes what precedes message {count + 1} differently when more messages follow: the model "
-        f"received {expected!r}, and the whole response has {actual!r}; set model.chat_template to one that keeps its "
-        "beginning, or train on each message by itself"
+        f"received {expected!r}, and the whole response has {actual!r}; set {TEMPLATE_SETTING} to one that "
+        "keeps its beginning, or train on each message by itself"
     )
 
 

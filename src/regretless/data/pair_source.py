@@ -38,12 +38,14 @@ class PairSource:
     name: str | Path
     pairs: list[Pair]
     refused: list[Refusal]
+    template: str | None = "plain"
+    """What text prompts are put into (`prompt_templates.asked_pair`)."""
 
     @classmethod
-    def read(cls, path: Path, *, one_kind: bool = False) -> Self:
+    def read(cls, path: Path, template: str | None = "plain", *, one_kind: bool = False) -> Self:
         """The pairs of a file; with `one_kind` those that one table can hold (`split_kinds`)."""
         pairs, refused = read_pairs(path)
-        return cls(path, *(split_kinds(pairs, refused) if one_kind else (pairs, refused)))
+        return cls(path, *(split_kinds(pairs, refused) if one_kind else (pairs, refused)), template)
 
     def tokenize(
         self,
@@ -68,6 +70,7 @@ class PairSource:
             need_logps=need_logps,
             keep_future=keep_future,
             first=first,
+            template=self.template,
         )
         for refusal in refused:
             insort(self.refused, refusal, key=lambda row: row.line)

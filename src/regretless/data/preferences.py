@@ -176,6 +176,8 @@ def _pair(row: Any, keys: Keys, origin: str, number: int, responses: dict[str, S
         "prompt_id": prompt_id,
         "chat_template_kwargs": arguments,
         "kind": kind,
+        # Of any type: a column of this name may be there for another purpose.
+        "topic": None if row.get("topic") is None else str(row["topic"]),
         "origin": origin,
     }
     return Pair(prompt=prompt, chosen=sides["chosen"], rejected=sides.get("rejected"), **columns)

@@ -83,17 +83,11 @@ def say_choice(source: str, setting: str, messages: int, texts: int, why: str) -
         print_note(f"{source}: {texts} text prompts are asked as they are, not in the model's chat template, {why}")
 
 
-def set_pair_template(tokenizer: Tokenizer, template: str | None) -> None:
-    """Set what becomes of the text prompts of pairs that this tokenizer reads: a template, or None as `TextPrompts`."""
-    tokenizer.pair_template = template
+def asked_pair(tokenizer: Tokenizer, template: str | None) -> Callable[[Pair], Pair]:
+    """A function that puts the text prompt of a pair into a template; None: what suits the model, as `TextPrompts`.
 
-
-def asked_pair(tokenizer: Tokenizer) -> Callable[[Pair], Pair]:
-    """A function that gives a pair the prompt that `set_pair_template` asks for; by default none is changed.
-
-    Neither is that of a response with recorded tokens: its log-probabilities are those behind the prompt as it is.
+    That of a response with recorded tokens stays: its log-probabilities are those behind the prompt as it is.
     """
-    template = getattr(tokenizer, "pair_template", "plain")
     ask = TextPrompts.of([tokenizer]).ask if template is None else TEMPLATES.find(template)
 
     def asked(pair: Pair) -> Pair:

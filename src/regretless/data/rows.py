@@ -101,8 +101,8 @@ def _plain(value: Any) -> Any:
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if no row has numbers in a column of `token_numbers`, which then has no type either, or a `source_row`."""
-    return column.endswith(("token_numbers", "source_row")) and not any(row[column] for row in rows)
+    """True if no row has a value in one of the columns that most data lack; `token_numbers` then has no type either."""
+    return column.endswith(("token_numbers", "source_row", "topic")) and not any(row[column] for row in rows)
 
 
 def _stored(record: Response | Pair) -> dict[str, Any]:

@@ -127,7 +127,9 @@ def quoted(value: Any) -> str:
 PROMPT = Schema({"prompt_id": Name, "id": Name})
 ANSWER = Schema({"answer": Gold})
 RESPONSE = Schema(columns_of(Response))
-OF_PAIR = columns_of(Pair, without=("prompt", "chosen", "rejected", "chat_template_kwargs"), prompt_token_ids=SomeIds)
+OF_PAIR = columns_of(
+    Pair, without=("prompt", "chosen", "rejected", "chat_template_kwargs", "topic"), prompt_token_ids=SomeIds
+)
 PAIR = Schema(OF_PAIR | {"rejected_mask_len": Count})
 OF_SCORE = {"score": Score, "rating": Score, "score_of": Score}
 """Columns of preference data that may hold the score of a side."""

@@ -93,7 +93,9 @@ class TokenizedPair:
     other_prompt: bool = field(default=False, compare=False)
     """Whether the responses were recorded with other tokens of the prompt. Not stored in a table for training."""
     wrapped: bool = field(default=False, compare=False)
-    """Whether a text prompt was put into a template (`set_pair_template`). Not stored in a table for training."""
+    """Whether a text prompt was put into a template. Not stored in a table for training."""
+    topic: str | None = field(default=None, compare=False)
+    """`Pair.topic`."""
     row: Pair | None = field(default=None, compare=False, repr=False)
     """The pair as it was read. Not stored in a table for training."""
 
@@ -136,6 +138,7 @@ def tokenize_pairs(
     need_logps: bool = True,
     keep_future: bool = False,
     first: int = 1,
+    template: str | None = "plain",
 ) -> tuple[list[TokenizedPair], list[Refusal]]:
     """Pairs as token ids of the policy's tokenizer, and the rows that cannot be used, each with its reason.
 
@@ -144,18 +147,17 @@ def tokenize_pairs(
     used unless its ids spell the stored text. Token strings are resolved to ids and checked in the same way. Any other
     text is tokenized; log-probabilities beside it are dropped, and `logps_dropped` says why.
 
-    A text prompt gets the template that the tokenizer was given for pairs (`set_pair_template`), by default none.
-
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
     truncation: a longer response is rejected, or truncated at its end (`keep_start`; it then has no end token).
     keep_future: True keeps the tokens that are stored behind the cut of a side, and says which they are (`FUTURE`).
     need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of rejecting them.
     first: number of the first pair, for messages about pairs without an origin.
+    template: what text prompts are put into (`asked_pair`).
 
     Raises ConfigError if the tokenizer has no end-of-sequence token.
     """
     encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps, keep_future)
-    ask = asked_pair(tokenizer)
+    ask = asked_pair(tokenizer, template)
     asked = [ask(pair) for pair in pairs]
     encoder.prepare(asked)
     kept: list[TokenizedPair] = []
@@ -299,6 +301,7 @@ class _PairEncoder:
             and pair.prompt_token_ids is not None
             and tuple(pair.prompt_token_ids) != prompt,
             wrapped=wrapped,
+            topic=pair.topic,
             row=pair,
         )
 

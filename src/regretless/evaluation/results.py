@@ -353,7 +353,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     # Print the rest; a number is not folded inside a word.
     table = FoldingTable(title=f"{metric} [95 % interval]")
     base = [f"{BASE}, which gains are over, is {results['base']}"] if "base" in results else []
-    table.caption = "\n".join([*base, *results.get("left_out", ())]) or None
+    table.caption = "\n".join([*base, *results.get("contaminated", ()), *results.get("left_out", ())]) or None
     for name in shown:
         if name in RIGHT:
             longest = max(len(word) for row in rows for word in row[name].split() or [""])

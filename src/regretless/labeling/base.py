@@ -45,12 +45,14 @@ def check_problem(outcome: object) -> str | None:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Two functions of (response, gold answer)."""
+    """Two functions of (response, gold answer), or of (response, gold answer, prompt) if `with_prompt` is true."""
 
-    check: Callable[[str, str], Check]
+    check: Callable[..., Check]
     """Decides any row. Runs in a worker process, which imports it by module and name, so it is a function at the top of
     a module. It may raise, hang or crash its process: that row's verdict is then unknown. The stage ends with an error
     if it returns something other than a Check, or raises on every row. Slow imports belong in the module's `warm_up()`,
     which a worker calls before its first row, outside the row's time limit."""
-    quick: Callable[[str, str], Check | None] = lambda response, answer: None
+    quick: Callable[..., Check | None] = lambda *question: None
     """Decides some rows in bounded time without heavy imports, as `check` would; None leaves the row to `check`."""
+    with_prompt: bool = False
+    """Whether the functions take the prompt, too: a text, or a list of messages with `role` and `content`."""

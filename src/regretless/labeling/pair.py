@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -26,11 +26,12 @@ from regretless.data.columns import (
     Verdict,
     several_tokenizers,
 )
+from regretless.data.contamination import Benchmarks
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
-from regretless.labeling.pairing_rules import RULES, UNCONFIRMED
+from regretless.labeling.pairing_rules import RULES, SMALL_MARGIN, UNCONFIRMED
 from regretless.modeling.load import ModelConfig
 
 
@@ -52,6 +53,12 @@ class PairConfig(Section):
     """Most wrong responses per prompt; not used by `best_vs_random`. The paper uses 2."""
     smallest_gap: float = Field(default=1.0, ge=0, le=100)
     """Least difference of two responses' regret, in posterior standard errors, for the rule `regret`."""
+    within_writer: bool = False
+    """Whether both responses of a pair have the same writer (`model`). Each writer's responses to a prompt are then
+    paired, and counted, like those to a prompt of their own. Pairs of writers with different tokenizers otherwise have
+    no tokens and log-probabilities."""
+    smallest_margin: float | None = Field(default=None, ge=0)
+    """Least difference of two responses' scores, where both have one; pairs with a smaller one are dropped."""
     logps: LogpsKind = "raw"
     """Log-probabilities to store in the pairs: `raw` are the behavior model's own; `sampled` are those of the
     distribution that tokens were drawn from, after temperature, top-p, top-k and penalties."""
@@ -82,14 +89,18 @@ VERIFIED = Response(
 """A response as `sample` and `verify` leave it, to ask a rule about."""
 
 
-def run(config: PairConfig, responses: Path, output: Path) -> dict[str, Any]:
+def run(config: PairConfig, responses: Path, output: Path, benchmarks: Benchmarks | None = None) -> dict[str, Any]:
     """Pair the responses of a file; returns counts of prompts, responses and pairs, and of omitted rows by reason.
 
+    benchmarks: those whose problems must not be trained on.
     Written into the folder `output`: pairs.parquet (`Pair` records, grouped by prompt, sorted by prompt id) and
     refused.jsonl. The result does not depend on the order of the rows. Raises DataError if there is no pair.
     """
     rows, refused = read_responses(responses)
     clear, ambiguous = split_ambiguous(rows)
+    if benchmarks is not None:
+        clear, repeated = benchmarks.without(clear)
+        refused += repeated
     usable, unusable = _split_unusable(clear, config)
     refused = sorted(refused + ambiguous + unusable, key=lambda refusal: refusal.line)
     report_refusals(refused, output / "refused.jsonl")
@@ -122,13 +133,15 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
     left_out: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     doubted: Counter[str] = Counter()
-    for prompt_id, group in groupby(sorted(responses, key=_order), key=lambda response: response.prompt_id):
-        candidates = _candidates(list(group), config.rule, left_out)
+    for prompt_id, group in _groups(responses, config, left_out):
+        candidates = _candidates(group, config.rule, left_out)
         if not candidates:
             dropped["no_usable_response"] += 1
             continue
         most = config.max_correct, config.max_wrong
-        selected = _ask(config.rule, "select", prompt_id, candidates, *most, Random(f"{config.seed}:{prompt_id}"))
+        writer = f":{candidates[0].model}" if config.within_writer else ""
+        random = Random(f"{config.seed}:{prompt_id}{writer}")
+        selected = _ask(config.rule, "select", prompt_id, candidates, *most, random)
         if isinstance(selected, str):
             dropped[selected] += 1
             continue
@@ -140,7 +153,7 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
         pairs += [_pair(chosen, rejected, config) for chosen, rejected in kept]
     return pairs, {
         "pairs": len(pairs),
-        **({} if RULES.find(config.rule).doubt is None else _confirmed(len(pairs), doubted)),
+        **_confirmed(config, len(pairs), doubted),
         "prompts_paired": len({pair.prompt_id for pair in pairs}),
         "distinct_responses": len({side.id for pair in pairs for side in pair.sides.values()}),
         "pairs_without_logps": sum(any(side.logps is None for side in pair.sides.values()) for pair in pairs),
@@ -149,15 +162,37 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
     }
 
 
+def _groups(
+    responses: Iterable[Response], config: PairConfig, left_out: Counter[str]
+) -> Iterator[tuple[str, list[Response]]]:
+    """The responses that may form pairs with each other: those to one prompt, or to one prompt by one writer."""
+    for prompt_id, group in groupby(sorted(responses, key=_order), key=lambda response: response.prompt_id):
+        if not config.within_writer:
+            yield prompt_id, list(group)
+            continue
+        writers: dict[str, list[Response]] = {}
+        for response in group:
+            if response.model is None:
+                left_out["without_writer"] += 1
+            else:
+                writers.setdefault(response.model, []).append(response)
+        yield from ((prompt_id, of_one) for _, of_one in sorted(writers.items()))
+
+
 def _doubt(config: PairConfig, prompt_id: str, chosen: Response, rejected: Response) -> str | None:
+    scores = [side.score for side in (chosen, rejected) if side.score is not None]
+    if config.smallest_margin is not None and len(scores) == 2 and scores[0] - scores[1] < config.smallest_margin:
+        return SMALL_MARGIN
     if RULES.find(config.rule).doubt is None:
         return None
     doubt: str | None = _ask(config.rule, "doubt", prompt_id, chosen, rejected, config.smallest_gap)
     return doubt
 
 
-def _confirmed(kept: int, doubted: Mapping[str, int]) -> dict[str, Any]:
+def _confirmed(config: PairConfig, kept: int, doubted: Mapping[str, int]) -> dict[str, Any]:
     """Pairs that were dropped, by reason, and the share of those that data unseen by the selection confirm."""
+    if RULES.find(config.rule).doubt is None:
+        return {} if config.smallest_margin is None else {"pairs_dropped": dict(doubted)}
     asked = kept + doubted.get(UNCONFIRMED, 0)
     return {"pairs_dropped": dict(sorted(doubted.items())), "confirmed": kept / asked if asked else None}
 

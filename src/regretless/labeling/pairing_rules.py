@@ -14,7 +14,7 @@ from regretless.data.columns import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""
-CLOSE, UNCONFIRMED = "close", "unconfirmed"
+CLOSE, UNCONFIRMED, SMALL_MARGIN = "close", "unconfirmed", "small_margin"
 EQUAL = 1e-9
 """Scores that differ by no more are equal: means of the same numbers may differ by rounding."""
 

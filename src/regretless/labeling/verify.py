@@ -59,8 +59,8 @@ class VerifyConfig(Section):
 class VerdictKey(NamedTuple):
     """The fields that a verdict depends on."""
 
-    response: str
-    answer: str
+    question: tuple[Any, ...]
+    """Response and gold answer, and the prompt for a verifier that reads it."""
     is_cut: bool
     """True if the response reached its token limit, and is therefore not graded."""
 
@@ -87,8 +87,12 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     report_refusals(sorted(refused, key=lambda refusal: refusal.line), output / "refused.jsonl")
     rows = list(usable.values())
     check_some_left(rows, refused, responses)
+    names = ("prompt",) if VERIFIERS.find(config.verifier).with_prompt else ()
     questions = [
-        VerdictKey(row["response"], str(row["answer"]), row.get("finish_reason") == "length" and not config.grade_cut)
+        VerdictKey(
+            (row["response"], str(row["answer"]), *(row[name] for name in names)),
+            row.get("finish_reason") == "length" and not config.grade_cut,
+        )
         for row in rows
     ]
     parts = output / "parts"
@@ -281,7 +285,7 @@ def _check_part(verifier: Verifier, pool: Pool, part: Sequence[VerdictKey]) -> I
             hard.append(position)
         else:
             yield position, check
-    for row, check in pool.run([(part[position].response, part[position].answer) for position in hard]):
+    for row, check in pool.run([part[position].question for position in hard]):
         yield hard[row], check
 
 
@@ -289,7 +293,7 @@ def _quick(verifier: Verifier, question: VerdictKey) -> Check | None:
     if question.is_cut:
         return Check(Verdict.UNKNOWN, TRUNCATED)
     try:
-        check = verifier.quick(question.response, question.answer)
+        check = verifier.quick(*question.question)
     except Exception:  # any error recurs in the worker, where it affects one row
         return None
     if check is not None and (problem := check_problem(check)) is not None:

@@ -31,7 +31,7 @@ ORPHAN_SECONDS = 5.0
 
 
 def main(module: str, function: str, seconds: float) -> None:
-    """Answer rows `[response, answer]` with `[verdict, reason, extracted]`; errors of the verifier become unknown.
+    """Answer rows, that is the arguments, with `[verdict, reason, extracted]`; errors of the verifier become unknown.
 
     A result that is not a proper Check is a bug of the verifier: it is answered with a text that says so.
     """
@@ -48,12 +48,12 @@ def main(module: str, function: str, seconds: float) -> None:
         output.write("ready\n")
         output.flush()
         for line in sys.stdin:
-            response, answer = json.loads(line)
+            question = json.loads(line)
             # A watchdog outside the interpreter: it also runs while C code holds the interpreter lock.
             faulthandler.dump_traceback_later(WAITING * seconds + ORPHAN_SECONDS, exit=True)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal has no handler, so the process ends
             try:
-                outcome = check(response, answer)
+                outcome = check(*question)
                 problem = check_problem(outcome)
                 row = [outcome.verdict, outcome.reason, outcome.extracted] if problem is None else problem
             except (Exception, SystemExit) as error:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.data.columns import Verdict
@@ -21,7 +21,7 @@ from regretless.labeling.base import DIED, Check
 from regretless.labeling.worker import WAITING
 from regretless.workflow.python_process import run_module
 
-CheckFunction = Callable[[str, str], Check]
+CheckFunction = Callable[..., Check]
 
 START_SECONDS = 120.0
 """Time for a worker to import its verifier: long enough for a busy machine."""
@@ -53,11 +53,11 @@ class VerifierProcess:
         self.deadline = time.monotonic() + START_SECONDS
         self._received = b""
 
-    def send(self, row: int, response: str, answer: str) -> None:
-        """Send the process its next row. If the process is gone, reading its output reports that."""
+    def send(self, row: int, question: Sequence[Any]) -> None:
+        """Send the process its next row, the function's arguments. If it is gone, reading its output reports that."""
         self.row, self.deadline = row, time.monotonic() + WAITING * self.seconds
         with contextlib.suppress(BrokenPipeError):
-            self.input.write(json.dumps([response, answer]).encode() + b"\n")
+            self.input.write(json.dumps(question).encode() + b"\n")
             self.input.flush()
 
     def receive(self) -> bytes | None:
@@ -116,8 +116,8 @@ class Pool:
         while self.workers:
             self.workers.pop().end()
 
-    def run(self, rows: Sequence[tuple[str, str]]) -> Iterator[tuple[int, Check]]:
-        """Check rows (response, answer); yields their indices and outcomes as they complete, each index once.
+    def run(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Check]]:
+        """Check rows, the function's arguments; yields their indices and outcomes as they complete, each index once.
 
         A row that exceeds its time limit, or whose process dies, is unknown, and its process is replaced. A worker that
         does not start in time is given up while others work. Raises RegretlessError if a worker dies before it is
@@ -131,7 +131,7 @@ class Pool:
             for worker in self.workers:
                 if waiting and worker.is_ready and worker.row is None:
                     row = waiting.popleft()
-                    worker.send(row, *rows[row])
+                    worker.send(row, rows[row])
             for worker, line in self._events():
                 if worker.row is not None:
                     position, worker.row = worker.row, None

@@ -15,6 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.processor_time import processor_limit
 
+TEMPLATE_SETTING = "model.chat_template (in Python tokenizer.chat_template)"
+"""Where a chat template is set, for messages that readers of a recipe and of a script get."""
+
 
 @dataclass(frozen=True)
 class ChatTemplate:

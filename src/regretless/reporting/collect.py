@@ -167,6 +167,8 @@ class RunData:
     seed_results: Sequence[SeedResult]
     passes_left_out: Sequence[str]
     """Notes on sampled passes that are in no mean over seeds, and why."""
+    contaminated: Sequence[str]
+    """Notes on benchmarks whose problems stand in the training prompts."""
     chat_results: Sequence[ChatResult]
     harness_results: Sequence[HarnessResult]
     logs: Mapping[str, Sequence[Mapping[str, float]]]
@@ -223,7 +225,7 @@ def collect(
         rows = results.get(kind, [])
         results[kind] = [row for row in rows if is_read(run_dir / "evaluate" / row["label"] / row["benchmark"])]
     return RunData(
-        name=run_dir.resolve().name,
+        name=str(recipe.get("name") or run_dir.resolve().name),
         recipe=recipe,
         others=others,
         main_model=main,
@@ -231,6 +233,7 @@ def collect(
         results=_records(GreedyResult, results["rows"], order),
         seed_results=_records(SeedResult, results["seeds"], order),
         passes_left_out=results.get("left_out", []),
+        contaminated=results.get("contaminated", []),
         chat_results=_records(ChatResult, results.get("chat", []), order),
         harness_results=_records(HarnessResult, results.get("harness", []), order),
         logs=_logs(folders, trained),

@@ -46,7 +46,8 @@ def line_chart(title: str, series: Sequence[Series], x_label: str, y_label: str)
     series = [_thinned(line) for line in series if line.points]
     xs = sorted({x for line in series for x, _ in line.points})
     ys = [y for line in series for _, y in line.points]
-    chart = _Chart(title, (xs[0], xs[-1]), _padded(min(ys), max(ys)), x_label, y_label)
+    whole = all(float(x).is_integer() for x in xs)
+    chart = _Chart(title, (xs[0], xs[-1]), _padded(min(ys), max(ys)), x_label, y_label, whole_x=whole)
     for line in series:
         points = " ".join(f"{chart.x(x):.1f},{chart.y(y):.1f}" for x, y in line.points)
         dash = " dashed" if line.dashed else ""
@@ -137,6 +138,7 @@ class _Chart:
         width: float = WIDTH,
         height: float = HEIGHT,
         left: float = LEFT,
+        whole_x: bool = False,
     ) -> None:
         self.x_name = x_label.partition(" (")[0]
         self._x_range = x_range if x_range[1] > x_range[0] else (x_range[0] - 0.5, x_range[1] + 0.5)
@@ -144,7 +146,7 @@ class _Chart:
         self._width, self._height, self._left = width, height, left
         self._svg = ET.Element("svg", viewBox=f"0 0 {width:g} {height:g}", role="img")
         self._svg.set("aria-label", title)
-        self._axes(x_label, y_label, with_y=y_range is not None)
+        self._axes(x_label, y_label, with_y=y_range is not None, whole_x=whole_x)
 
     def x(self, value: float) -> float:
         low, high = self._x_range
@@ -161,9 +163,11 @@ class _Chart:
         # ElementTree escapes texts and attributes, so the result is safe markup whatever the names are.
         return Markup(ET.tostring(self._svg, encoding="unicode"))
 
-    def _axes(self, x_label: str, y_label: str, *, with_y: bool) -> None:
+    def _axes(self, x_label: str, y_label: str, *, with_y: bool, whole_x: bool) -> None:
         floor, right = self._height - BOTTOM, self._width - RIGHT
         for tick in ticks(*self._x_range):
+            if whole_x and not tick.is_integer():
+                continue  # there is no step 1.2
             position = self.x(tick)
             self.add("line", x1=position, x2=position, y1=TOP if not with_y else floor, y2=floor + 4, class_="grid")
             self.add("text", x=position, y=floor + 17, class_="tick middle").text = _short(tick)

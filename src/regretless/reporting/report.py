@@ -34,7 +34,7 @@ class ReportConfig(Section):
     """Content of the page."""
 
     title: str | None = None
-    """Heading of the page; the name of the run folder by default."""
+    """Heading of the page; by default the recipe's name, or without a recipe that of the folder."""
     examples: int = Field(default=1, ge=0)
     """Number of example problems per benchmark that training solved, and of ones that it broke."""
     token_pairs: int = Field(default=100, ge=0)
@@ -131,6 +131,7 @@ def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> di
             chat_results=views.chat_results(data, colors),
             harness_results=views.harness_results(data, colors),
             stages=views.stage_rows(data.stages),
+            seconds=views.busy_seconds(data.stages),
             versions=views.versions(data.stages),
             inspect_tables=views.inspect_tables(data.inspect),
             curves=views.curves(data, colors),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -232,6 +234,16 @@ def stage_rows(stages: Sequence[FinishedStage]) -> list[FinishedStage]:
     return rows
 
 
+def busy_seconds(stages: Sequence[FinishedStage]) -> float:
+    """Seconds in which one stage or more was at work: what ran at the same time counts once."""
+    ends = [(datetime.fromisoformat(stage.finished).timestamp(), stage.seconds) for stage in stages]
+    busy, until = 0.0, -math.inf
+    for start, end in sorted((end - seconds, end) for end, seconds in ends):
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return busy
+
+
 def versions(stages: Sequence[FinishedStage]) -> list[dict[str, Any]]:
     """The distinct sets of versions that stages ran with: several after an upgrade between two stages."""
     stages_by_versions: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -278,7 +290,8 @@ def tables(values: Mapping[str, Any]) -> list[dict[str, Any]]:
         filled = (name for entry in entries.values() for name, cell in entry.items() if cell is not None)
         columns = [name for name in dict.fromkeys(filled) if name not in OMITTED_COLUMNS]
         rows = [[name, *(entry.get(column) for column in columns)] for name, entry in entries.items()]
-        result.append({"caption": caption, "columns": ["", *map(words, columns)], "rows": rows})
+        if columns:
+            result.append({"caption": caption, "columns": ["", *map(words, columns)], "rows": rows})
     return result
 
 
@@ -288,9 +301,10 @@ def _list_table(caption: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words(key: str) -> str:
-    """A key of a JSON file as words."""
+    """A key of a JSON file as words; a text among its parts, such as a reason with a setting to paste, as it is."""
     # The unit is in the caption.
-    return key.removeprefix(f"nats_per_token{SEPARATOR}").replace("_", " ")
+    parts = key.removeprefix(f"nats_per_token{SEPARATOR}").split(SEPARATOR)
+    return SEPARATOR.join(part.replace("_", " ") if re.fullmatch(r"\w+", part) else part for part in parts)
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:

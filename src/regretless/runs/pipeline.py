@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from regretless.core.errors import ConfigError, lookup, problems_of, reject
+from regretless.core.errors import ConfigError, RegretlessError, StorageError, lookup, problems_of, reject
 from regretless.core.files import read_json, write_text
 from regretless.core.ranks import is_first_process, processes
 from regretless.core.terminal import print_note, terminal
@@ -62,16 +63,40 @@ def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = (), *, 
         names = [name for name in stages_of(recipe) if not only or name in only]
         others.prepare(names)
         for name in names:
-            others.do(name)
+            failed = others.do(name)
             with Session() as session:
-                do_stage(Run.of(recipe, folder, cluster=recipe.cluster, session=session), name)
+                do_stage(Run.of(recipe, folder, cluster=recipe.cluster, session=session), name, failed)
             note_done(recipe, folder, name)
 
 
-def do_stage(run: Run, name: str) -> None:
-    """Do the units of one stage, group by group, and what concerns all of them. Raises what the stage raises."""
+def do_stage(run: Run, name: str, failed: Mapping[str, Exception] = MappingProxyType({})) -> None:
+    """Do the units of one stage, group by group, and what concerns all of them. Raises what the stage raises.
+
+    failed: errors of groups that other processes have tried. A stage whose groups are independent does all of them
+    before it raises the first error.
+    """
+    errors = dict(failed)
+    done: list[str] = []
+    unsaid: list[str] = []
     for units in run.units([name]):
-        do_units(run.folder, units, run.session)
+        if units[0].group in failed:
+            continue
+        for text in unsaid:
+            print_note(f"{text}\n  goes on with {units[0].name}")
+        unsaid.clear()
+        try:
+            do_units(run.folder, units, run.session)
+            done.append(units[0].group)
+        except RegretlessError as error:
+            # What a full disk did to one, it does to all.
+            if not STAGES[name].independent or isinstance(error, StorageError):
+                raise
+            unsaid.append(f"{units[0].name} failed: {error}")
+            errors[units[0].group] = error
+    if errors and done:
+        print_note(f"{name}: {', '.join(errors)} failed, and stopped nothing else: {', '.join(done)} finished")
+    for first in errors.values():
+        raise first
 
 
 def _cluster(recipe: Recipe) -> ClusterConfig | None:

@@ -96,6 +96,9 @@ class PairsSource(Section):
     """Template that makes a prompt of a text: math, assistant, user, plain, or the name of a plug-in. By default a text
     is a user message (`user`) where the model has a chat template, and stays as it is (`plain`) where it has none, and
     in rows with recorded tokens or with special tokens of the chat template in the text."""
+    smallest_margin: float | None = Field(default=None, ge=0)
+    """Least difference of `chosen_score` and `rejected_score`, in rows that have both; those with a smaller one are
+    skipped."""
     limit: int | None = Field(default=None, ge=1)
     """Most pairs to read, from the start; all by default."""
 
@@ -116,6 +119,9 @@ class Recipe(Section):
     `threads` threads; as many processes share the work of `sample`. `auto` takes as many as the cores allow that this
     command may use, and 1 where something else divides the work (GPUs, a cluster, `processes`). No result depends on
     it."""
+    decontaminate: bool = False
+    """Whether to leave out pairs whose prompt stands in a benchmark of `evaluate`: equal after normalization, or with
+    thirteen words in a row in common. Without it, they are counted in `inspect` and beside the results."""
     cluster: ClusterConfig | None = None
     """The Ray cluster that does the work; by default this process, or all GPUs of this machine if it has several."""
     world: WorldConfig | None = None
@@ -224,6 +230,8 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         and not (isinstance(analyze, Mapping) and analyze.get("policies"))
     ):
         yield "analyze", "no trained model to analyze; add `train`, or name models in `analyze.policies`"
+    if values.get("decontaminate") is True and not _benchmarks(values.get("evaluate")):
+        yield "decontaminate", "no benchmark whose problems could be left out; add `evaluate`, or remove this setting"
     needing = [stage.name for stage in stages if "model" in stage.uses]
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
@@ -238,6 +246,10 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 "the model has an adapter already, which is trained without this setting; leave it out, or merge the "
                 "adapter first (regretless merge)",
             )
+
+
+def _benchmarks(evaluate: Any) -> bool:
+    return isinstance(evaluate, Mapping) and bool(evaluate.get("benchmarks") or evaluate.get("chat"))
 
 
 def _taken_labels(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str, str]]:

@@ -19,13 +19,13 @@ from typing import Any, Self
 import torch
 from rich.text import Text
 
-from regretless.core.errors import RegretlessError
+from regretless.core.errors import RegretlessError, StorageError
 from regretless.core.progress import SharedBars, bar
 from regretless.core.ranks import processes
 from regretless.core.terminal import console
 from regretless.modeling.load import quiet_libraries
 from regretless.runs.recipe import Recipe
-from regretless.runs.stages import Listing, Session, do_units
+from regretless.runs.stages import STAGES, Listing, Session, do_units
 from regretless.training.processes import visible_gpus
 from regretless.workflow import workers
 from regretless.workflow.children import BarMoved, Children, Ended, Line
@@ -97,21 +97,23 @@ class SideBySide:
             if len(left) > 1 or divided:
                 self._children.import_ahead()
 
-    def do(self, stage: str) -> None:
+    def do(self, stage: str) -> Mapping[str, Exception]:
         """Do the unfinished groups of a stage that have names, if there are several.
 
-        If one fails, no other is begun, and those at work are finished. Raises what the first of them raised.
+        If one fails, no other is begun, and those at work are finished; raises what the first of them raised. Those of
+        an independent stage are all begun; returns the errors of those that failed.
         """
+        goes_on = STAGES[stage].independent
         left = self._left(stage) if self.count > 1 else {}
         left.pop("", None)
         if len(left) < 2:
-            return
+            return {}
         errors: dict[str, Exception] = {}
         waiting = list(left)
         settled = (self.recipe.threads or 1, _share(self.count))
         with SharedBars() as bars:
-            while self._children or (waiting and not errors):
-                while waiting and not errors and len(self._children) < self.count:
+            while self._children or (waiting and (goes_on or not errors)):
+                while waiting and (goes_on or not errors) and len(self._children) < self.count:
                     group = waiting.pop(0)
                     self._children.start(group, do_groups, self.folder.path, left[group], *settled)
                 for event in self._children.events():
@@ -126,9 +128,11 @@ class SideBySide:
                         self._end(name, event, errors)
                         if event.child in errors and self._children:
                             bars.say(f"{name} failed: {errors[event.child]}; what runs beside it is finished first")
-        for group in left:
-            if group in errors:
-                raise errors[group]
+        in_order = {group: errors[group] for group in left if group in errors}
+        for error in in_order.values():
+            if not goes_on or not isinstance(error, RegretlessError) or isinstance(error, StorageError):
+                raise error
+        return in_order
 
     def _end(self, name: str, event: Ended, errors: dict[str, Exception]) -> None:
         if event.error is not None:

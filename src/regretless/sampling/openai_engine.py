@@ -38,7 +38,8 @@ from regretless.servers.reply import CUTS, NO_LOGPS, SPECIAL_TOKEN, UNREPORTED, 
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.transport import Client, Unanswered
 
-PROBE = "Name any animal."
+PROBES = ("Name any animal.", "Pick a number from 1 to 100.", "Begin a story with one word.")
+"""Asked one after another until the first token's likeliest values are far enough apart to tell what they mean."""
 PROBE_TOP = 5
 """Most likely tokens to request when two are needed: vLLM replaces the last one by the sampled token."""
 SEED_RANGE = 2**31
@@ -530,9 +531,13 @@ class OpenAIEngine:
             raise ConfigError(f"model {self.model}: {error}") from None
 
     def _find_meaning(self) -> Meaning | None:
+        """What the server's log-probabilities reflect, by the first probe that shows it; None if none does."""
+        return next(filter(None, map(self._meaning_at, PROBES)), None)
+
+    def _meaning_at(self, probe: str) -> Meaning | None:
         """Request one token twice, once with a changed distribution: do the server's log-probabilities change too?"""
-        chat: Text = [{"role": "user", "content": PROBE}]
-        prompt = ServerPrompt(chat if self.server.endpoint == "chat" else PROBE, None)
+        chat: Text = [{"role": "user", "content": probe}]
+        prompt = ServerPrompt(chat if self.server.endpoint == "chat" else probe, None)
         settings = ({"temperature": 1.0, "top_p": 1.0}, {"temperature": PROBE_TEMPERATURE, "top_p": PROBE_TOP_P})
         shape = self._shape(0, 1.0)
         bodies = [self._body(prompt, 1, {**drawn, **shape}, top=PROBE_TOP) for drawn in settings]

@@ -9,14 +9,16 @@ from typing import Any, Self
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, field_validator, model_validator
+from transformers import PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.core.terminal import print_note
 from regretless.data.codec import Tokenizer
 from regretless.data.prompt_templates import CHAT, TextPrompts
 from regretless.data.prompts import PromptRow, PromptSource, read_prompts
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.tokenization import encode_prompt
-from regretless.modeling.load import ModelConfig
+from regretless.modeling.load import ModelConfig, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.engine_settings import SamplingParams, SamplingServer
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.sampling.job import SampleWork, finish
@@ -52,27 +54,70 @@ class SampleConfig(SamplingParams):
         return self
 
 
-def run(config: SampleConfig, output: Path) -> dict[str, Any]:
+def run(
+    config: SampleConfig, output: Path, policy: ModelConfig | None = None, within_writer: bool = False
+) -> dict[str, Any]:
     """Answer all prompts with all models; returns counts.
 
+    policy: the model that will be trained on pairs of the responses; within_writer: whether both responses of a pair
+    will have one writer. Both serve to say what pairs will lack.
     Written into the folder `output`: responses.parquet (`Response` records, prompt by prompt) and refused.jsonl
     (prompts left out, with the reason). Unfinished work that a killed run of the same settings left there is taken up,
     and the result is the same as that of a run in one go.
     Raises DataError if no prompt is usable, ConfigError if a model is not.
     """
-    prompts, refused = usable_prompts(config)
+    tokenizers = tokenizers_of(config)
+    for note in tokenizer_notes(config.models, tokenizers, policy, within_writer):
+        print_note(note)
+    prompts, refused = usable_prompts(config, tokenizers)
     report_refusals(refused, output / "refused.jsonl")
     check_some_left(prompts, refused, config.prompts.dataset)
     summary = sample_models(config.models, prompts, _params(config), output / "responses.parquet")
     return {**summary, "refused": len(refused)}
 
 
-def usable_prompts(config: SampleConfig) -> tuple[list[PromptRow], list[Refusal]]:
+def tokenizers_of(config: SampleConfig) -> list[PreTrainedTokenizerBase | None]:
+    """The tokenizers of the models in their order; None for one that only a server has. Raises ConfigError."""
+    return [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
+
+
+def tokenizer_notes(
+    models: Sequence[ModelConfig],
+    tokenizers: Sequence[PreTrainedTokenizerBase | None],
+    policy: ModelConfig | None,
+    within_writer: bool,
+) -> list[str]:
+    """What pairs will lack because models have different tokenizers, as far as these are known."""
+    writers: dict[str, list[str]] = {}
+    for model, tokenizer in zip(models, tokenizers, strict=True):
+        if tokenizer is not None:
+            writers.setdefault(tokenizer_fingerprint(tokenizer), []).append(model.label)
+    notes = []
+    if len(writers) > 1 and not within_writer:
+        notes.append(
+            f"sample.models: {' and '.join(', '.join(names) for names in writers.values())} have different tokenizers: "
+            "a pair with a response of each keeps their texts only, without the log-probabilities that repo needs; "
+            "pair.within_writer=true pairs the responses of one writer"
+        )
+    if policy is not None and writers:
+        mine = tokenizer_fingerprint(load_tokenizer(policy))
+        if others := [name for fingerprint, names in writers.items() if fingerprint != mine for name in names]:
+            notes.append(
+                f"sample.models: {', '.join(others)} and the policy {policy.label} have different tokenizers: training "
+                "tokenizes the texts of these responses again, without the log-probabilities that repo needs"
+            )
+    return notes
+
+
+def usable_prompts(
+    config: SampleConfig, tokenizers: Sequence[Tokenizer | None] | None = None
+) -> tuple[list[PromptRow], list[Refusal]]:
     """The prompts that every model can answer, and the rows that are left out, with reasons.
 
+    tokenizers: those of the models, if they are loaded.
     Raises DataError if the prompts cannot be read, ConfigError for a tokenizer that cannot be loaded.
     """
-    tokenizers = [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
+    tokenizers = tokenizers_of(config) if tokenizers is None else tokenizers
     texts = asked_texts(tokenizers, config.server)
     prompts, refused = read_prompts(config.prompts, "prompts.", texts)
     prompts, unwritable = _writable(config, prompts, tokenizers)

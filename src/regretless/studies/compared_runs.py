@@ -88,6 +88,12 @@ class RunToCompare:
         return self.recipe.get("world") is not None
 
     @property
+    def contaminated(self) -> list[str]:
+        """Notes on benchmarks whose problems stand in the training prompts."""
+        results = self.path / "evaluate" / "results.json"
+        return list(read_json(results).get("contaminated", ())) if results.is_file() else []
+
+    @property
     def name(self) -> str:
         """Name of the run."""
         return str(self.recipe.get("name", self.path.name))

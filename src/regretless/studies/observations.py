@@ -63,6 +63,7 @@ def observe(runs: Sequence[Run]) -> Observed:
         problems, notes = conflicts(evaluated)
         observations = tuple(observations_of(evaluated))
         settings = differing(named)
+        notes += [f"{run.path}: {note}" for run in named for note in run.contaminated]
     except UNREADABLE as error:
         raise DataError(
             f"{COMPARE}: a file of an evaluation has unexpected content ({type(error).__name__}: {error}); evaluate "

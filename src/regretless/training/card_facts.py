@@ -259,12 +259,12 @@ def stage_command(
     objective: str,
     values: Mapping[str, Any],
     lora: Mapping[str, Any] | None,
-    eval_pairs: int,
+    holding_out: Mapping[str, Any],
     model: ModelConfig,
     data: str,
 ) -> str:
     """The command of the train stage with these settings; model and data without the folders that they are in."""
-    settings = {"objective": objective, **_kept(values), "eval_pairs": eval_pairs}
+    settings = {"objective": objective, **_kept(values), **holding_out}
     settings |= {"lora": None} if lora is None else {f"lora.{name}": value for name, value in lora.items()}
     chosen = model.model_dump(mode="json", exclude_unset=True)
     loading = {name: value for name, value in chosen.items() if value is not None}

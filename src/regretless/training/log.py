@@ -46,8 +46,7 @@ class TrainingLog:
         """`lost`: its process, on this machine, is gone without an entry. On another machine it counts as running."""
         if self.end is not None:
             return "failed" if "failed" in self.end else "ended"
-        is_on_this_machine = self.start["host"] == platform.node()
-        return "lost" if is_on_this_machine and not is_alive(int(self.start["process"])) else "running"
+        return "running" if is_alive_there(self.start["host"], int(self.start["process"])) else "lost"
 
     def seconds_left(self) -> float | None:
         """Time left at the speed of the latest log lines; None before the first one."""
@@ -103,6 +102,11 @@ def _line(text: bytes) -> dict[str, Any] | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
+
+
+def is_alive_there(host: str, process: int) -> bool:
+    """True if a process is alive; one of another machine counts as alive."""
+    return host != platform.node() or is_alive(process)
 
 
 def is_alive(process: int) -> bool:

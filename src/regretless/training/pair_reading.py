@@ -48,6 +48,7 @@ def pair_table(
     name: str,
     *,
     held_out: bool = False,
+    template: str | None = "plain",
 ) -> PairTable:
     """Pairs of a file, a hub id, a data set or rows, ready for training with `objective`; never all of them in memory.
 
@@ -55,6 +56,7 @@ def pair_table(
     tokenizer and the settings, so that a later run reads no row again. Rank 0 writes it for all processes.
     Of a data set by name with several splits, `train` is read; for an evaluation (`held_out`), the only other one.
     Rows that cannot be used are printed and written to `refused-<name>.jsonl` in `args.cache_dir`.
+    template: what text prompts are put into (`prompt_templates.asked_pair`).
     Raises DataError if no row is left, or if the method needs behavior log-probabilities that the rows lack.
     """
     split, source = "train", name
@@ -63,7 +65,7 @@ def pair_table(
         opened = open_source(rows, split)
     else:
         opened = _rows(rows, name)
-    reading = _Reading(tokenizer, args, objective, name)
+    reading = _Reading(tokenizer, args, objective, name, template)
     # Not the path: a run folder that was moved or copied has the same pairs. `datasets` counts that of a folder.
     is_here = isinstance(opened, Path) or (isinstance(rows, str | Path) and Path(rows).is_dir())
     content = path_fingerprint(Path(source)) if is_here else getattr(opened, "_fingerprint", None)
@@ -166,9 +168,15 @@ class _Reading:
     """One pass over rows: usable pairs are yielded, the others are written to a file."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, args: PreferenceConfig, objective: Objective, name: str
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        args: PreferenceConfig,
+        objective: Objective,
+        name: str,
+        template: str | None,
     ) -> None:
         self.tokenizer, self.args, self.objective, self.name = tokenizer, args, objective, name
+        self.template = template
         self.need_rejected, self.names = "rejected" in objective.required, of_data(objective)
         mine = "" if args.should_save else f"-{args.process_index}"
         self.refused = args.cache_dir / f"refused-{name}{mine}.jsonl"
@@ -180,7 +188,7 @@ class _Reading:
             _saved(self.tokenizer) if backend is None else backend.to_str(),
             probe_ids(self.tokenizer),
             self.tokenizer.chat_template,
-            getattr(self.tokenizer, "pair_template", "plain"),
+            self.template,
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
             [self.need_rejected, self.names],
@@ -234,7 +242,7 @@ class _Reading:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
                 tokenized: list[TokenizedPair] = chunk
                 if not (chunk and isinstance(chunk[0], TokenizedPair)):
-                    part = PairSource(source, chunk, refused)
+                    part = PairSource(source, chunk, refused, self.template)
                     tokenized = part.tokenize(
                         self.tokenizer,
                         self.args,

@@ -23,7 +23,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 6
+FORMAT = 7
 """Format version of the two files; a table of another format is not read."""
 
 
@@ -128,10 +128,8 @@ def _pack(pair: TokenizedPair) -> bytes:
     values = np.array(list(chain.from_iterable(row for side in sides for row in side.values.values())), np.float32)
     names = [list(side.values) for side in sides]
     of_earlier_file = pair.row is not None and pair.row.source_row is not None
-    rest = json.dumps(
-        [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, names, of_earlier_file], ensure_ascii=False
-    )
-    text = clean_text(rest).encode()
+    rest = [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, pair.topic, names, of_earlier_file]
+    text = clean_text(json.dumps(rest, ensure_ascii=False)).encode()
     return head.tobytes() + ids.tobytes() + values.tobytes() + text + np.int32(len(text)).tobytes()
 
 
@@ -146,7 +144,7 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
         return tuple(values)
 
     size = int(np.frombuffer(data[-4:], np.int32)[0])
-    pair_id, source, kind, dropped, names, of_earlier_file = json.loads(data[-4 - size : -4])
+    pair_id, source, kind, dropped, topic, names, of_earlier_file = json.loads(data[-4 - size : -4])
     prompt, count = take(2)
     lengths = take(count)
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
@@ -162,5 +160,6 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
         source=source,
         kind=kind,
         logps_dropped=dropped,
+        topic=topic,
     )
     return pair, of_earlier_file

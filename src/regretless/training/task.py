@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from peft import LoraConfig
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from transformers import (
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -21,12 +23,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, reject
+from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, RegretlessError, reject
 from regretless.core.files import write_jsonl
 from regretless.core.progress import bar
 from regretless.core.ranks import processes
 from regretless.core.terminal import console, print_note
-from regretless.data.prompt_templates import set_pair_template
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, weights_of
 from regretless.objectives import build
 from regretless.training.arguments import PreferenceConfig
@@ -74,8 +75,7 @@ def train_in_this_process(
         shard_model()
     args = arguments_of(config, objective, output, count)
     tokenizer = load_tokenizer(model)
-    set_pair_template(tokenizer, template)
-    train, held_out = read_data(config, args, tokenizer, pairs)
+    train, held_out = read_data(config, args, tokenizer, pairs, template)
     if held_out is None and args.eval_strategy != "no":
         raise DataError(
             f"{pairs}: too few pairs to hold some out, and eval_strategy is {args.eval_strategy.value}; give more "
@@ -104,7 +104,7 @@ def train_in_this_process(
             objective,
             config.result_settings(objective, count),
             None if config.lora is None else config.lora.model_dump(exclude_none=True),
-            config.eval_pairs,
+            config.holding_out,
             model,
             str(pairs),
         ),
@@ -113,7 +113,11 @@ def train_in_this_process(
     with _ProgressBar(f"train {objective}") as progress:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)
-        result = trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            result = trainer.train(resume_from_checkpoint=checkpoint)
+        except torch.OutOfMemoryError as error:
+            said = str(error).partition(". ")[0]
+            raise RegretlessError(f"train {objective}: {'; '.join([said, *error.__notes__])}") from error
     summary: dict[str, Any] = {
         "pairs": len(train),
         "held_out_pairs": len(held_out or ()),
@@ -169,14 +173,21 @@ def arguments_of(config: TrainConfig, objective: str, output: Path, count: int) 
 
 
 def read_data(
-    config: TrainConfig, args: PreferenceConfig, tokenizer: PreTrainedTokenizerBase, pairs: Path | str
+    config: TrainConfig,
+    args: PreferenceConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Path | str,
+    template: str | None = "plain",
 ) -> tuple[PairDataset, PairDataset | None]:
-    """The pairs to train on, and those held out, if any. Raises DataError if no pair can be used."""
+    """The pairs to train on, and those held out, if any; template: what text prompts are put into.
+
+    Raises DataError if no pair can be used.
+    """
     method = build(args.objective, **args.hyperparameters)
-    table = pair_table(pairs, tokenizer, args, method, "pairs")
+    table = pair_table(pairs, tokenizer, args, method, "pairs", template=template)
     train, held_out = (
         PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
-        for numbers in _hold_out(table, config.eval_pairs, args.seed)
+        for numbers in _hold_out(table, config.eval_pairs, args.seed, config.eval_by)
     )
     assert train is not None
     return train, held_out
@@ -196,12 +207,17 @@ def lora_config(settings: LoraSettings | None) -> LoraConfig | None:
     )
 
 
-def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the training pairs and of the held-out pairs: whole prompts at random until `count` pairs."""
+def _hold_out(
+    table: PairTable, count: int, seed: int, by: str = "prompt"
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the training pairs and of the held-out pairs: whole prompts, or topics, at random until `count` pairs.
+
+    Raises DataError for topics where fewer than two are left after those with a common prompt are joined.
+    """
     numbers = np.arange(len(table))
     if not count:
         return numbers, numbers[:0]
-    groups = Groups(table.prompts)
+    groups = Groups(table.prompts if by == "prompt" else _topics(table))
     # In the order of their tokens, so that the order of the rows changes nothing: big-endian bytes sort as numbers do.
     prompts = [np.array(table[int(first)].prompt_ids, ">i4").tobytes() for first in groups.members[groups.bounds[:-1]]]
     by_tokens = np.array(sorted(range(len(groups)), key=prompts.__getitem__), np.int64)
@@ -212,6 +228,25 @@ def _hold_out(table: PairTable, count: int, seed: int) -> tuple[NDArray[np.int64
     for group in some[before < count].tolist():
         held[groups[group]] = True
     return numbers[~held], numbers[held]
+
+
+def _topics(table: PairTable) -> NDArray[np.uint64]:
+    """A number for each pair, equal for pairs of one topic or one prompt, and for all that these connect."""
+    prompts = np.unique(table.prompts, return_inverse=True)[1]
+    # A pair without a topic goes with its prompt alone.
+    names = [
+        f"prompt {prompt}" if pair.topic is None else f"topic {pair.topic}"
+        for prompt, pair in zip(prompts, table, strict=True)
+    ]
+    topics = np.unique(names, return_inverse=True)[1] + len(table)
+    edges = coo_array((np.ones(len(table)), (prompts, topics)), shape=(2 * len(table), 2 * len(table)))
+    joined = connected_components(edges, directed=False)[1][prompts]
+    if len(np.unique(joined)) < 2:
+        raise DataError(
+            f"eval_by: all {len(table)} pairs have one topic (column topic; topics with a prompt in common count as "
+            "one), so that none can be held out; set eval_by=prompt"
+        )
+    return joined.astype(np.uint64)
 
 
 def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -> dict[str, float]:

@@ -79,13 +79,21 @@ class TrainConfig(Section):
     """What several processes share: `ddp` keeps a copy of the model on each, `fsdp2` shards weights, gradients and
     optimizer state over them, for models that do not fit on one GPU."""
     eval_pairs: int = Field(default=0, ge=0)
-    """Number of pairs to hold out of training, rounded up to whole prompts and at most half of all prompts; they give
-    the metrics `eval_rewards/…`."""
+    """Number of pairs to hold out of training, rounded up to whole prompts, which training does not see in other pairs
+    either, and at most half of all prompts; they give the metrics `eval_rewards/…`."""
+    eval_by: Literal["prompt", "topic"] = "prompt"
+    """What is held out as a whole: a prompt, or all pairs with the same text in the column `topic`, so that held-out
+    pairs are about something else. Topics with a prompt in common count as one."""
 
     @property
     def objectives(self) -> list[str]:
         """The methods to train, in order."""
         return methods_of(self.objective)
+
+    @property
+    def holding_out(self) -> dict[str, Any]:
+        """The settings that say which pairs are held out, the second one if it is set."""
+        return {"eval_pairs": self.eval_pairs} | ({} if self.eval_by == "prompt" else {"eval_by": self.eval_by})
 
     @model_validator(mode="wrap")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,7 @@ class PreferenceTrainer(HookedTrainer):
         # What is measured between two log lines.
         self._means = {"train": RunningMeans(), "eval": RunningMeans()}
         self._speed, self._token_count, self._live_log = Speed(), TokenCount(), LiveLog()
+        self._reference_seconds = 0.0
 
         # transformers' Trainer. It turns `use_cache` off, and saved models would decode slowly; training asks for no
         # cache anyway.
@@ -359,13 +361,34 @@ class PreferenceTrainer(HookedTrainer):
             # Some adapters begin with a decomposition of the weights, which another machine rounds in another way.
             decomposed = self.reference.is_start_of_training and isinstance(self.model, PeftModel)
             self._started.check(checkpoint, same_bytes=not decomposed, parts=self._parts)
-        self._prepare_reference_of_steps(checkpoint)
+        try:
+            began = time.monotonic()
+            self._prepare_reference_of_steps(checkpoint)
+            self._reference_seconds = time.monotonic() - began
 
-        # Training itself.
-        with self._live_log.until_the_end():
-            output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint), **kwargs)
+            # Training itself.
+            with self._live_log.until_the_end():
+                output = super().train(resume_from_checkpoint=checkpoint and str(checkpoint), **kwargs)
+        except torch.OutOfMemoryError as error:
+            error.add_note(self._memory_advice())
+            raise
         self.card.attach()  # an adapter that is saved by itself has the card of the trained model
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _memory_advice(self) -> str:
+        """What to set where a step does not fit into the device's memory; the experiment stays the same, but for the
+        last two."""
+        limit = max(self._microbatch_tokens, self._filled_tokens)
+        longest = max((data.longest for data in self._datasets()), default=0)
+        advice = [
+            "gradient_checkpointing=true",
+            f"a max_length below {longest} tokens, those of the longest pair's side",
+        ]
+        if longest < limit:
+            advice.insert(0, f"max_tokens_per_microbatch={max(longest, limit // 2)} (now {limit})")
+        if not isinstance(self.model, PeftModel):
+            advice.append("an adapter in place of all weights")
+        return f"what helps, the first things first: {'; '.join(advice)}"
 
     def last_complete_checkpoint(self) -> tuple[str | None, list[str]]:
         """The checkpoint in output_dir that `train` can resume from, and why none of the later ones can be used."""
@@ -700,6 +723,8 @@ class PreferenceTrainer(HookedTrainer):
         """Log, with the means of the training metrics since the last training log line.
 
         The final `train_loss` is the mean of all steps, including those before a checkpoint that training resumed from.
+        `train_runtime` and the speeds computed from it include the seconds in which the reference was computed before
+        the first step, `reference_runtime`: other trainers compute it in the steps.
         """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
@@ -707,6 +732,11 @@ class PreferenceTrainer(HookedTrainer):
             logs["tokens_per_second"] = self._speed.take(self.accelerator)
         if "train_loss" in logs:
             logs["train_loss"] = self._log_state.mean_loss()
+        if "train_runtime" in logs:
+            steps, before = logs["train_runtime"], round(self._reference_seconds, 4)
+            logs |= {"train_runtime": steps + before, "reference_runtime": before}
+            for name in logs.keys() & {"train_samples_per_second", "train_steps_per_second"}:
+                logs[name] = round(logs[name] * steps / (steps + before), 3)
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:

@@ -31,6 +31,8 @@ from regretless.workflow.workers import Advance, Need, Worker
 
 TRIES = 4
 """Workers that may die on the same unit before the run gives it up: a unit that ends its process does so again."""
+OUT_OF_MEMORY = re.compile(r"low on memory|memory monitor|OutOfMemory|\bOOM\b", re.IGNORECASE)
+"""What Ray says of a worker that it ended because its node's memory was nearly full."""
 Positive = Annotated[int, Field(ge=1)]
 
 
@@ -258,8 +260,7 @@ class RayActors:
                     self._accept(row, advance)
             except self.ray.exceptions.RayError as error:
                 raise RegretlessError(
-                    f"{need.kind}: Ray gave up: {str(error).strip().splitlines()[0]}; finished parts are kept, the "
-                    "same command resumes"
+                    f"{need.kind}: Ray gave up: {why_ray(error)}; finished parts are kept, the same command resumes"
                 ) from error
 
     def _accept(self, row: dict[str, Any], advance: Advance) -> None:
@@ -272,6 +273,21 @@ class RayActors:
             raise type(error)(f"{error} ({where})") from error
         console.print(trace, soft_wrap=True)
         raise RegretlessError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def why_ray(error: Exception) -> str:
+    """Why Ray gave up, in one line: the first of its message, but the one about memory if there is one.
+
+    A worker that Ray's memory monitor ended is otherwise said to have died unexpectedly, or to be restarted.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    memory = next((line for line in lines if OUT_OF_MEMORY.search(line)), None)
+    if memory is None:
+        return lines[0]
+    return (
+        f"{memory} (Ray's memory monitor ends workers when a node's memory is nearly full: use fewer workers at a "
+        "time, smaller batches, or a node with more memory)"
+    )
 
 
 _Outcome = tuple[Literal["done"], int] | tuple[Literal["failed"], Exception, str, str]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+from dataclasses import replace
 from importlib.metadata import EntryPoint
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,12 +19,18 @@ from regretless.cli.app import app
 from regretless.core import plugins
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json
+from regretless.data.preferences import read_pairs
+from regretless.data.rows import read_rows, write_records
 from regretless.evaluation.results import EvaluateConfig
 from regretless.labeling.verify import VerifyConfig
+from regretless.reporting import report
+from regretless.reporting.report import ReportConfig
 from regretless.runs.miniature import smoke_recipe
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import apply_overrides, load_recipe, parse_recipe
+from regretless.runs.stages import STAGES, Run
 from regretless.runs.stages.evaluate import grading
+from regretless.workflow.run_folder import RunFolder
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
@@ -118,6 +127,20 @@ def test_recipe_with_a_harness_and_further_models_when_shrunk_then_it_needs_neit
     assert shrunk is not None
     assert (shrunk.harness, shrunk.policies) == ([], {})
     assert list(shrunk.benchmarks) == ["arithmetic"]
+
+
+def test_results_of_a_run_when_its_pairs_repeat_problems_then_table_and_page_say_so(folder: Path) -> None:
+    run = Run.of(load_recipe(folder / "recipe.yaml"), RunFolder(folder))
+    assert run.recipe.evaluate is not None
+    (problem,) = islice(read_rows(folder / "world" / "test.jsonl"), 1)
+    pairs = Path(run.latest("pairs.parquet", "train"))
+    write_records(pairs, [replace(pair, prompt=problem[1]["prompt"]) for pair in read_pairs(pairs)[0]])
+    STAGES["evaluate"].after(run.recipe.evaluate, run)
+    (note,) = read_json(folder / "evaluate" / "results.json")["contaminated"]
+    assert note.startswith("arithmetic: 1 of 8 problems stand in the training prompts")
+    page = folder / "page"
+    report.run(ReportConfig(), folder, page)
+    assert note in html.unescape((page / "report.html").read_text(encoding="utf-8"))
 
 
 def request(words: list[str]) -> verbs.Request:

@@ -13,7 +13,7 @@ from regretless.core.settings import dump
 from regretless.evaluation.conditions import SAMPLES
 from regretless.runs.stages.judge import miniature_judge
 from regretless.runs.stages.sample import MINIATURE
-from regretless.runs.stages.stage import RESPONSES, Listing, Run, Session, Stage
+from regretless.runs.stages.stage import PAIRS, RESPONSES, Listing, Run, Session, Stage
 from regretless.workflow.run_folder import BASE, RUN, Unit, resolve, substitute
 from regretless.workflow.workers import Need
 
@@ -168,12 +168,17 @@ class Evaluate(Stage["EvaluateConfig"]):
     def after(self, config: EvaluateConfig, run: Run) -> None:
         """Write results.json, and the results into the models' cards."""
         from regretless.evaluation import results
+        from regretless.evaluation.problems import contamination
         from regretless.runs import cards
 
         folder = run.path(self.folder_in(run))
         # A command adds to what is there. In a run, what a recipe does not ask for may be of an earlier one.
         asked_for = set(itertools.product(*self._labels(config, run))) if run.output is None else None
-        write_json(folder / "results.json", results.collect(folder, config.seeds, asked_for))
+        collected = results.collect(folder, config.seeds, asked_for)
+        pairs = run.latest(PAIRS, "train") if run.recipe.train is not None else None
+        if isinstance(pairs, Path) and pairs.is_file() and (notes := contamination(folder, config, pairs)):
+            collected["contaminated"] = notes
+        write_json(folder / "results.json", collected)
         cards.refresh_cards(run, lambda method, facts: {"results": cards.results_of(run, method)})
 
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regretless.core.errors import RegretlessError
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, Run, Stage, file_input, hub_setting
+from regretless.core.terminal import print_note
+from regretless.runs.stages.benchmark_prompts import compared, with_benchmarks, without_benchmarks
+from regretless.runs.stages.stage import PAIRS, Run, Session, Stage, file_input, hub_setting
 from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
 
@@ -45,8 +48,10 @@ class Inspect(Stage["InspectConfig"]):
         objectives: dict[str, Mapping[str, Any]] = {name: {} for name in config.objectives or DEFAULT_OBJECTIVES}
         if train is not None and not config.objectives:
             objectives = {name: train.split_for(name)[0] for name in train.objectives}
+        named, asked, questions = compared(run)
         settings = {
             **dump(config),
+            **named,
             "model": dump(run.model),
             "objectives": objectives,
             **hub_setting("pairs", source),
@@ -58,9 +63,19 @@ class Inspect(Stage["InspectConfig"]):
             "model": run.model,
             "objectives": objectives,
             "template": run.template,
+            **asked,
         }
-        inputs, need = file_input("pairs", source), Need("inspect", gpus=1)
+        inputs, need = file_input("pairs", source) | questions, Need("inspect", gpus=1)
         yield [run.unit(self, self.place, settings, task, inputs=inputs, need=need)]
+
+    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
+        """Inspect the pairs; benchmarks that cannot be read now may still be evaluated elsewhere."""
+        try:
+            unit = with_benchmarks(unit)
+        except RegretlessError as error:
+            print_note(f"inspect: prompts are not compared with those of the benchmarks: {error}")
+            unit = without_benchmarks(unit)
+        return super().do(unit, place, session)
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """Without other models."""

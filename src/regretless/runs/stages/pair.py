@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Stage
+from regretless.runs.stages.benchmark_prompts import compared, with_benchmarks
+from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Session, Stage
 from regretless.runs.stages.tiny import has_data, model_in_miniature
 from regretless.workflow.run_folder import Unit
 
@@ -32,8 +33,14 @@ class Pair(Stage["PairConfig"]):
     def units(self, config: PairConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """One unit: the pairs."""
         responses = Path(run.latest(RESPONSES, self.name))
-        task = {"config": config, "responses": responses}
-        yield [run.unit(self, self.place, dump(config), task, inputs={"responses": responses})]
+        settings, task, inputs = compared(run, wanted=run.recipe.decontaminate)
+        task |= {"config": config, "responses": responses}
+        inputs["responses"] = responses
+        yield [run.unit(self, self.place, {**dump(config), **settings}, task, inputs=inputs)]
+
+    def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
+        """Make the pairs, without prompts of the run's benchmarks if the recipe says so."""
+        return super().do(with_benchmarks(unit), place, session)
 
     def miniature(self, section: Any, recipe: Recipe) -> Any:
         """The same rule, as far as the responses have what it needs: without a judge, that is verdicts."""

@@ -90,6 +90,8 @@ class Stage(Generic[C]):
     """Numbers in its units' summaries that a plan shows, and what they are called there."""
     is_read: ClassVar[bool] = True
     """False if no other stage depends on it."""
+    independent: ClassVar[bool] = False
+    """True if a group of units that fails does not stop the others: its error is raised when those are done."""
     makes_numbers: ClassVar[bool] = True
     """False if it only shows those of other stages."""
 

@@ -66,7 +66,7 @@ class Training(Stage[C]):
             "objective": objective,
             "values": config.result_settings(objective, count),
             "lora": config.lora and dump(config.lora),
-            "eval_pairs": config.eval_pairs,
+            **config.holding_out,
             "model": dump(model),
             **source,
         }
@@ -110,6 +110,7 @@ class Train(Training["TrainConfig"]):
     flags = ("pairs", "model", "adapter")
     optional = ("adapter",)
     uses = ("pairs", "model")
+    independent = True
 
     def units(self, config: TrainConfig, run: Run) -> Iterator[Sequence[Unit]]:
         """A group for each method."""
