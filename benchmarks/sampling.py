@@ -17,7 +17,8 @@ of the prompts' tokens and of as many rows as were alive in each step, and of th
 take the least time that a loop could.
 
 With --model the model is a real one, its prompts are read from --questions (JSON lines with `question`, as GSM8K has
-them), and --lora puts a random adapter of this rank on all its linear layers.
+them), and --lora puts a small random adapter of this rank on all its linear layers; the stage with the base model runs
+beside that.
 
 On a GPU the shape is that of Qwen3-1.7B in bfloat16, with n = 8 and 512 tokens. On a CPU the model is small, in
 float32; with OMP_NUM_THREADS=1 each engine computes with one thread, vLLM's in a process of its own.
@@ -247,13 +248,16 @@ def staged(engine: Any, name: str, run: Callable[[], TokenLists]) -> dict[str, C
 def with_adapter(model: ModelConfig, rank: int, folder: Path) -> ModelConfig:
     """The model with a random adapter on all its linear layers, which is written into a folder."""
     adapter = LoraConfig(r=rank, target_modules="all-linear", init_lora_weights=False)
-    get_peft_model(load_model(model), adapter).save_pretrained(folder)
+    adapted = get_peft_model(load_model(model), adapter)
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:  # with an adapter as large as its layers, a model would write other texts
+            weight.data *= 0.03
+    adapted.save_pretrained(folder)
     return model.model_copy(update={"adapter": str(folder)})
 
 
-def main() -> None:
-    """Measure the engines that are there and print their speeds and ratios."""
-    never_fail_to_print()
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["transformers", "vllm"], help="measure this one only")
     parser.add_argument("--tiny", action="store_true", help="few prompts and short responses of a tiny model")
@@ -266,7 +270,13 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, help="JSON lines with `question`, the prompts of a real model")
     parser.add_argument("--lora", type=int, metavar="RANK", help="with a random adapter on all linear layers")
     parser.add_argument("--json", type=Path, help="also write all measurements to this file")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure the engines that are there and print their speeds and ratios."""
+    never_fail_to_print()
+    args = arguments()
     gpu = torch.cuda.is_available() and not args.tiny
     shape, vocabulary, tokens = (QWEN3_1_7B, 151_936, 512) if gpu else (SMALL_QWEN3, 8192, 128)
     if args.tiny:
@@ -281,8 +291,7 @@ def main() -> None:
         model = ModelConfig(name_or_path=args.model or folder, dtype="bfloat16" if args.model else "auto")
         if not args.model:
             checkpoint(Path(folder), shape, vocabulary, torch.bfloat16 if gpu else torch.float32, tokens)
-        if args.lora:
-            model = with_adapter(model, args.lora, Path(folder) / "adapter")
+        base, model = model, with_adapter(model, args.lora, Path(folder) / "adapter") if args.lora else model
         options = VllmOptions(max_model_len=1024, gpu_memory_utilization=0.6, engine_args={"enforce_eager": not gpu})
         sides: dict[str, Callable[[], TokenLists]] = {}
         resets: list[Callable[[], Any]] = []
@@ -297,6 +306,9 @@ def main() -> None:
             engine: Any = {"transformers": BareTransformers, "vllm": SeededVllm}[name](model, params)
             engine.seeds = {}
             sides |= staged(engine, name, lambda e=engine, n=name, p=params: stage(e, n, model, prompts, p))
+            if args.lora and name == "transformers":
+                alone = TransformersEngine(base, params)
+                sides[f"without adapter, {name}"] = lambda e=alone, p=params: stage(e, "base", base, prompts, p)
             sides[f"bare, {name}"] = lambda e=engine, p=params: e.bare(prompts, p)
             # A real vocabulary's logits of all steps do not fit into memory.
             if name == "transformers" and not args.model:
