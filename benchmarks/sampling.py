@@ -12,8 +12,13 @@ the stage's seeds. The share of responses with equal tokens is printed. All side
 of the repeats' ratios the median, least and greatest are printed. A random model's response ends at each token with
 probability about 1 / max_new_tokens, so a third of them are cut.
 
+Beside the loops of transformers run the matrix products that the stage's own loop needed: those of all linear layers,
+of the prompts' tokens and of as many rows as were alive in each step, and of the output layer, and nothing else. They
+take the least time that a loop could.
+
 With --model the model is a real one, its prompts are read from --questions (JSON lines with `question`, as GSM8K has
-them), and --lora puts a random adapter of this rank on all its linear layers.
+them), and --lora puts a small random adapter of this rank on all its linear layers; the stage with the base model runs
+beside that.
 
 On a GPU the shape is that of Qwen3-1.7B in bfloat16, with n = 8 and 512 tokens. On a CPU the model is small, in
 float32; with OMP_NUM_THREADS=1 each engine computes with one thread, vLLM's in a process of its own.
@@ -52,6 +57,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from regretless.core.terminal import never_fail_to_print
 from regretless.data.columns import Text
 from regretless.data.prompts import PromptRow
+from regretless.modeling.decoding import Decoder
+from regretless.modeling.forward import causal_model
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.engines import ENGINES, EngineKind
@@ -150,15 +157,53 @@ def stage(engine: Any, name: str, model: ModelConfig, prompts: Sequence[Text], p
         return list(pq.read_table(work.output, columns=["token_ids"])["token_ids"].to_pylist())
 
 
+class Products:
+    """The matrix products of the stage's last run by the loop of `modeling.decoding`."""
+
+    def __init__(self, model: Any) -> None:
+        self.head = causal_model(model).get_output_embeddings().weight
+        linear = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
+        self.layers = [weight for weight in linear if weight is not self.head]
+        self.passes: list[tuple[bool, int]] = []
+        """Of each pass whether it is the output layer's, and its rows."""
+
+    def note(self) -> None:
+        """From now on, note the passes of the loop."""
+        hidden, logits = Decoder._hidden, Decoder.logits
+
+        def layers_noted(decoder: Decoder, tokens: Sequence[int], *rest: Any, **options: Any) -> torch.Tensor:
+            self.passes.append((False, len(tokens)))
+            return hidden(decoder, tokens, *rest, **options)
+
+        def head_noted(decoder: Decoder, states: torch.Tensor) -> torch.Tensor:
+            self.passes.append((True, len(states)))
+            return logits(decoder, states)
+
+        Decoder._hidden, Decoder.logits = layers_noted, head_noted  # type: ignore[method-assign]
+
+    def compute(self) -> None:
+        """Compute the products of all passes."""
+        numbers: dict[tuple[int, int], torch.Tensor] = {}
+        with torch.inference_mode():
+            for is_head, rows in self.passes:
+                for weight in [self.head] if is_head else self.layers:
+                    key = rows, weight.shape[1]
+                    if key not in numbers:
+                        numbers[key] = torch.randn(key, dtype=weight.dtype, device=weight.device)
+                    torch.mm(numbers[key], weight.t())
+        if self.head.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
 def measure(
     sides: dict[str, Callable[[], TokenLists]], repeats: int, untimed: int, reset: Callable[[], Any]
 ) -> dict[str, Any]:
     """Tokens per second of every side in every repeat, in turn, and the tokens of each; the first rounds untimed."""
     speeds: dict[str, list[float]] = {name: [] for name in sides}
     found: dict[str, TokenLists] = {}
-    for repeat in range(1 - untimed, repeats + 1):
+    for number, repeat in enumerate(range(1 - untimed, repeats + 1)):
         # In turn forwards and backwards, so that no side always comes behind the same other one.
-        for name in list(sides)[:: -1 if repeat % 2 else 1]:
+        for name in list(sides)[:: -1 if number % 2 else 1]:
             reset()
             start = time.perf_counter()
             found[name] = sides[name]()
@@ -166,6 +211,7 @@ def measure(
             if repeat > 0:
                 speeds[name].append(sum(map(len, found[name])) / seconds)
                 print(f"{name}: {speeds[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
+        print(f"round {repeat} of {repeats}", file=sys.stderr, flush=True)
     return {"tokens_per_second": speeds, "tokens": found}
 
 
@@ -179,16 +225,39 @@ def asked(args: argparse.Namespace, vocabulary: int) -> list[Text]:
     return [" ".join(f"w{numbers.randrange(2, vocabulary)}" for _ in range(length)) for length in lengths]
 
 
+def staged(engine: Any, name: str, run: Callable[[], TokenLists]) -> dict[str, Callable[[], TokenLists]]:
+    """The stage and, where the loop of `modeling.decoding` does it, the products of its last run beside it."""
+    if not getattr(engine, "decodes", False):
+        return {f"stage, {name}": run}
+    products = Products(engine.model)
+    products.note()
+    found: TokenLists = []
+
+    def stage_noted() -> TokenLists:
+        products.passes.clear()
+        found[:] = run()
+        return [*found]
+
+    def products_alone() -> TokenLists:
+        products.compute()
+        return [*found]
+
+    return {f"stage, {name}": stage_noted, f"products alone, {name}": products_alone}
+
+
 def with_adapter(model: ModelConfig, rank: int, folder: Path) -> ModelConfig:
     """The model with a random adapter on all its linear layers, which is written into a folder."""
     adapter = LoraConfig(r=rank, target_modules="all-linear", init_lora_weights=False)
-    get_peft_model(load_model(model), adapter).save_pretrained(folder)
+    adapted = get_peft_model(load_model(model), adapter)
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:  # with an adapter as large as its layers, a model would write other texts
+            weight.data *= 0.03
+    adapted.save_pretrained(folder)
     return model.model_copy(update={"adapter": str(folder)})
 
 
-def main() -> None:
-    """Measure the engines that are there and print their speeds and ratios."""
-    never_fail_to_print()
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["transformers", "vllm"], help="measure this one only")
     parser.add_argument("--tiny", action="store_true", help="few prompts and short responses of a tiny model")
@@ -201,7 +270,13 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, help="JSON lines with `question`, the prompts of a real model")
     parser.add_argument("--lora", type=int, metavar="RANK", help="with a random adapter on all linear layers")
     parser.add_argument("--json", type=Path, help="also write all measurements to this file")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure the engines that are there and print their speeds and ratios."""
+    never_fail_to_print()
+    args = arguments()
     gpu = torch.cuda.is_available() and not args.tiny
     shape, vocabulary, tokens = (QWEN3_1_7B, 151_936, 512) if gpu else (SMALL_QWEN3, 8192, 128)
     if args.tiny:
@@ -216,8 +291,7 @@ def main() -> None:
         model = ModelConfig(name_or_path=args.model or folder, dtype="bfloat16" if args.model else "auto")
         if not args.model:
             checkpoint(Path(folder), shape, vocabulary, torch.bfloat16 if gpu else torch.float32, tokens)
-        if args.lora:
-            model = with_adapter(model, args.lora, Path(folder) / "adapter")
+        base, model = model, with_adapter(model, args.lora, Path(folder) / "adapter") if args.lora else model
         options = VllmOptions(max_model_len=1024, gpu_memory_utilization=0.6, engine_args={"enforce_eager": not gpu})
         sides: dict[str, Callable[[], TokenLists]] = {}
         resets: list[Callable[[], Any]] = []
@@ -231,7 +305,10 @@ def main() -> None:
             )
             engine: Any = {"transformers": BareTransformers, "vllm": SeededVllm}[name](model, params)
             engine.seeds = {}
-            sides[f"stage, {name}"] = lambda e=engine, n=name, p=params: stage(e, n, model, prompts, p)
+            sides |= staged(engine, name, lambda e=engine, n=name, p=params: stage(e, n, model, prompts, p))
+            if args.lora and name == "transformers":
+                alone = TransformersEngine(base, params)
+                sides[f"without adapter, {name}"] = lambda e=alone, p=params: stage(e, "base", base, prompts, p)
             sides[f"bare, {name}"] = lambda e=engine, p=params: e.bare(prompts, p)
             # A real vocabulary's logits of all steps do not fit into memory.
             if name == "transformers" and not args.model:
@@ -258,7 +335,7 @@ def report(found: dict[str, Any], names: Sequence[str]) -> None:
         mine, own = found["tokens"][side], found["tokens"]["stage, " + side.split(", ")[1]]
         same = sum(a == b for a, b in zip(mine, own, strict=True)) / len(own)
         print(f"| {side} | {sum(map(len, mine)):,} | {spread(values, '.0f')} | {same:.0%} |")
-    pairs = [(f"stage, {name}", side) for name in names for side in speeds if side.startswith("bare") and name in side]
+    pairs = [(f"stage, {name}", side) for name in names for side in speeds if name in side and side[:5] != "stage"]
     if len(names) == 2:
         pairs.append(("stage, vllm", "stage, transformers"))
     print("\n| ratio of tokens/s | |\n|---|---|")

@@ -142,14 +142,40 @@ def test_sampled_logps_when_scored_again_by_plain_transformers_then_they_are_tho
         assert differences.max() < drawn_noise if dtype == "float32" else differences.mean() < drawn_noise
 
 
-def test_greedy_texts_when_answered_in_one_batch_then_they_are_those_of_generate(
-    smollm: Path, questions: list[list[int]]
+@pytest.fixture(scope="module")
+def beginnings(problems: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """200 texts of 6 to 13 tokens, which a model continues in as many ways."""
+    return [tokenizer(row["question"])["input_ids"][: 6 + at % 8] for at, row in enumerate(problems[:400:2])]
+
+
+def test_greedy_texts_when_200_prompts_are_continued_then_they_are_those_of_generate(
+    smollm: Path, beginnings: list[list[int]], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    engine = TransformersEngine(ModelConfig(name_or_path=str(smollm), dtype="float32"), GREEDY)
-    model = load(smollm)
-    for prompt, completion in zip(questions, engine.generate(questions, 0), strict=True):
-        ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[0, len(prompt) :].tolist()
-        assert completion.token_ids == ids
+    params = GREEDY.model_copy(update={"max_new_tokens": 16})
+    completions = TransformersEngine(ModelConfig(name_or_path=str(smollm), dtype="float32"), params).generate(
+        beginnings, 0
+    )
+    model, found = load(smollm), []
+    for first in range(0, 200, 50):
+        batch = tokenizer.pad({"input_ids": beginnings[first : first + 50]}, padding_side="left", return_tensors="pt")
+        ids = model.generate(**batch, do_sample=False, max_new_tokens=16, pad_token_id=tokenizer.pad_token_id)
+        found += ids[:, batch["input_ids"].shape[1] :].tolist()
+    assert len(completions) == len(found) == 200
+    for completion, ids in zip(completions, found, strict=True):
+        count = len(completion.token_ids)
+        assert completion.token_ids == ids[:count]
+        assert count == 16 or completion.token_ids[-1] == tokenizer.eos_token_id
+    assert len({completion.text for completion in completions}) > 150
+
+
+def test_texts_when_drawn_in_float32_then_they_do_not_depend_on_their_neighbors(
+    smollm: Path, beginnings: list[list[int]]
+) -> None:
+    engine = TransformersEngine(ModelConfig(name_or_path=str(smollm), dtype="float32"), PAPER)
+    some, seeds = beginnings[:40], range(40)
+    together = dict(engine.stream(some, seeds))
+    few = engine.with_params(PAPER.model_copy(update={"batch_size": 7})).stream(some[::-1], seeds[::-1])
+    assert {39 - at: found.token_ids for at, found in few} == {at: found.token_ids for at, found in together.items()}
 
 
 def _keys_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

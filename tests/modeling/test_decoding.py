@@ -119,6 +119,19 @@ def test_model_when_its_keys_are_put_at_another_place_then_the_check_fails(qwen:
     assert "log-probabilities differ" in (why_not(qwen) or "")
 
 
+def test_adapter_when_rounding_changes_much_then_what_fused_layers_change_is_allowed_and_no_fault_is(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(decoding, "SPREAD", 0.0)
+    lora = LoraConfig(r=8, init_lora_weights=False, target_modules="all-linear")
+    model = get_peft_model(model_of("qwen3").to(torch.bfloat16), lora, autocast_adapter_dtype=False).eval()
+    _, difference, allowed = decoding._probe(model, model.config)
+    assert 0 < difference <= allowed and why_not(model) is None
+    attend = decoding._attend
+    monkeypatch.setattr(decoding, "_attend", lambda query, key, *of, **how: attend(query, key.roll(1, 1), *of, **how))
+    assert "log-probabilities differ" in (why_not(model) or "")
+
+
 @pytest.mark.parametrize("slots", [1, 2, 8])
 def test_tokens_when_other_rows_stand_beside_them_are_the_same(qwen: Any, slots: int) -> None:
     wanted = [row.token_ids for row in written(qwen, PROMPTS, slots=5)]

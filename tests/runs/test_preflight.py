@@ -156,7 +156,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("sample.top_k=-1", "sample.top_k: greater-than-or"),
         ("sample.repetition_penalty=0", "sample.repetition_penalty: greater-than-or"),
         ("sample.max_new_tokens=0", "sample.max_new_tokens: greater-than-or"),
-        ("sample.batch_size=0", "sample.batch_size: greater-than-or"),
+        ("sample.batch_size=0", "sample.batch_size: expected-a-number"),
         ("sample.max_prompt_tokens=0", "sample.max_prompt_tokens: greater-than-or"),
         ("sample.temperatur=1", "sample.temperatur: unknown-key"),
         # verify, pair, mask, inspect
@@ -293,7 +293,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
             "evaluate.prompt_column: unknown-key",
         ),
         ("evaluate.max_new_tokens=0", "evaluate.max_new_tokens: greater-than-or"),
-        ("evaluate.batch_size=many", "evaluate.batch_size: a-valid-integer"),
+        ("evaluate.batch_size=many", "evaluate.batch_size: expected-a-number"),
         ("evaluate.seeds=[a]", "evaluate.seeds.0: a-valid-integer"),
         ("evaluate.temperature=0", "evaluate.temperature: greater-than-or"),
         ("analyze.pairs=0", "analyze.pairs: greater-than-or"),

@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.core.progress import Advance, Tally
 from regretless.runs import side_by_side
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.runs.side_by_side import LocalWorkers, SideBySide, cores, parallel_problems, places
 from regretless.training.log import LOG_FILE, read
-from regretless.workflow.workers import Advance, Need
+from regretless.workflow.workers import Need
 from run_contents import contents, differences
 from small_runs import small
 
@@ -132,21 +133,21 @@ class Unit:
         if unit == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         (self.folder / unit).write_text(str(os.getpid()))
-        advance(3)
+        advance(3, 8)
 
 
 def test_responses_when_divided_then_two_other_processes_do_every_unit_once(tmp_path: Path) -> None:
-    advanced: list[int] = []
+    tally = Tally()
     units = [f"{number}" for number in range(5)]
-    LocalWorkers(2, threads=1).run(Need("sample"), functools.partial(Unit, tmp_path), units, advanced.append)
+    LocalWorkers(2, threads=1).run(Need("sample"), functools.partial(Unit, tmp_path), units, tally)
     done_by = [int((tmp_path / unit).read_text()) for unit in units]
     assert len(set(done_by)) == 2 and os.getpid() not in done_by
-    assert done_by[0::2] == [done_by[0]] * 3 and sum(advanced) == 15
+    assert done_by[0::2] == [done_by[0]] * 3 and (tally.done, tally.tokens) == (15, 40)
 
 
 def test_responses_when_there_is_one_unit_or_other_work_then_this_process_does_it(tmp_path: Path) -> None:
     for need, units in ((Need("sample"), ["a"]), (Need("verify"), ["b", "c"])):
-        LocalWorkers(2, threads=1).run(need, functools.partial(Unit, tmp_path), units, lambda _: None)
+        LocalWorkers(2, threads=1).run(need, functools.partial(Unit, tmp_path), units, Tally())
     assert {int((tmp_path / unit).read_text()) for unit in "abc"} == {os.getpid()}
 
 
@@ -161,7 +162,7 @@ def test_responses_when_a_process_fails_then_its_error_is_raised_and_the_others_
     tmp_path: Path, unit: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):
-        LocalWorkers(2, threads=1).run(Need("sample"), functools.partial(Unit, tmp_path), ["a", unit], lambda _: None)
+        LocalWorkers(2, threads=1).run(Need("sample"), functools.partial(Unit, tmp_path), ["a", unit], Tally())
     children = psutil.Process().children(recursive=True)
     assert not [child for child in children if "--multiprocessing-fork" in child.cmdline()]
 

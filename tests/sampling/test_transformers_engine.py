@@ -15,7 +15,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError
+from regretless.modeling.generation import responses
 from regretless.modeling.load import ModelConfig
+from regretless.sampling import transformers_engine
 from regretless.sampling.base import Completion
 from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.transformers_engine import TransformersEngine
@@ -179,6 +181,35 @@ def test_generate_when_the_model_has_an_adapter_scores_with_it(tokenizer: str, t
         ]
         assert item.logps == pytest.approx(with_adapter, abs=1e-4)
     assert engine.provenance.model == f"qwen3 (random weights, seed 0) + {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "position"),
+    [
+        # Bytes of float32, layers, heads of keys, their width; then the same of values.
+        ("qwen3", {"head_dim": 8, "num_key_value_heads": 2, "num_hidden_layers": 3}, 4 * 3 * 2 * 8 * 2),
+        ("llama", {"head_dim": 16, "num_key_value_heads": 1, "num_hidden_layers": 2}, 4 * 2 * 1 * 16 * 2),
+    ],
+)
+@pytest.mark.parametrize(("rows", "side_by_side"), [(0.5, 1), (3.5, 3), (100, 64)])
+def test_batch_when_a_memory_is_set_then_keys_and_values_fill_it(
+    tokenizer: str, monkeypatch: Any, kind: str, changes: dict[str, Any], position: int, rows: float, side_by_side: int
+) -> None:
+    longest = 7 + 12
+    memory = f"{rows * longest * position / 2**30:.12f}GiB"
+    engine = engine_for(tokenizer, ALL_ON.model_copy(update={"batch_size": memory}), kind, **changes)
+    slots: list[int] = []
+
+    def noting(*of: Any, **how: Any) -> Any:
+        slots.append(how["slots"])
+        return responses(*of, **how)
+
+    monkeypatch.setattr(transformers_engine, "responses", noting)
+    engine.generate(PROMPTS, 0)
+    assert slots == [side_by_side]
+    engine.with_params(ALL_ON.model_copy(update={"batch_size": "auto"})).generate(PROMPTS, 0)
+    engine.with_params(ALL_ON.model_copy(update={"batch_size": 2})).generate(PROMPTS, 0)
+    assert slots[1:] == [64, 2]
 
 
 def test_engine_when_no_token_ends_a_response_is_refused(tokenizer: str, tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from regretless.core.errors import ConfigError
+from regretless.training.completions import CompletionTables
 from regretless.training.train_config import TrainConfig
 
 ROWS = [{"prompt": f"w4 w{n}", "chosen": f"w{n} w31 w32", "rejected": f"w{n} w34"} for n in (5, 6, 8, 9)]
@@ -68,6 +70,28 @@ def test_tensorboard_when_tables_are_logged_then_it_has_them_and_training_is_the
     assert found.count(b"**rejected**") == 8  # four prompts, at steps 2 and 4
     assert found.count(b"**chosen**\n\n    w5 ") == 2
     assert found.count(b"**model**") == 8
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_answers_when_all_are_written_side_by_side_then_they_are_those_of_generate(
+    make_trainer: Callable[..., Any], bf16: bool
+) -> None:
+    trainer = make_trainer(data=ROWS, objective="dpo", max_steps=2, bf16=bf16)
+    trainer.train()
+    tables = CompletionTables(trainer)
+    rows = tables._rows(2, 4)
+    assert tables._decodes, "by the loop, with the trainer's precision and the adapter's weights in float32"
+    answers = [row[-1] for row in rows]
+    assert len(set(answers)) > 1
+    model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+    assert model.training
+    if bf16:  # in which rounding may change a token
+        return
+    model.eval()
+    for item, answer in zip(tables._pairs(4), answers, strict=True):
+        ids, most = torch.tensor([item.pair.prompt_ids]), 2 * max(len(side.ids) for side in item.pair.sides)
+        own = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=most)
+        assert answer == tokenizer.decode(own[0, ids.shape[1] :])
 
 
 def test_tables_when_no_tracker_would_show_them_then_that_is_said(

@@ -22,6 +22,7 @@ import yaml
 from kill_sweep import RECIPE, Sweep, units
 from ray_nodes import Nodes
 from regretless.core.errors import ConfigError, DataError, RegretlessError
+from regretless.core.progress import Advance, Tally
 from regretless.data.prompts import PromptRow
 from regretless.labeling import verify
 from regretless.modeling.load import ModelConfig
@@ -30,7 +31,7 @@ from regretless.sampling.job import SampleWork
 from regretless.sampling.sample import sample_together
 from regretless.workflow import cluster, workers
 from regretless.workflow.cluster import ClusterConfig, check_shared, connected
-from regretless.workflow.workers import Advance, Need
+from regretless.workflow.workers import Need
 from regretless.world import local_judge
 from run_contents import contents, differences
 
@@ -201,7 +202,7 @@ def test_unit_that_fails_ends_the_run_with_its_reason(
     nodes: Nodes, tmp_path: Path, fails: str, kind: type[RegretlessError], said: str
 ) -> None:
     with connected(nodes.config, tmp_path), pytest.raises(kind, match=said) as caught:
-        workers.executor().run(Need("sample"), partial(Counting, tmp_path, fails), range(6), lambda _: None)
+        workers.executor().run(Need("sample"), partial(Counting, tmp_path, fails), range(6), Tally())
     assert type(caught.value) is kind
     assert (tmp_path / "3").read_text() == "x" * (cluster.TRIES if fails == "dies" else 1)
 

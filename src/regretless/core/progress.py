@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from datetime import timedelta
+from typing import NamedTuple, Protocol, Self
 
 from rich.progress import (
     BarColumn,
@@ -18,7 +21,6 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
 
@@ -27,23 +29,110 @@ from regretless.core.terminal import console
 Note = Callable[[], str]
 BETWEEN = 0.1
 """Least time between two messages about a bar that is sent, in seconds."""
+BETWEEN_LINES = 60.0
+"""Seconds between two lines about a bar where no terminal shows it."""
+BETWEEN_MOMENTS, WINDOW = 5.0, 600.0
+"""Seconds between the moments that a bar's speed is computed from, and how far they go back."""
+
+
+class Advance(Protocol):
+    """Reports that so many more items (responses, rows) are done, and the tokens that they have."""
+
+    def __call__(self, amount: int, tokens: int = 0, /) -> None: ...
+
+
+class Tally:
+    """Sums up what is reported to it."""
+
+    def __init__(self) -> None:
+        self.done = self.tokens = 0
+
+    def __call__(self, amount: int, tokens: int = 0, /) -> None:
+        """Add items and their tokens."""
+        self.done += amount
+        self.tokens += tokens
+
+
+@dataclass(frozen=True)
+class BarState:
+    """A progress bar as it is at one moment."""
+
+    number: int
+    """Which of its process's bars it is."""
+    description: str
+    total: int | None
+    done: int
+    note: str = ""
+    is_over: bool = False
+    tokens: int = 0
+    """Of the items that were done since the bar began."""
+    unit: str = "rows"
+    """What the items are."""
+
+
+class _Moment(NamedTuple):
+    time: float
+    done: int
+    tokens: int
+
+
+class Pace:
+    """How fast the items of a bar come, by the last ten minutes, and when the last one will.
+
+    Where no item came in so long, as from a cluster that reports whole units, the time since the last ones counts.
+    """
+
+    def __init__(self, state: BarState, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state, self._clock = state, clock
+        self._moments = deque([_Moment(clock(), state.done, state.tokens)])
+
+    def update(self, state: BarState) -> None:
+        """Take over a later state of the bar."""
+        self.state = state
+        now = _Moment(self._clock(), state.done, state.tokens)
+        if now.time - self._moments[-1].time >= BETWEEN_MOMENTS:
+            self._moments.append(now)
+        while now.time - self._moments[0].time > WINDOW and len(self._moments) > 2 and self._moments[1].done < now.done:
+            self._moments.popleft()
+
+    @property
+    def speed(self) -> str:
+        """Tokens per second, else items per second, and the time that is left; empty within the first second."""
+        first, state = self._moments[0], self.state
+        seconds, done = self._clock() - first.time, state.done - first.done
+        if seconds < 1 or done <= 0:
+            return ""
+        count, unit = (state.tokens - first.tokens, "tokens") if state.tokens else (done, state.unit)
+        rate = count / seconds
+        text = f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.2g} {unit}/s"
+        if state.total is None or state.done >= state.total:
+            return text
+        return f"{text}, {timedelta(seconds=round((state.total - state.done) * seconds / done))} left"
+
+    def line(self, name: str) -> str:
+        """All of it as a line of text."""
+        state = self.state
+        count = f"{state.done:,} {state.unit}"
+        if state.total:
+            count = f"{state.done:,} of {state.total:,} {state.unit} ({state.done / state.total:.0%})"
+        return ", ".join(filter(None, (f"{name}: {count}", self.speed, state.note)))
 
 
 class _NoteColumn(ProgressColumn):
-    """A text that changes while the bar runs: what the task's field `note` returns."""
+    """The pace of the task's field of this name, and the note of its state."""
 
     def render(self, task: Task) -> Text:
-        return Text(task.fields["note"](), no_wrap=True, overflow="ellipsis")
+        pace: Pace = task.fields["pace"]
+        return Text(", ".join(filter(None, (pace.speed, pace.state.note))), no_wrap=True, overflow="ellipsis")
 
 
-def _progress(*, has_notes: bool, is_kept: bool) -> Progress:
+def _progress(*, is_kept: bool) -> Progress:
     columns = (
         TextColumn("{task.description:<28}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        *([_NoteColumn()] if has_notes else []),
+        _NoteColumn(),
     )
     # While a bar is shown, rich prints what others write above it. A notebook's kernel flushes standard error before it
     # displays a bar: rich would print again, without end. There, texts have a place of their own anyway.
@@ -53,37 +142,67 @@ def _progress(*, has_notes: bool, is_kept: bool) -> Progress:
     )
 
 
+class _Lines:
+    """Within the block, every minute a line about each bar that is at work, where no terminal draws bars."""
+
+    def __init__(self, lines: Callable[[], Iterable[str]]) -> None:
+        self._lines = lines
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._print, daemon=True)
+
+    def __enter__(self) -> Self:
+        if not (console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)):
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _print(self) -> None:
+        while not self._over.wait(BETWEEN_LINES):
+            for line in self._lines():
+                console.print(line, soft_wrap=True)
+
+
 @contextlib.contextmanager
 def bar(
-    description: str, total: int | None, done: int = 0, note: Note | None = None
-) -> Iterator[Callable[[int], None]]:
+    description: str, total: int | None, done: int = 0, note: Note = lambda: "", unit: str = "rows"
+) -> Iterator[Advance]:
     """A progress bar of `total` items (None: unknown); the value of the block advances it by a number of items.
 
-    note: returns the text behind the bar, called at every refresh.
+    A terminal draws it; elsewhere a line says every minute how far it is; a child process sends it to its parent.
+    done: items of earlier runs. note: returns the text behind the bar, called whenever it moves. unit: what items are.
     """
-    if _send is not None:
-        with _sent(_send, BarState(next(_numbers), description, total, done), note or _nothing) as advance:
+    state = BarState(next(_numbers), description, total, done, note(), unit=unit)
+    with (_drawn if _send is None else _sent)(state) as show:
+
+        def advance(amount: int, tokens: int = 0, /) -> None:
+            nonlocal state
+            state = replace(state, done=state.done + amount, tokens=state.tokens + tokens, note=note())
+            show(state)
+
+        try:
             yield advance
-        return
-    with _progress(has_notes=note is not None, is_kept=True) as progress:
-        task = progress.add_task(description, total=total, completed=done, note=note)
-        yield lambda amount: progress.advance(task, amount)
+        finally:
+            show(replace(state, note=note()))
+
+
+@contextlib.contextmanager
+def _drawn(state: BarState) -> Iterator[Callable[[BarState], None]]:
+    pace = Pace(state)
+    with _progress(is_kept=True) as progress, _Lines(lambda: [pace.line(state.description)]):
+        task = progress.add_task(state.description, total=state.total, completed=state.done, pace=pace)
+
+        def show(moved: BarState) -> None:
+            pace.update(moved)
+            progress.update(task, completed=moved.done)
+
+        yield show
 
 
 # --- bars of other processes ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BarState:
-    """A progress bar of another process, as it is at one moment."""
-
-    number: int
-    """Which of that process's bars it is."""
-    description: str
-    total: int | None
-    done: int
-    note: str = ""
-    is_over: bool = False
 
 
 _send: Callable[[BarState], None] | None = None
@@ -96,26 +215,23 @@ def send_bars(send: Callable[[BarState], None]) -> None:
     _send = send
 
 
-def _nothing() -> str:
-    return ""
-
-
 @contextlib.contextmanager
-def _sent(send: Callable[[BarState], None], state: BarState, note: Note) -> Iterator[Callable[[int], None]]:
-    sent = time.monotonic()
+def _sent(state: BarState) -> Iterator[Callable[[BarState], None]]:
+    assert _send is not None
+    send, last, sent = _send, state, time.monotonic()
 
-    def advance(amount: int) -> None:
-        nonlocal state, sent
-        state = replace(state, done=state.done + amount)
+    def show(moved: BarState) -> None:
+        nonlocal last, sent
+        last = moved
         if time.monotonic() - sent >= BETWEEN:
             sent = time.monotonic()
-            send(replace(state, note=note()))
+            send(moved)
 
-    send(replace(state, note=note()))
+    send(state)
     try:
-        yield advance
+        yield show
     finally:
-        send(replace(state, note=note(), is_over=True))
+        send(replace(last, is_over=True))
 
 
 class SharedBars:
@@ -123,14 +239,17 @@ class SharedBars:
 
     def __init__(self) -> None:
         # In a notebook nothing can be printed above a bar.
-        self._progress = _progress(has_notes=True, is_kept=console.is_jupyter)
-        self._tasks: dict[tuple[str, int], TaskID] = {}
+        self._progress = _progress(is_kept=console.is_jupyter)
+        self._tasks: dict[tuple[str, int], tuple[TaskID, Pace]] = {}
+        self._lines = _Lines(self._texts)
 
     def __enter__(self) -> Self:
         self._progress.start()
+        self._lines.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._lines.__exit__()
         self.forget()
         self._progress.live.stop()  # the progress's own `stop` adds an empty line, to end that of a bar
 
@@ -142,10 +261,14 @@ class SharedBars:
         """Show a bar of a process as it is now."""
         key = (process, state.number)
         if key not in self._tasks:
-            self._tasks[key] = self._progress.add_task(
-                f"{process}: {state.description}", total=state.total, completed=state.done, note=lambda: state.note
+            pace = Pace(state)
+            task = self._progress.add_task(
+                f"{process}: {state.description}", total=state.total, completed=state.done, pace=pace
             )
-        self._progress.update(self._tasks[key], completed=state.done, note=lambda: state.note)
+            self._tasks[key] = task, pace
+        task, pace = self._tasks[key]
+        pace.update(state)
+        self._progress.update(task, completed=state.done)
         if state.is_over:
             self._leave(key)
 
@@ -154,8 +277,11 @@ class SharedBars:
         for key in [key for key in self._tasks if process in (None, key[0])]:
             self._leave(key)
 
+    def _texts(self) -> list[str]:
+        return [pace.line(f"{process}: {pace.state.description}") for (process, _), (_, pace) in [*self._tasks.items()]]
+
     def _leave(self, key: tuple[str, int]) -> None:
-        number = self._tasks.pop(key)
+        number, _ = self._tasks.pop(key)
         (task,) = [task for task in self._progress.tasks if task.id == number]
         task.stop_time = task.get_time()
         if not console.is_jupyter:

@@ -40,7 +40,15 @@ from regretless.evaluation.conditions import (
 from regretless.evaluation.harness import HarnessSettings
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.modeling.load import ADAPTER
-from regretless.sampling.engine_settings import LOWEST_TEMPERATURE, Penalty, SamplingServer, StopSetting, VllmOptions
+from regretless.sampling.engine_settings import (
+    LOWEST_TEMPERATURE,
+    USUAL_BATCH,
+    BatchSize,
+    Penalty,
+    SamplingServer,
+    StopSetting,
+    VllmOptions,
+)
 from regretless.sampling.engines import ENGINES, check_engine_settings
 from regretless.servers.server_settings import ServerConfig
 from regretless.workflow.run_folder import BASE, substitute
@@ -130,8 +138,8 @@ class EvaluateConfig(Section):
     stop: StopSetting = Field(default=[])
     """Texts that end an answer to a benchmark with gold answers, as in `sample`. A pretrained model that goes on with a
     question of its own is otherwise graded by its answer to that. A chat benchmark has its own `stop`."""
-    batch_size: int = Field(default=64, ge=1)
-    """Number of answers generated at the same time."""
+    batch_size: BatchSize = USUAL_BATCH
+    """Number of answers generated at the same time, or the memory for them, as in `sample`."""
     seeds: list[Seed] = Field(default_factory=list)
     """Random seeds of sampled passes over the benchmarks with gold answers, in addition to the greedy pass. The paper
     uses 41 to 45."""

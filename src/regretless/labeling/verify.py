@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
-from regretless.core.progress import bar
+from regretless.core.progress import Advance, bar
 from regretless.core.settings import Section
 from regretless.core.text_cleaning import without_nan
 from regretless.data.columns import Response, Verdict
@@ -29,7 +29,7 @@ from regretless.data.schema import Unusable, given_numbers, quoted
 from regretless.labeling.base import DIED, FAILED, Check, Verifier, check_problem
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.worker_pool import Pool
-from regretless.workflow.workers import Advance, Need, cpus, executor
+from regretless.workflow.workers import Need, cpus, executor
 
 NAMES = ("answer", "prompt_id", "response_id")
 RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))
@@ -254,9 +254,9 @@ def _checks(config: VerifyConfig, questions: Sequence[VerdictKey], folder: Path)
     """Outcomes in the order of the questions; finished parts are read from the folder."""
     starts = range(0, len(questions), PART_ROWS)
     parts = [VerifiedPart(questions[start : start + PART_ROWS], folder / f"{start}.json") for start in starts]
-    with bar("verify", len(questions)) as advance:
-        missing = [part for part in parts if not part.file.is_file()]
-        advance(len(questions) - sum(len(part.questions) for part in missing))
+    missing = [part for part in parts if not part.file.is_file()]
+    done = len(questions) - sum(len(part.questions) for part in missing)
+    with bar("verify", len(questions), done) as advance:
         executor().run(Need("verify"), partial(PartVerifier, config), missing, advance)
     return [
         Check(Verdict(verdict), reason, extracted)

@@ -69,6 +69,10 @@ class Row:
         return replace(self, **parts, numbers=numbers)
 
 
+AreOver = Callable[[Sequence[Row]], Sequence[bool]]
+"""Which of some rows their newest token ends."""
+
+
 def draw_next(sampler: Sampler, logits: Tensor, seen: Tensor, rows: Sequence[Row]) -> Tensor:
     """Append to each row a token drawn from logits (B, V); returns their ids (B,). seen: as for the sampler."""
     uniforms = torch.tensor([row.uniforms[len(row.token_ids)] for row in rows], dtype=torch.float64)
@@ -210,13 +214,12 @@ def decode(
     seeds: Sequence[int],
     sampler: Sampler,
     most: int,
-    are_over: Callable[[Sequence[Row]], Sequence[bool]],
+    are_over: AreOver,
 ) -> Iterator[Row]:
     """A response to each prompt (token ids), as they are finished.
 
     A row that ends makes room for the next prompt. Equal prompts that follow one another are read once.
-    seeds: each response draws by the numbers of its own. most: tokens of a response. are_over: which rows their newest
-    token ends.
+    seeds: each response draws by the numbers of its own. most: tokens of a response.
     """
     batch = _Batch(decoder, prompts, seeds, sampler, most, are_over)
     while batch.is_busy:
@@ -236,7 +239,7 @@ class _Batch:
         seeds: Sequence[int],
         sampler: Sampler,
         most: int,
-        are_over: Callable[[Sequence[Row]], Sequence[bool]],
+        are_over: AreOver,
     ) -> None:
         self.decoder, self.sampler, self.most, self.are_over = decoder, sampler, most, are_over
         self.waiting = deque(
@@ -315,6 +318,14 @@ class _Batch:
             self.ids[slot] = self.ids[len(self.rows)]
 
 
+def bytes_per_position(model: PreTrainedModel | PeftModel) -> int:
+    """Memory for the keys and values of a token of a row, in all layers; of a model that can be decoded."""
+    decoder = Decoder(model, slots=1)
+    with decoder.ready():
+        (states,), _ = decoder.read([[0]])
+    return sum(each.numel() * each.element_size() for layer in states for each in layer)
+
+
 # --- the check --------------------------------------------------------------------------------------------------------
 
 
@@ -376,17 +387,34 @@ def _probe(model: PreTrainedModel | PeftModel, config: Any) -> tuple[set[int | N
             hidden = decoder.step(cache, rows)
             found.append(decoder.logits(hidden).log_softmax(1))
         told = decoder.windows
-    with torch.inference_mode():
-        own = []
-        for text in texts:
-            logits = model(input_ids=torch.tensor([text], device=decoder.inner.device), use_cache=False).logits
-            own.append(logits[0, -PROBE_STEPS:].to(found[0].dtype).log_softmax(1))
-    wanted = torch.stack(own, dim=1)
-    difference = (torch.stack(found) - wanted).abs()
-    if decoder.inner.dtype in (torch.float32, torch.float64) and decoder.inner.device.type == "cpu":
+    # Of values, which are those of a product: under autocast its type is not that of the weights.
+    exact = states[0][0][1].dtype in (torch.float32, torch.float64)
+    made, wanted = torch.stack(found), _own_logps(model, decoder.inner, texts)
+    difference = (made - wanted).abs()
+    if exact and decoder.inner.device.type == "cpu":
         return told, float(difference.max()), TOLERANCE
-    # Of the row that differs more: a fault may concern one row alone.
-    return told, float(difference.median(dim=2).values.mean(dim=0).max()), SPREAD * float(wanted.std(dim=2).mean())
+    allowed = SPREAD * float(wanted.std(dim=2).mean())
+    if _typical(difference) > allowed:
+        # An adapter that changes much may amplify its rounding: then it differs as much where only layers are fused.
+        with fused_adapters(decoder.inner), fused_norms(decoder.inner):
+            rounded = _own_logps(model, decoder.inner, texts)
+        allowed = max(allowed, 2 * _typical((rounded - wanted).abs()))
+    return told, _typical(difference), allowed
+
+
+def _own_logps(model: PreTrainedModel | PeftModel, inner: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
+    """(`PROBE_STEPS`, texts, V) log-probabilities behind the last tokens of texts, by the model's own forward pass."""
+    with torch.inference_mode():
+        of_texts = [
+            model(input_ids=torch.tensor([text], device=inner.device), use_cache=False).logits for text in texts
+        ]
+    logits = torch.cat([of_text[:, -PROBE_STEPS:] for of_text in of_texts]).transpose(0, 1)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(2)
+
+
+def _typical(difference: Tensor) -> float:
+    """The median over the vocabulary, of the row that differs more: a fault may concern one row alone."""
+    return float(difference.median(dim=2).values.mean(dim=0).max())
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

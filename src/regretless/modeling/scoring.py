@@ -50,7 +50,7 @@ def score_responses(
     device = causal_model(model).device
     training = model.training
     model.eval()
-    shown = bar(description, len(keyed)) if description else contextlib.nullcontext(lambda _: None)
+    shown = bar(description, len(keyed)) if description else contextlib.nullcontext(lambda *_: None)
     try:
         with torch.no_grad(), in_rows(model, kind), shown as advance:
             for chosen in packed:

@@ -17,9 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from regretless.core.progress import Advance
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.sampling.engine_settings import SamplingParams
-from regretless.workflow.workers import Advance
 
 
 def path_divergences(
@@ -27,7 +27,7 @@ def path_divergences(
     reference: ModelConfig,
     params: SamplingParams,
     paths: Sequence[tuple[Sequence[int], Sequence[int]]],
-    advance: Advance = lambda _: None,
+    advance: Advance = lambda *_: None,
 ) -> list[float]:
     """Σ_t KL(μ ‖ π_ref) in nats over the tokens of each continuation, given as (context ids, continuation ids).
 

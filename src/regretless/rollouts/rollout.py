@@ -49,7 +49,7 @@ from regretless.rollouts.continuations import (
     reference_beside,
     writer_of,
 )
-from regretless.sampling.engine_settings import SamplingParams, SamplingServer, VllmOptions
+from regretless.sampling.engine_settings import USUAL_BATCH, BatchSize, SamplingParams, SamplingServer, VllmOptions
 from regretless.sampling.engines import ENGINES, check_engine_settings
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -90,8 +90,8 @@ class RolloutConfig(Section):
     """Server to ask, for an engine that uses one."""
     vllm: VllmOptions | None = None
     """Settings of vLLM, for the engine `vllm`."""
-    batch_size: int = Field(default=64, ge=1)
-    """Number of continuations generated at the same time."""
+    batch_size: BatchSize = USUAL_BATCH
+    """Number of continuations generated at the same time, or the memory for them, as in `sample`."""
     seed: Seed = 0
     """Random seed of the continuations."""
 

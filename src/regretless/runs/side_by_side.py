@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +20,7 @@ import torch
 from rich.text import Text
 
 from regretless.core.errors import RegretlessError, StorageError
-from regretless.core.progress import SharedBars, bar
+from regretless.core.progress import Advance, BarState, SharedBars, bar
 from regretless.core.ranks import processes
 from regretless.core.terminal import console
 from regretless.modeling.load import quiet_libraries
@@ -30,7 +30,7 @@ from regretless.training.processes import visible_gpus
 from regretless.workflow import workers
 from regretless.workflow.children import BarMoved, Children, Ended, Line
 from regretless.workflow.run_folder import Outcome, RunFolder, Unit
-from regretless.workflow.workers import Advance, InThisProcess, Need, Worker, limit_cpus
+from regretless.workflow.workers import InThisProcess, Need, Worker, limit_cpus
 
 DIVIDED = Need("sample")
 """The kind of work whose responses are divided, whichever stage it is of."""
@@ -179,7 +179,7 @@ class LocalWorkers:
         if count < 2:
             InThisProcess().run(need, make, units, advance)
             return
-        done: Counter[str] = Counter()
+        seen: dict[str, BarState] = {}
         with Children([__name__]) as children:
             for number in range(count):
                 own = units[number::count]
@@ -188,8 +188,9 @@ class LocalWorkers:
                 for event in children.events():
                     if isinstance(event, BarMoved):
                         if event.bar.description == need.kind:
-                            advance(event.bar.done - done[event.child])
-                            done[event.child] = event.bar.done
+                            before = seen.get(event.child, replace(event.bar, done=0, tokens=0))
+                            advance(event.bar.done - before.done, event.bar.tokens - before.tokens)
+                            seen[event.child] = event.bar
                     elif isinstance(event, Line):
                         console.print(Text.from_ansi(event.text), soft_wrap=True)
                     elif event.error is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -17,6 +18,12 @@ Penalty = Annotated[float, Field(ge=1e-3, le=1e3)]
 """A repetition penalty; others can take logits out of the range of float32."""
 
 
+USUAL_BATCH = 64
+"""Responses generated at the same time, at most where a memory is set."""
+AUTO_GIB = 4.0
+"""Memory for keys and values of `batch_size: auto`."""
+
+
 def _distinct(strings: list[str]) -> list[str]:
     if repeated := [string for string in dict.fromkeys(strings) if strings.count(string) > 1]:
         raise ValueError(f"expected different strings, got {repeated[0]!r} twice")
@@ -27,6 +34,25 @@ StopSetting = Annotated[
     list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_STOPS), AfterValidator(_distinct)
 ]
 """Different texts, none of them empty."""
+
+
+def memory_gib(batch_size: int | str) -> float | None:
+    """GiB of keys and values that a `batch_size` allows; None if it is a number of responses."""
+    if batch_size == "auto":
+        return AUTO_GIB
+    return None if isinstance(batch_size, int) else float(batch_size.removesuffix("GiB"))
+
+
+def _count_or_memory(value: int | str) -> int | str:
+    value = int(value) if isinstance(value, str) and value.isdecimal() else value
+    is_right = value >= 1 if isinstance(value, int) else re.fullmatch(r"auto|(\d+|\d*\.\d+)GiB", value)
+    if not is_right or memory_gib(value) == 0:
+        raise ValueError(f"expected a number of at least 1, auto, or a memory such as 8GiB, got {value!r}")
+    return value
+
+
+BatchSize = Annotated[int | str, AfterValidator(_count_or_memory)]
+"""A number of responses, or the memory for their keys and values."""
 
 
 class SamplingServer(ServerConfig):
@@ -94,9 +120,10 @@ class SamplingParams(Section):
     stop: StopSetting = Field(default=[])
     """Texts that end a response, as `["\\n\\nQuestion:"]` for a pretrained model that goes on with its own question.
     The response is what comes before the first of them; it is complete, and training puts no end token behind it."""
-    batch_size: int = Field(default=64, ge=1)
+    batch_size: BatchSize = USUAL_BATCH
     """Number of responses generated at the same time. Another size rounds otherwise, which now and then changes a
-    token."""
+    token. `auto` is 64, or as many as 4 GiB of keys and values allow, by the longest prompts and `max_new_tokens`;
+    `8GiB` sets another memory. It concerns the engine `transformers`; others take 64 then."""
     seed: Seed = 0
     """Random seed; equal seeds and settings give equal responses."""
 
@@ -109,6 +136,11 @@ class SamplingParams(Section):
         if self.temperature == 0 and self.n > 1:
             raise ValueError(f"n: with temperature 0 all {self.n} responses to a prompt are the same; set n to 1")
         return self
+
+    @property
+    def batch_of_parts(self) -> int:
+        """Responses of a batch, whatever the model: the work is divided into parts before one is loaded."""
+        return self.batch_size if isinstance(self.batch_size, int) else USUAL_BATCH
 
     @property
     def is_plain(self) -> bool:

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ import torch
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import fingerprint
-from regretless.core.progress import bar
+from regretless.core.progress import Advance, bar
 from regretless.core.text_cleaning import is_clean
 from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
@@ -42,7 +42,7 @@ from regretless.sampling.engine_settings import SamplingParams
 from regretless.sampling.engines import ENGINES
 from regretless.sampling.stop_strings import first_of
 from regretless.workflow.stage_folder import CACHE, earlier_results
-from regretless.workflow.workers import Advance, InThisProcess, Need, executor
+from regretless.workflow.workers import InThisProcess, Need, executor
 
 MAX_PARTS = 200
 """Parts of one model's work. An interruption loses one of each worker, or those that a streaming engine has begun."""
@@ -154,7 +154,7 @@ class SampleWork:
     def parts_of(self, number: int) -> list[SampledPart]:
         """Parts of a model, by its index: whole batches, except for the last."""
         kept_responses = sum(model == number for model, _, _ in self.kept)
-        total, batch = len(self.prompts) * self.params.n - kept_responses, self.params.batch_size
+        total, batch = len(self.prompts) * self.params.n - kept_responses, self.params.batch_of_parts
         size = batch * max(PART_BATCHES, math.ceil(total / batch / MAX_PARTS))
         return [
             SampledPart(
@@ -201,9 +201,10 @@ def finish(works: Sequence[SampleWork]) -> None:
     """
     for work in works:
         work.check()
-    with bar("sample", total=sum(work.total for work in works)) as advance:
-        advance(sum(len(work.kept) for work in works))
-        for missing in _by_engine(works, advance):
+    groups = _by_engine(works)
+    total, left = sum(work.total for work in works), sum(len(part.tasks) for missing in groups for _, part in missing)
+    with bar("sample", total, done=total - left, unit="responses") as advance:
+        for missing in groups:
             work, part = works[missing[0][0]], missing[0][1]
             kind = ENGINES.find(work.params.engine)
             # Requests to a server need no workers of their own.
@@ -218,18 +219,16 @@ def finish(works: Sequence[SampleWork]) -> None:
         work.merge()
 
 
-def _by_engine(works: Sequence[SampleWork], advance: Advance) -> Iterable[list[Assignment]]:
-    """The missing parts, those together that one loaded model can write; finished parts count as progress."""
+def _by_engine(works: Sequence[SampleWork]) -> list[list[Assignment]]:
+    """The missing parts, those together that one loaded model can write."""
     missing: dict[str, list[Assignment]] = {}
     for index, work in enumerate(works):
         loaded = work.params.model_dump(include={"engine", "server", "vllm"})
         for number, model in enumerate(work.models):
             for part in work.parts_of(number):
-                if part.file.is_file():
-                    advance(len(part.tasks))
-                else:
+                if not part.file.is_file():
                     missing.setdefault(fingerprint([model.model_dump(), loaded]), []).append((index, part))
-    return missing.values()
+    return [*missing.values()]
 
 
 def _units(missing: Sequence[Assignment], workers: int) -> list[list[Assignment]]:
@@ -310,7 +309,7 @@ class PartSampler:
                 waiting.remove(row)
                 part, index = rows[row]
                 responses[part][index] = _response(engine, work, part.model, tasks[row], completion)
-                advance(1)
+                advance(1, len(responses[part][index].pieces or ()))
                 if len(responses[part]) == len(part.tasks):
                     records = responses.pop(part)
                     write_records(part.file, [records[index] for index in part.tasks], work.metadata)
@@ -318,6 +317,8 @@ class PartSampler:
                         first = row - (index - part.tasks.start)
                         written = slice(first, first + len(part.tasks))
                         engine.forget(prompts[written], seeds[written])
+        except torch.OutOfMemoryError as error:
+            raise _too_large(prompts, work.params) from error
         except PromptsUnansweredError as error:
             raise error.naming(
                 lambda row: _name(work.prompts[tasks[row].prompt]), lambda row: tasks[row].prompt
@@ -331,10 +332,14 @@ class PartSampler:
 
 def _in_batches(asked: _Asked, work: SampleWork, part: SampledPart, advance: Advance) -> list[Response]:
     records: list[Response] = []
-    for first in range(part.tasks.start, part.tasks.stop, work.params.batch_size):
-        batch = asked.tasks[first : min(first + work.params.batch_size, part.tasks.stop)]
+    for first in range(part.tasks.start, part.tasks.stop, work.params.batch_of_parts):
+        batch = asked.tasks[first : min(first + work.params.batch_of_parts, part.tasks.stop)]
         seed = work.seed_of_batch(part.model, first)
-        completions = _generate(asked.engine, [asked.prompts[task.prompt] for task in batch], seed, work.params)
+        given = [asked.prompts[task.prompt] for task in batch]
+        try:
+            completions = asked.engine.generate(given, seed)
+        except torch.OutOfMemoryError as error:
+            raise _too_large(given, work.params) from error
         if not isinstance(completions, list) or len(completions) != len(batch):
             got = len(completions) if isinstance(completions, list) else quoted(completions)
             prompt = _name(work.prompts[batch[0].prompt])
@@ -343,7 +348,7 @@ def _in_batches(asked: _Asked, work: SampleWork, part: SampledPart, advance: Adv
             _response(asked.engine, work, part.model, task, completion)
             for task, completion in zip(batch, completions, strict=True)
         ]
-        advance(len(batch))
+        advance(len(batch), sum(len(record.pieces or ()) for record in records[-len(batch) :]))
     return records
 
 
@@ -362,14 +367,12 @@ def _check_context(model: ModelConfig, engine: Engine[Any], prompts: Sequence[Si
         )
 
 
-def _generate(engine: Engine[Any], batch: Sequence[Sized], seed: int, params: SamplingParams) -> list[Completion]:
-    try:
-        return engine.generate(batch, seed)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"batch_size={params.batch_size} with prompts of {max(map(len, batch))} tokens and max_new_tokens="
-            f"{params.max_new_tokens} does not fit into the device's memory; lower batch_size"
-        ) from error
+def _too_large(prompts: Sequence[Sized], params: SamplingParams) -> ConfigError:
+    """What a lack of memory means to the user."""
+    return ConfigError(
+        f"batch_size={params.batch_size} with prompts of {max(map(len, prompts))} tokens and max_new_tokens="
+        f"{params.max_new_tokens} does not fit into the device's memory; lower batch_size"
+    )
 
 
 def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, completion: Completion) -> Response:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
-import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import print_note
 from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
-from regretless.modeling.decoding import Decoder, Row, decode, draw_next, why_not
-from regretless.modeling.draws import Sampler, uniform_numbers
+from regretless.modeling.decoding import Row, bytes_per_position, why_not
+from regretless.modeling.draws import Sampler
+from regretless.modeling.generation import responses
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, Provenance
-from regretless.sampling.engine_settings import SamplingParams
+from regretless.sampling.engine_settings import SamplingParams, memory_gib
 from regretless.sampling.stop_strings import StopStrings
 
 
@@ -93,7 +84,24 @@ class TransformersEngine:
         names = ("temperature", "top_k", "top_p", "repetition_penalty")
         shape = {name: getattr(self.params, name) for name in names}
         sampler = Sampler(**shape, measure=self.measure if whole else None)
-        for row in (self._decoded if self.decodes else self._generated)(prompts, seeds, sampler, stops):
+        ends = set(self.ends)
+
+        def are_over(rows: Sequence[Row]) -> list[bool]:
+            stopped = stops.end_with([row.token_ids for row in rows]) if stops.strings else [False] * len(rows)
+            return [at_stop or row.token_ids[-1] in ends for at_stop, row in zip(stopped, rows, strict=True)]
+
+        written = responses(
+            self.model,
+            prompts,
+            seeds,
+            sampler,
+            self.params.max_new_tokens,
+            are_over,
+            slots=self._slots(prompts),
+            decodes=self.decodes,
+            padding=self.tokenizer.pad_token_id,
+        )
+        for row in written:
             yield row.number, stops.applied(self._completion(row))
 
     def measure(self, logits: Tensor, shaped: Tensor, tokens: Tensor) -> Mapping[str, Tensor]:
@@ -104,43 +112,13 @@ class TransformersEngine:
         """
         return {}
 
-    def _decoded(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: Sampler, stops: StopStrings
-    ) -> Iterator[Row]:
-        """Rows by the loop of `modeling.decoding`."""
-        ends = set(self.ends)
-
-        def are_over(rows: Sequence[Row]) -> list[bool]:
-            stopped = stops.end_with([row.token_ids for row in rows]) if stops.strings else [False] * len(rows)
-            return [at_stop or row.token_ids[-1] in ends for at_stop, row in zip(stopped, rows, strict=True)]
-
-        decoder = Decoder(self.model, min(self.params.batch_size, len(prompts)))
-        return decode(decoder, prompts, seeds, sampler, self.params.max_new_tokens, are_over)
-
-    def _generated(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], sampler: Sampler, stops: StopStrings
-    ) -> Iterator[Row]:
-        """Rows by the model's `generate`, batch by batch; a batch is padded on the left."""
-        device, ends = self.model.device, torch.tensor(self.ends)
-        for first in range(0, len(prompts), self.params.batch_size):
-            numbers = range(first, min(first + self.params.batch_size, len(prompts)))
-            most = self.params.max_new_tokens
-            rows = [Row(at, prompts[at], uniform_numbers(seeds[at], most)) for at in numbers]
-            width = max(len(row.prompt) for row in rows)
-            padding = torch.tensor([width - len(row.prompt) for row in rows], device=device)
-            padded = [[self.tokenizer.pad_token_id] * (width - len(row.prompt)) + list(row.prompt) for row in rows]
-            mask = (torch.arange(width, device=device) >= padding[:, None]).long()
-            criteria = [_Stop(stops, width)] if stops.strings else []
-            with torch.inference_mode(), self._own_settings_only():
-                self.model.generate(
-                    input_ids=torch.tensor(padded, device=device),
-                    attention_mask=mask,
-                    logits_processor=LogitsProcessorList([_Draw(sampler, rows, padding)]),
-                    stopping_criteria=StoppingCriteriaList(criteria),
-                )
-            for row in rows:
-                over = torch.isin(torch.tensor(row.token_ids), ends).nonzero()
-                yield row.cut(int(over[0]) + 1) if len(over) else row
+    def _slots(self, prompts: Sequence[Sequence[int]]) -> int:
+        """How many responses to these prompts are written side by side: the same on every machine."""
+        gib = memory_gib(self.params.batch_size)
+        if gib is None or not self.decodes:
+            return self.params.batch_of_parts
+        row = bytes_per_position(self.model) * (max(map(len, prompts)) + self.params.max_new_tokens)
+        return max(1, min(self.params.batch_of_parts, int(gib * 2**30 / row)))
 
     def _completion(self, row: Row) -> Completion:
         text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -153,58 +131,6 @@ class TransformersEngine:
             prompt_token_ids=list(row.prompt),
             token_numbers=row.numbers or None,
         )
-
-    @contextlib.contextmanager
-    def _own_settings_only(self) -> Iterator[None]:
-        """Set the model's generation settings to those of this engine only, within the block.
-
-        What a checkpoint's generation_config.json sets (Qwen: repetition penalty, top-k) would otherwise fill whatever
-        the call leaves open, on top of the processors here.
-        """
-        settings = GenerationConfig(
-            max_new_tokens=self.params.max_new_tokens,
-            eos_token_id=self.ends,
-            pad_token_id=self.tokenizer.pad_token_id,
-        )
-        inner = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        holders = [self.model] if inner is self.model else [self.model, inner]
-        before = [holder.generation_config for holder in holders]
-        try:
-            for holder in holders:
-                holder.generation_config = settings
-            yield
-        finally:
-            for holder, original in zip(holders, before, strict=True):
-                holder.generation_config = original
-
-
-class _Draw(LogitsProcessor):
-    """Draws the tokens of a call of `generate`, and leaves it nothing but to take them.
-
-    padding: (B,) number of padding tokens before each prompt, which are not part of the text.
-    """
-
-    def __init__(self, sampler: Sampler, rows: Sequence[Row], padding: Tensor) -> None:
-        self.sampler, self.rows, self.padding = sampler, rows, padding
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        # Padding is replaced by the prompt's first token: a token is penalized once however often it occurs.
-        first = input_ids.gather(1, self.padding[:, None])
-        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        seen = torch.where(positions < self.padding[:, None], first, input_ids)
-        tokens = draw_next(self.sampler, scores, seen, self.rows)
-        return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0)
-
-
-class _Stop(StoppingCriteria):
-    """Ends the rows whose newest token completes a stop string. width: number of positions before the first token."""
-
-    def __init__(self, stops: StopStrings, width: int) -> None:
-        self.stops, self.width = stops, width
-
-    def __call__(self, input_ids: Tensor, scores: Tensor | None, **_: Any) -> Tensor:
-        generated = list(input_ids[:, self.width :].cpu().numpy())
-        return torch.tensor(self.stops.end_with(generated), device=input_ids.device)
 
 
 def _adapter_in_type_of(model: PreTrainedModel | PeftModel) -> None:

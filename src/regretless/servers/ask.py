@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from regretless.core.errors import DataError, RegretlessError, ServerError
 from regretless.core.files import fingerprint
-from regretless.core.progress import bar
+from regretless.core.progress import Advance, bar
 from regretless.servers.limits import Budget, Spending
 from regretless.servers.reply import NO_LOGPS, BadReplyError, Endpoint, Reply
 from regretless.servers.reply_store import CLAIM_SECONDS, ReplyStore
@@ -152,7 +152,7 @@ class _Asker(Generic[T]):
     attempts: int
     store: ReplyStore
     result: Answers[T]
-    advance: Callable[[int], None]
+    advance: Advance
     failures: int = 0
     """Consecutive questions whose tries all failed."""
     refusals: int = 0

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from regretless.core.errors import ConfigError
 from regretless.core.terminal import print_note
+from regretless.modeling.decoding import Row, why_not
+from regretless.modeling.draws import Sampler
+from regretless.modeling.forward import causal_model
+from regretless.modeling.generation import responses
 from regretless.modeling.layout import read_ids
+from regretless.modeling.load import eos_token_ids
 from regretless.training.data import PairDataset, TrainingPair
 
 COLUMNS = ("step", "prompt", "chosen", "rejected", "model")
@@ -30,6 +34,8 @@ class CompletionTables(TrainerCallback):
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._decodes: bool | None = None
+        """Whether the model's rows can be decoded one by one; None before the first table."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log a table where one is due."""
@@ -61,8 +67,8 @@ class CompletionTables(TrainerCallback):
         was_training = model.training
         model.eval()
         try:
-            with torch.no_grad(), self._trainer.accelerator.autocast():
-                answers = [self._answer(model, tokenizer, item) for item in pairs]
+            with self._trainer.accelerator.autocast():
+                answers = self._answers(model, tokenizer, pairs)
         finally:
             model.train(was_training)
         return [
@@ -89,20 +95,30 @@ class CompletionTables(TrainerCallback):
                 break
         return [data[index] for index in first.values()]
 
-    def _answer(self, model: Any, tokenizer: Any, item: TrainingPair) -> str:
-        ids = torch.tensor([item.pair.prompt_ids], device=model.device)
-        most = max(len(side.ids) for side in item.pair.sides)
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            max_new_tokens=min(MOST_ANSWER_TOKENS, 2 * most),
-            pad_token_id=tokenizer.pad_token_id,
+    def _answers(self, model: Any, tokenizer: Any, pairs: Sequence[TrainingPair]) -> list[str]:
+        """The model's greedy answer to each pair's prompt, of at most twice the tokens of the longer response."""
+        if self._decodes is None:
+            self._decodes = why_not(model) is None
+        ends = eos_token_ids(causal_model(model), tokenizer)
+        limits = [min(MOST_ANSWER_TOKENS, 2 * max(len(side.ids) for side in item.pair.sides)) for item in pairs]
+
+        def are_over(rows: Sequence[Row]) -> list[bool]:
+            return [row.token_ids[-1] in ends or len(row.token_ids) == limits[row.number] for row in rows]
+
+        prompts = [item.pair.prompt_ids for item in pairs]
+        written = responses(
+            model,
+            prompts,
+            [0] * len(prompts),
+            Sampler(temperature=0),
+            max(limits),
+            are_over,
+            slots=len(prompts),
+            decodes=self._decodes,
+            padding=tokenizer.pad_token_id,
         )
-        return str(tokenizer.decode(output[0, ids.shape[1] :]))
+        texts = {row.number: tokenizer.decode(row.token_ids) for row in written}
+        return [texts[number] for number in range(len(prompts))]
 
 
 def _log(callback: Any, rows: Sequence[Sequence[Any]], step: int) -> None:

@@ -6,14 +6,14 @@ import concurrent.futures
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
-from regretless.core.progress import bar
+from regretless.core.progress import Advance, bar
 from regretless.core.ranks import is_first_process
 from regretless.core.secrets import Secret, revealed
 from regretless.core.terminal import print_note
@@ -113,7 +113,7 @@ def train_on_ray(
 def _report(training: concurrent.futures.Future[Any], folder: Path, file: Path) -> None:
     """Show the progress in training's log, and say it when the workers start again, until training ends."""
     number = done = 0
-    advance: Callable[[int], None] | None = None
+    advance: Advance | None = None
     with contextlib.ExitStack() as stack:
         while True:
             ended = training.done()
@@ -121,7 +121,8 @@ def _report(training: concurrent.futures.Future[Any], folder: Path, file: Path) 
             # Before the first start, the log is that of an earlier run.
             if number and (progress := log.read(file)) is not None:
                 if advance is None:
-                    advance = stack.enter_context(bar(f"train {progress.start['objective']}", progress.steps))
+                    name = f"train {progress.start['objective']}"
+                    advance = stack.enter_context(bar(name, progress.steps, unit="steps"))
                 advance(progress.step - done)
                 done = progress.step
             if ended:

@@ -310,7 +310,7 @@ class _ProgressBar(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero:
-            self._context = bar(self.description, state.max_steps, done=state.global_step)
+            self._context = bar(self.description, state.max_steps, done=state.global_step, unit="steps")
             self._advance = self._context.__enter__()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

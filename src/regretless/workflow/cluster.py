@@ -22,12 +22,13 @@ from pydantic import Field
 
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import write_text
+from regretless.core.progress import Advance, Tally
 from regretless.core.secrets import revealed
 from regretless.core.settings import DECIDED, Section
 from regretless.core.terminal import console
 from regretless.workflow import workers
 from regretless.workflow.children import portable
-from regretless.workflow.workers import Advance, Need, Worker
+from regretless.workflow.workers import Need, Worker
 
 TRIES = 4
 """Workers that may die on the same unit before the run gives it up: a unit that ends its process does so again."""
@@ -266,7 +267,7 @@ class RayActors:
     def _accept(self, row: dict[str, Any], advance: Advance) -> None:
         outcome: _Outcome = pickle.loads(row["outcome"])
         if outcome[0] == "done":
-            advance(outcome[1])
+            advance(*outcome[1:])
             return
         _, error, trace, where = outcome
         if isinstance(error, RegretlessError):
@@ -290,7 +291,7 @@ def why_ray(error: Exception) -> str:
     )
 
 
-_Outcome = tuple[Literal["done"], int] | tuple[Literal["failed"], Exception, str, str]
+_Outcome = tuple[Literal["done"], int, int] | tuple[Literal["failed"], Exception, str, str]
 
 
 class _Actor:
@@ -308,7 +309,7 @@ class _Actor:
     def _outcome(self, number: int, pickled: bytes) -> _Outcome:
         import ray
 
-        counts: list[int] = []
+        tally = Tally()
         unit = pickle.loads(pickled)
         where = f"worker on node {socket.gethostname()}, process {os.getpid()}, unit {_shown(unit)}"
         try:
@@ -319,10 +320,10 @@ class _Actor:
                 )
             if self.worker is None:
                 self.worker = self._made()
-            self.worker(unit, counts.append)
+            self.worker(unit, tally)
         except Exception as error:
             return "failed", portable(error), traceback.format_exc(), where
-        return "done", sum(counts)
+        return "done", tally.done, tally.tokens
 
     def _made(self) -> Worker[Any]:
         if not self.directory.is_dir():

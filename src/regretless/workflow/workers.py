@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from regretless.core.progress import Advance
+
 U = TypeVar("U")
-Advance = Callable[[int], None]
-"""Reports that so many more items (responses, rows) are done."""
 Worker = Callable[[U, Advance], None]
 """Does one unit."""
 
