@@ -228,7 +228,8 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
     assert found["objectives"]["repo_det β=0.5"]["pairs"] == 5
     assert found["behavior_minus_reference"]["chosen"]["nats_per_token"] is None
     assert found["notes"][0] == (
-        "no pair has behavior log-probabilities (the data has none): repo cannot use them, repo_det and others can"
+        "no pair has behavior log-probabilities (the data has none): repo cannot use them without "
+        "unknown_behavior=dirac, repo_det and others can"
     )
     assert found["notes"][1] == "5 of 5 pairs have equal scores on both sides: they express no preference"
     shown = capsys.readouterr().out
@@ -238,6 +239,50 @@ def test_data_when_it_has_no_log_probabilities_then_the_rest_is_shown_and_it_say
     assert "1 of 5 pairs have a lower score on the chosen side: check which side is the better one" in str(
         found["notes"]
     )
+
+
+def test_margins_when_the_behavior_of_some_is_unknown_then_both_kinds_of_pairs_are_shown_by_themselves(
+    policy: ModelConfig, pairs: list[Pair], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [pairs[0], *(changed(pair, rejected_logps=None) for pair in pairs[1:4])]
+    objectives = {"repo": {"unknown_behavior": "dirac"}, "repo_det": {}}
+
+    def started(of: list[Pair]) -> dict[str, Any]:
+        write_records(tmp_path / "pairs.jsonl", of)
+        run(InspectConfig(), tmp_path / "pairs.jsonl", policy, tmp_path, objectives)
+        found: dict[str, Any] = json.loads((tmp_path / "inspect.json").read_text())["objectives"]
+        return found
+
+    both, known, unknown = started(rows), started(rows[:1])["repo β=1"], started(rows[1:])["repo_det β=1"]
+    repo = both["repo β=1"]
+    assert (repo["recorded"]["pairs"], repo["filled"]["pairs"], repo["without_behavior_logps"]) == (1, 3, 0)
+    assert repo["recorded"]["margin"] == pytest.approx(known["margin"], abs=1e-6)
+    assert repo["filled"]["margin"] == pytest.approx(unknown["margin"], abs=1e-6)
+    assert repo["loss"] == pytest.approx((known["loss"] + 3 * unknown["loss"]) / 4, abs=1e-6)
+    chosen, rejected = repo["filled"]["chosen"], repo["filled"]["rejected"]
+    assert chosen["mean"] - rejected["mean"] == pytest.approx(unknown["margin"]["mean"], abs=1e-6)
+    assert "recorded" not in known and "filled" not in both["repo_det β=1"]
+    assert "scores at the start" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        (({"chosen_complete": False},), (1, 0, 1)),
+        (({"chosen_complete": False, "rejected_complete": False},), (1, 1, 0)),
+        (({"kind": "masked", "rejected": "6 trees"},), (0, 1, 0)),
+        (({},), (0, 0, 0)),
+    ],
+)
+def test_sides_when_cut_then_they_are_counted_and_unmarked_ones_beside_them_are_noted(
+    sides: tuple[dict[str, Any], ...], expected: tuple[int, int, int], policy: ModelConfig, tmp_path: Path
+) -> None:
+    texts: dict[str, Any] = {"prompt": QUESTION, "chosen": "6 trees in all", "rejected": "five"}
+    found, _ = inspect(tmp_path, [pair_of(**{**texts, **side}) for side in sides], policy, sample=0)
+    data = found["data"]
+    assert (data["cut"]["chosen"], data["cut"]["rejected"], data["unmarked_beside_cut"]) == expected
+    noted = [note for note in found["notes"] if "one that is not marked, which gets an end token" in note]
+    assert len(noted) == expected[2]
 
 
 def test_pairs_when_their_responses_have_different_models_then_they_are_counted_and_the_note_says_what_that_does(

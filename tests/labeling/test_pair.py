@@ -418,12 +418,12 @@ def of_regret(name: str, halves: tuple[float, float], error: float = 0.1, units:
         (
             [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5), units=2), of_regret("c", (0.6, 0.6), units=2)],
             [],
-            {"prompts_dropped": {"doubtful": 1}, "pairs_dropped": {"close": 1}, "confirmed": None},
+            {"prompts_dropped": {"doubtful": 1}, "pairs_dropped": {"close": 1, "unequal_units": 2}, "confirmed": None},
         ),
         (
             [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5), units=2)],
             [],
-            {"prompts_dropped": {"unequal_units": 1}},
+            {"prompts_dropped": {"doubtful": 1}, "pairs_dropped": {"unequal_units": 1}},
         ),
         ([of_regret("a", (0.5, 0.0)), of_regret("b", (0.5, 0.5))], [], {"prompts_dropped": {"equal_regret": 1}}),
         (
@@ -433,17 +433,111 @@ def of_regret(name: str, halves: tuple[float, float], error: float = 0.1, units:
         ),
     ],
 )
-def test_regret_when_measured_then_pairs_are_apart_confirmed_and_of_equally_many_units(
+def test_response_regret_when_measured_then_pairs_are_apart_confirmed_and_of_equally_many_units(
     rows: list[Response], pairs: list[tuple[str, str]], counts: dict[str, Any]
 ) -> None:
-    made, found = make_pairs(rows, PairConfig(rule="regret"))
+    made, found = make_pairs(rows, PairConfig(rule="response_regret"))
     assert sorted(texts(made)) == pairs
     assert {name: found[name] for name in counts} == counts
 
 
-def test_regret_when_smallest_gap_is_larger_then_closer_pairs_are_dropped() -> None:
+def test_response_regret_when_smallest_gap_is_larger_then_closer_pairs_are_dropped() -> None:
     rows = [of_regret("a", (0.0, 0.0)), of_regret("b", (0.5, 0.5))]
-    assert [len(make_pairs(rows, PairConfig(rule="regret", smallest_gap=gap))[0]) for gap in (0, 2.4, 2.6)] == [1, 1, 0]
+    assert [
+        len(make_pairs(rows, PairConfig(rule="response_regret", smallest_gap=gap))[0]) for gap in (0, 2.4, 2.6)
+    ] == [1, 1, 0]
+
+
+def test_response_regret_when_unequal_is_allowed_then_all_are_compared_and_the_correlation_with_units_is_said() -> None:
+    rows = [
+        of_regret(name, (value,) * 2, units=units)
+        for name, value, units in [("a", 0.0, 2), ("b", 0.5, 3), ("c", 1.0, 5)]
+    ]
+    made, found = make_pairs(rows, PairConfig(rule="response_regret", allow_unequal=True))
+    assert sorted(texts(made)) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert found["regret_rank_correlation_with_units"] == pytest.approx(1.0)
+    assert make_pairs(rows[:1] * 2, PairConfig(rule="response_regret"))[1]["regret_rank_correlation_with_units"] is None
+
+
+def test_response_regret_when_many_are_confirmed_then_a_prompt_keeps_as_many_as_other_rules_make() -> None:
+    rows = [of_regret(name, (float(number),) * 2) for number, name in enumerate("abcd")]
+    made, found = make_pairs(rows, PairConfig(rule="response_regret"))
+    assert (len(made), found["confirmed"]) == (4, 1.0)
+
+
+def of_units(name: str, ids: list[int], ends: list[int], halves: list[tuple[float, float]], **values: Any) -> Response:
+    """A response of letters, one for each token; Q^μ of its units by two halves, each with an error of √2 · 0.1."""
+    text = "".join("abcdefghij"[token] for token in ids)
+    measured = {"regret": 0.0, "regret_error": 0.1, "regret_halves": [0.0, 0.0], "unit_ends": ends}
+    measured |= {"unit_characters": ends, "unit_q_error": [*[0.1] * (len(ends) - 1), 0.0]}
+    measured |= {"unit_q_halves": [list(half) for half in zip(*halves, strict=True)]}
+    logps = [-0.5 * place for place in range(len(ids))]
+    known: dict[str, Any] = {"token_ids": ids, "logps": logps, "finish_reason": "stop", "prompt_token_ids": [9]}
+    return replace(response(name, "correct"), **{**known, **measured, "response": text, **values})
+
+
+def test_siblings_when_responses_part_then_the_units_there_are_a_pair_behind_their_context() -> None:
+    first = of_units("x", [0, 1, 2, 3, 4], [2, 3, 5], [(0.9, 0.9), (0.8, 0.8), (1.0, 1.0)])
+    other = of_units("y", [0, 1, 5, 6], [2, 3, 4], [(0.9, 0.9), (0.3, 0.4), (0.0, 0.0)])
+    (pair,), counts = make_pairs([first, other], PairConfig(rule="regret"))
+    assert (pair.pair_id, pair.prefix_tokens, texts([pair])) == ("q1-x:2>q1-y:2", 2, [("abc", "abf")])
+    assert (pair.chosen.token_ids, pair.chosen.logps, pair.chosen.cut_at) == (first.token_ids, first.logps, 3)
+    assert [side.complete for side in pair.sides.values()] == [False, False]
+    assert counts["confirmed"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("other", "pairs", "counts"),
+    [
+        # Against Q^μ = 0.5 ± 0.1 of the unit "ab", whose context is the prompt.
+        (of_units("y", [5, 6], [1, 2], [(0.9, 0.8), (1.0, 1.0)]), [("f", "ab")], {"confirmed": 1.0}),
+        (of_units("y", [5, 6], [1, 2], [(0.1, 0.4), (0.0, 0.0)]), [("ab", "f")], {"confirmed": 1.0}),
+        (of_units("y", [5, 6], [1, 2], [(0.31, 0.0), (0.0, 0.0)]), [], {"pairs_dropped": {"close": 1}}),
+        (of_units("y", [5, 6], [1, 2], [(0.1, 0.9), (0.0, 0.0)]), [], {"pairs_dropped": {"unconfirmed": 1}}),
+        (of_units("y", [5, 6], [1, 2], [(0.5, 0.9), (0.0, 0.0)]), [], {"prompts_dropped": {"equal_regret": 1}}),
+        # The last unit is whole, and its Q^μ is the return.
+        (of_units("y", [5, 6], [2], [(1.0, 1.0)]), [("fg", "ab")], {"confirmed": 1.0}),
+        # No two units behind one context: one is the beginning of the other, or all of the response is.
+        (of_units("y", [0, 1, 2, 6], [3, 4], [(0.9, 0.9), (1.0, 1.0)]), [], {"prompts_dropped": {"no_siblings": 1}}),
+        (of_units("y", [0, 1], [2], [(0.9, 0.9)]), [], {"prompts_dropped": {"no_siblings": 1}}),
+        (
+            of_units("y", [5, 6], [1, 2], [(0.9, 0.9)] * 2, response="\n7"),
+            [],
+            {"prompts_dropped": {"no_siblings": 1}},
+        ),
+        (
+            of_units("y", [5, 6], [1, 3], [(0.9, 0.9)] * 2),
+            [],
+            {"responses_left_out": {"units_do_not_fit_its_tokens": 1}},
+        ),
+        (of_units("y", [5], [1], [(1.0, 1.0)], unit_q_error=None), [], {"responses_left_out": {"without_regret": 1}}),
+    ],
+)
+def test_regret_when_units_are_measured_then_siblings_are_apart_and_confirmed(
+    other: Response, pairs: list[tuple[str, str]], counts: dict[str, Any]
+) -> None:
+    made, found = make_pairs(
+        [of_units("x", [0, 1, 2], [2, 3], [(0.5, 0.5), (1.0, 1.0)]), other], PairConfig(rule="regret")
+    )
+    assert texts(made) == pairs
+    assert {name: found[name] for name in counts} == counts
+    assert all(pair.prefix_tokens is None for pair in made)
+    # A whole response is complete, and the others are cut.
+    assert [side.complete for pair in made for side in pair.sides.values()] == [
+        text == "fg" for sides in pairs for text in sides
+    ]
+
+
+def test_siblings_when_written_then_readers_take_them(tmp_path: Path) -> None:
+    rows = [
+        of_units("x", [0, 1, 2, 3], [2, 3, 4], [(0.9, 0.9), (0.8, 0.8), (1.0, 1.0)]),
+        of_units("y", [0, 1, 5, 6], [2, 3, 4], [(0.9, 0.9), (0.3, 0.4), (0.0, 0.0)]),
+    ]
+    write_records(tmp_path / "measured.parquet", rows)
+    run(PairConfig(rule="regret"), tmp_path / "measured.parquet", tmp_path)
+    pairs, refused = read_pairs(tmp_path / "pairs.parquet")
+    assert refused == []
+    assert pairs == make_pairs(rows, PairConfig(rule="regret"))[0]
 
 
 @pytest.mark.parametrize("rule", ["best_vs_random", "above_writer", "best_start"])

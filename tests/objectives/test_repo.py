@@ -117,6 +117,23 @@ def test_stored_horizon_when_whole_responses_are_weighed_then_it_is_refused(opti
         build("repo", horizon="stored", **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("repo_det", {}, "repo_det reads no behavior policy; leave it out"),
+        ("repo", {"importance": "mean"}, "importance and reference=behavior need the behavior policy of every pair"),
+        ("repo", {"reference": "behavior"}, "importance and reference=behavior need the behavior policy of every pair"),
+    ],
+)
+def test_dirac_behavior_when_it_has_no_meaning_then_it_is_refused(
+    name: str, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"unknown_behavior: {told}"):
+        build(name, unknown_behavior="dirac", **options)
+    assert build("repo", unknown_behavior="dirac").missing == {"behavior": 0.0}
+    assert build("repo").missing == {}
+
+
 def test_repo_in_steps_weighs_the_sums_of_each_step() -> None:
     # Four tokens in three steps; the paper's weights of three units are 0, 1/2, 3/2.
     policy = torch.tensor([[-1.0, -2.0, -3.0, -4.0]])

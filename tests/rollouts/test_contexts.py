@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from regretless.data.columns import Response
 from regretless.data.schema import Unusable
-from regretless.rollouts.contexts import Context, checked_ends, line_ends, unit_ends
+from regretless.rollouts.contexts import Context, Measured, checked_ends, line_ends, unit_characters, unit_ends
 from regretless.world.tokenizer import build_tokenizer
 
 
@@ -54,6 +55,18 @@ def test_unit_ends_are_those_nearest_to_the_positions_each_once(
 def test_unit_ends_when_there_is_one_line_or_one_token_then_one_unit() -> None:
     assert unit_ends(range(3), [0.5], "lines", Pieces(*"abc")) == [3]  # type: ignore[arg-type]
     assert unit_ends(range(1), [0.5], "tokens", Pieces("a")) == [1]  # type: ignore[arg-type]
+
+
+def test_unit_characters_when_a_unit_divides_a_character_then_it_comes_behind_the_unit() -> None:
+    class Bytes:
+        def batch_decode(self, rows: list[list[int]], **_: object) -> list[str]:
+            return [bytes(row).decode(errors="replace") for row in rows]
+
+    ids = list("aé\n7".encode())
+    response = Response(
+        prompt_id="p", response_id="r", prompt="q", prompt_token_ids=[1], response="aé\n7", token_ids=ids
+    )
+    assert unit_characters(Measured(response, 1.0, (2, 4, 5)), Bytes()) == [1, 3, 4]  # type: ignore[arg-type]
 
 
 def test_line_ends_when_a_real_tokenizer_made_the_ids_then_the_text_before_them_ends_a_line() -> None:

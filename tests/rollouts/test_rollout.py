@@ -18,11 +18,14 @@ from killed import AtWrite
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.regret_values import best_value, split, writer_value
 from regretless.data.columns import Response, Verdict
+from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
-from regretless.labeling import verify
+from regretless.data.tokenization import tokenize_pairs
+from regretless.labeling import pair, verify
+from regretless.labeling.pair import PairConfig
 from regretless.labeling.verify import VerifyConfig
-from regretless.modeling.load import ModelConfig, load_model
+from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.rollouts.contexts import Measured
 from regretless.rollouts.continuations import Continued, Policy
 from regretless.rollouts.rollout import Measures, RolloutConfig, Subject, run
@@ -148,14 +151,44 @@ def test_rollout_on_every_continuation_of_a_tiny_model_then_intervals_contain_th
     for row in read_responses(tmp_path / "out" / "responses.parquet")[0]:
         of_row = [unit for unit in rows if (unit["response_id"], unit["alpha"]) == (row.response_id, 1.0)]
         if of_row:
+            assert row.token_ids is not None
             assert row.regret == pytest.approx(sum(unit["regret"] for unit in of_row))
             assert row.regret_halves is not None
             middle = row.regret - of_row[0]["v_star"]
             assert np.mean(row.regret_halves) == pytest.approx(middle, abs=0.05), "V* is not linear in counts"
+            # And Q^μ of each unit, that of the last one being the return.
+            assert np.mean(row.unit_q_halves or (), axis=0) == pytest.approx([unit["q"] for unit in of_row], abs=1e-9)
+            errors_of_q = row.unit_q_error or [1.0]
+            assert errors_of_q[-1] == 0 and len(errors_of_q) == len(of_row)
+            for error, following in zip(errors_of_q, of_row[1:], strict=False):
+                right, n = following["right_mu"] + 0.5, following["n_mu"] + 1
+                of_rate = np.sqrt(right * (n - right) / (n * n * (n + 1)))
+                assert error == pytest.approx(np.hypot(of_rate, following["kl_to_go_error"]), rel=0.05)
+            # The tokenizer joins words with a space.
+            letters = [["ab\n7"[token - 1] for token in row.token_ids[: unit["end"]] if token] for unit in of_row]
+            assert row.unit_characters == [len(" ".join(words)) for words in letters]
             assert (row.unit_ends, row.unit_right) == (
                 [unit["end"] for unit in of_row],
                 [unit["right_mu"] for unit in of_row],
             )
+
+
+def test_units_when_paired_by_regret_then_both_sides_are_tokenized_as_they_were_sampled(
+    models: Callable[[int], ModelConfig], prompts: dict[str, Any], tmp_path: Path
+) -> None:
+    file = responses_of(models(0), prompts, tmp_path / "sampled")
+    measured(config_of(k=64, positions=[0.3, 0.6]), file, models(0), tmp_path / "out")
+    config = PairConfig(rule="regret", smallest_gap=0.0, max_correct=6, max_wrong=6)
+    pair.run(config, tmp_path / "out" / "responses.parquet", tmp_path)
+    pairs, refused = read_pairs(tmp_path / "pairs.parquet")
+    limits: dict[str, Any] = {"max_length": None, "max_prompt_length": None}
+    tokenized, unusable = tokenize_pairs(pairs, load_tokenizer(models(0)), **limits)
+    assert (refused, unusable) == ([], []) and {one.prefix_tokens is None for one in pairs} == {True, False}
+    for row, of_row in zip(pairs, tokenized, strict=True):
+        start = row.prefix_tokens or 0
+        for side, ids in zip(row.sides.values(), of_row.sides, strict=True):
+            assert list(ids.own) == (side.token_ids or [])[start : side.cut_at]
+            assert ids.values["behavior"] == tuple((side.logps or [])[start : side.cut_at])
 
 
 def test_continuations_that_reach_the_limit_are_wrong_and_counted(

@@ -342,6 +342,50 @@ def test_repo_when_data_has_no_log_probabilities_then_it_says_so_and_repo_det_tr
         assert trainer.train().training_loss > 0
 
 
+def test_repo_when_the_behavior_of_some_pairs_is_unknown_then_these_are_trained_as_by_repo_det(
+    make_trainer: Make, pairs: list[TokenizedPair], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = [dataclasses.replace(pair, rejected=TokenizedSide(pair.rejected.ids)) for pair in pairs]
+
+    def loss(data: list[TokenizedPair], objective: str, **options: Any) -> float:
+        more = {"per_device_train_batch_size": 3, "max_steps": 1, "objective_kwargs": options}
+        state = make_trainer(data=data, objective=objective, lora=False, **more)
+        state.train()
+        return float(state.state.log_history[0]["loss"])
+
+    mixed = loss([pairs[0], bare[4], bare[8]], "repo", unknown_behavior="dirac")
+    assert (
+        "2 of 3 pairs lack behavior log-probabilities and are trained with a Dirac behavior" in capsys.readouterr().err
+    )
+    # The three losses by themselves, each the whole step of one pair.
+    alone = [
+        loss(data, name) for data, name in (([pairs[0]], "repo"), ([bare[4]], "repo_det"), ([bare[8]], "repo_det"))
+    ]
+    assert mixed == pytest.approx(sum(alone) / 3, rel=1e-5)
+
+
+def test_repo_when_its_horizon_is_stored_then_the_future_behind_a_cut_counts(
+    make_trainer: Make, pairs: list[TokenizedPair]
+) -> None:
+    def loss(horizon: str, tokens: int) -> float:
+        pair = pairs[0]
+        future = (0.0,) * (len(pair.rejected.ids) - tokens) + (1.0,) * tokens
+        cut = dataclasses.replace(pair.rejected, values={**pair.rejected.values, "future": future})
+        more: dict[str, Any] = {"max_steps": 1, "objective": "repo", "objective_kwargs": {"horizon": horizon}}
+        trainer = make_trainer(data=[dataclasses.replace(pair, rejected=cut)], lora=False, **more)
+        trainer.train()
+        return float(trainer.state.log_history[0]["loss"])
+
+    assert loss("stored", 0) == pytest.approx(loss("cut", 0), rel=1e-6)
+    # An objective that does not look behind a cut never sees what is there, and one that does counts it.
+    rejected = pairs[0].rejected
+    short = dataclasses.replace(pairs[0], rejected=rejected.cut(len(rejected.ids) - 2))
+    trainer = make_trainer(data=[short], lora=False, max_steps=1, objective="repo")
+    trainer.train()
+    assert loss("cut", 2) == pytest.approx(trainer.state.log_history[0]["loss"], rel=1e-6)
+    assert abs(loss("stored", 2) - loss("cut", 2)) > 1e-3
+
+
 def test_adapter_when_saved_then_its_modules_stand_in_order(make_trainer: Make, tmp_path: Path) -> None:
     # peft keeps them as a set, whose order differs from process to process.
     make_trainer().save_model(str(tmp_path / "saved"))

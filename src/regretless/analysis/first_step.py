@@ -27,11 +27,26 @@ def at_start(
     """Loss and reward margins (chosen minus rejected, nats) of pairs before the first update.
 
     Margins are those that training logs as `rewards/margins`; None for a method without rewards. Pairs without the
-    behavior log-probabilities that the objective needs are left out and counted.
+    behavior log-probabilities that the objective needs are left out and counted. Where it fills them in instead
+    (`Objective.missing`), `recorded` and `filled` have the rewards of both sides and the margins, of the pairs with
+    them and of those without.
     """
     able = usable(objective, pairs)
-    losses, margin = values_at_start(objective, able, reference, ends_step)
+    losses, rewards = values_at_start(objective, able, reference, ends_step)
+    margin = None if rewards is None else rewards[:, 0] - rewards[:, 1]
+    filled = np.array([bool(pair.filled) for pair in able])
+    parts = {}
+    if rewards is not None and filled.any():
+        for name, rows in (("recorded", ~filled), ("filled", filled)):
+            chosen, rejected = rewards[rows].T
+            parts[name] = {
+                "pairs": int(rows.sum()),
+                "chosen": spread(chosen),
+                "rejected": spread(rejected),
+                "margin": spread(chosen - rejected),
+            }
     return {
+        **parts,
         "pairs": len(able),
         "without_behavior_logps": len(pairs) - len(able),
         "loss": float(losses.mean()) if able else None,
@@ -43,17 +58,17 @@ def at_start(
 def values_at_start(
     objective: Objective, able: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Loss, and reward margin in nats (None without rewards), of each of the `usable` pairs before the first update."""
+    """Loss of each of the `usable` pairs, and rewards (pairs, 2) in nats (None without), before the first update."""
     losses: list[Tensor] = []
-    margins: list[Tensor] = []
+    rewards: list[Tensor] = []
     for start in range(0, len(able), PAIRS_AT_ONCE):
         chunk = able[start : start + PAIRS_AT_ONCE]
         rows = torch.arange(2 * len(chunk)).view(-1, 2)
         output = objective(at_reference(objective, chunk, reference, ends_step), rows)
         losses.append(output.pair_losses.flatten())
-        if (rewards := output.pair_rewards(rows)) is not None:
-            margins.append(rewards[:, 0] - rewards[:, 1])
-    return torch.cat([torch.zeros(0), *losses]).numpy(), torch.cat(margins).numpy() if margins else None
+        if (of_pairs := output.pair_rewards(rows)) is not None:
+            rewards.append(of_pairs)
+    return torch.cat([torch.zeros(0), *losses]).numpy(), torch.cat(rewards).numpy() if rewards else None
 
 
 def spread(values: Any) -> dict[str, float] | None:
@@ -69,8 +84,8 @@ def spread(values: Any) -> dict[str, float] | None:
 def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
     """The pairs that have all per-token data that the objective needs, up to their cuts unless it looks behind them."""
     names = of_data(objective)
-    if FUTURE not in names:
-        pairs = [pair.without_future() for pair in pairs]
+    pairs = [pair.with_missing(objective.missing) for pair in pairs]
+    pairs = [pair.with_future() if FUTURE in names else pair.without_future() for pair in pairs]
     return [pair for pair in pairs if all(name in side.values for side in pair.sides for name in names)]
 
 

@@ -35,6 +35,8 @@ from regretless.objectives import OBJECTIVES, Objective, build, hyperparameter_n
 from regretless.objectives.base import SATURATED
 
 NEARLY = "differ from an earlier one in a few words, case, spaces or punctuation only"
+SCORES, SHOWN = ("chosen", "rejected", "margin"), ("mean", "median")
+"""Of pairs with and without a known behavior policy: what is shown, and which numbers of it."""
 COUNTED = {
     "other_prompts": OTHER_PROMPTS,
     "repeated_pairs": "repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",
@@ -299,7 +301,10 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     if lacking:
         whole = "no pair has" if lacking == data["pairs"] else f"{lacking} of {data['pairs']} pairs lack"
         reasons = "; ".join(data["without_behavior_logps"])
-        notes.append(f"{whole} behavior log-probabilities ({reasons}): repo cannot use them, repo_det and others can")
+        notes.append(
+            f"{whole} behavior log-probabilities ({reasons}): repo cannot use them without "
+            "unknown_behavior=dirac, repo_det and others can"
+        )
     if (impossible := data["impossible_behavior_logps"])["pairs"]:
         notes.append(
             f"{impossible['pairs']} of {data['pairs']} pairs have behavior log-probabilities below {IMPOSSIBLE:g} nats "
@@ -354,6 +359,17 @@ def _show(results: Mapping[str, Any]) -> None:
         for label, entry in results.get("objectives", {}).items()
     }
     show_table("margin at the start, nats", margins, ("loss", "saturated", "mean", "q05", "median", "q95"))
+    halves = {
+        f"{label}, {name}": {
+            f"{value}, {key}": (entry[name][value] or {}).get(key) for value in SCORES for key in SHOWN
+        }
+        | {"pairs": entry[name]["pairs"]}
+        for label, entry in results.get("objectives", {}).items()
+        for name in ("recorded", "filled")
+        if name in entry
+    }
+    columns = ("pairs", *(f"{value}, {key}" for value in SCORES for key in SHOWN))
+    show_table("scores at the start, nats, by whether the behavior policy is known", halves, columns)
     gaps = {side: entry["nats_per_token"] or {} for side, entry in results.get("behavior_minus_reference", {}).items()}
     show_table("behavior − reference, nats a token", gaps, ("mean", "q05", "median", "q95"))
     show_table(

@@ -61,8 +61,8 @@ def in_order_of_margin(
         remedy = "set inspect.sample, so that a model is loaded" if objective else "name it in inspect.objectives"
         raise ConfigError(f"{SETTING}: {name} has no margins here; {remedy}")
     able = usable(objective, pairs)
-    _, margins = values_at_start(objective, able, reference, ends_step)
-    if margins is None or not margins.any():
+    _, rewards = values_at_start(objective, able, reference, ends_step)
+    if rewards is None or not (margins := rewards[:, 0] - rewards[:, 1]).any():
         raise ConfigError(
             f"{SETTING}: {name} gives no pair a margin before training, where the policy is the reference; sort by "
             f"{SCORE}, or by an objective that reads no reference, such as simpo"

@@ -172,6 +172,10 @@ class Posterior:
         """V*, of the reference's counts."""
         return Ends(*(best_value(rates, alpha) for rates in self.bounded_rates))
 
+    def writer_values(self, alpha: float) -> Array:
+        """V^μ, of the writer's counts, (DRAWS,)."""
+        return writer_value(self.rates, self.divergences, alpha)
+
     def writer(self, alpha: float) -> Ends:
         """V^μ, of the writer's counts."""
         return Ends(*(writer_value(rates, self.divergences, alpha) for rates in self.bounded_rates))
@@ -179,7 +183,7 @@ class Posterior:
 
 def waste_error(reference: Posterior, writer: Posterior, alpha: float) -> float:
     """Posterior standard deviation of V* − V^μ in one context; one posterior may serve both policies."""
-    gaps = best_value(reference.rates, alpha) - writer_value(writer.rates, writer.divergences, alpha)
+    gaps = best_value(reference.rates, alpha) - writer.writer_values(alpha)
     return float(gaps.std())
 
 

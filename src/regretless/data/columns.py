@@ -89,6 +89,12 @@ class Response:
     """Σ Reg − V*(s_0) from the continuations with even numbers, and from those with odd ones."""
     unit_ends: list[int] | None = None
     """Tokens at the end of each unit that `rollout` measured."""
+    unit_characters: list[int] | None = None
+    """Characters of the text at the end of each unit."""
+    unit_q_halves: list[list[float]] | None = None
+    """Q^μ of each unit, from the continuations with even numbers, and from those with odd ones."""
+    unit_q_error: list[float] | None = None
+    """Posterior standard deviation of Q^μ of each unit; 0 for the last one, whose Q^μ is the return."""
     unit_right: list[int] | None = None
     """Right continuations by the writer, before each unit."""
     unit_continuations: list[int] | None = None
@@ -257,6 +263,8 @@ Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str | Integer, Field(description="text or a whole number")]
 Flag = Annotated[bool, Field(description="true or false")]
 Real = Annotated[float, Field(allow_inf_nan=False, description="a finite number")]
+Reals = Annotated[list[Real], Field(description="finite numbers")]
+UnitHalves = Annotated[list[list[Real]], Field(min_length=2, max_length=2, description="two lists of finite numbers")]
 Halves = Annotated[list[Real], Field(min_length=2, max_length=2, description="two finite numbers")]
 Counts = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(description="whole numbers, 0 or more")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
@@ -334,6 +342,9 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "regret_error": ColumnType(Real, pa.float64()),
     "regret_halves": ColumnType(Halves, pa.list_(pa.float64())),
     "unit_ends": ColumnType(Counts, IDS),
+    "unit_characters": ColumnType(Counts, IDS),
+    "unit_q_halves": ColumnType(UnitHalves, pa.list_(pa.list_(pa.float64()))),
+    "unit_q_error": ColumnType(Reals, pa.list_(pa.float64())),
     "unit_right": ColumnType(Counts, IDS),
     "unit_continuations": ColumnType(Counts, IDS),
     "complete": ColumnType(Flag, pa.bool_()),

@@ -96,6 +96,8 @@ class TokenizedPair:
     """Whether a text prompt was put into a template. Not stored in a table for training."""
     topic: str | None = field(default=None, compare=False)
     """`Pair.topic`."""
+    filled: tuple[str, ...] = field(default=(), compare=False)
+    """Names of values that the pair lacked and got (`with_missing`). Not stored in a table for training."""
     row: Pair | None = field(default=None, compare=False, repr=False)
     """The pair as it was read. Not stored in a table for training."""
 
@@ -108,6 +110,22 @@ class TokenizedPair:
     def items(self) -> list[tuple[Ids, Ids]]:
         """The prompt with each of the responses."""
         return [(self.prompt_ids, side.ids) for side in self.sides]
+
+    def with_missing(self, missing: Mapping[str, float]) -> TokenizedPair:
+        """The pair, where a side lacks one of these values, with the number beside it for every token of both sides."""
+        filled = tuple(name for name in missing if any(name not in side.values for side in self.sides))
+        if not filled:
+            return self
+        sides = [
+            replace(side, values={**side.values, **{name: (missing[name],) * len(side.own) for name in filled}})
+            for side in self.sides
+        ]
+        return replace(self, chosen=sides[0], rejected=sides[1] if len(sides) == 2 else None, filled=filled)
+
+    def with_future(self) -> TokenizedPair:
+        """The pair with `FUTURE` on both sides: a side that lacks it has nothing stored behind it."""
+        sides = [replace(side, values={FUTURE: (0.0,) * len(side.own), **side.values}) for side in self.sides]
+        return replace(self, chosen=sides[0], rejected=sides[1] if len(sides) == 2 else None)
 
     def without_future(self) -> TokenizedPair:
         """The pair with both sides up to their cuts (`TokenizedSide.without_future`)."""

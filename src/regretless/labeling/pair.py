@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
+from scipy import stats
 
 from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section, Seed
@@ -31,7 +32,7 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
-from regretless.labeling.pairing_rules import RULES, SMALL_MARGIN, UNCONFIRMED
+from regretless.labeling.pairing_rules import RULES, SMALL_MARGIN, UNCONFIRMED, Limits, Unit
 from regretless.modeling.load import ModelConfig
 
 
@@ -44,15 +45,18 @@ class PairConfig(Section):
     likely correct with the most likely wrong responses (the authors' released code). `above_writer` scores a response
     by how much better it is than its writer's responses to the prompt are on average (an advantage, not a regret), and
     `best_start` by how good all responses with the same first line are on average; both pair random responses with
-    different scores. `regret` pairs random responses with equally many units by their regret, as `rollout` has measured
-    it: less is better."""
+    different scores. `regret` pairs units behind one context by their regret, as `rollout` has measured it: less is
+    better. `response_regret` does so with whole responses that have equally many units."""
     max_correct: int = Field(default=2, ge=1)
     """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2. Rules that pair by scores use
     up to `max_correct` + `max_wrong` responses, and make up to `max_correct` × `max_wrong` pairs."""
     max_wrong: int = Field(default=2, ge=1)
     """Most wrong responses per prompt; not used by `best_vs_random`. The paper uses 2."""
     smallest_gap: float = Field(default=1.0, ge=0, le=100)
-    """Least difference of two responses' regret, in posterior standard errors, for the rule `regret`."""
+    """Least difference of two regrets, in posterior standard errors, for the rules `regret` and `response_regret`."""
+    allow_unequal: bool = False
+    """Whether `response_regret` compares responses with different numbers of units. Regret grows with their number, so
+    such pairs mostly rank lengths; `pair` prints the rank correlation of the two."""
     within_writer: bool = False
     """Whether both responses of a pair have the same writer (`model`). Each writer's responses to a prompt are then
     paired, and counted, like those to a prompt of their own. Pairs of writers with different tokenizers otherwise have
@@ -133,6 +137,7 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
     left_out: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     doubted: Counter[str] = Counter()
+    undoubted, measured, rule = 0, list[Response](), RULES.find(config.rule)
     for prompt_id, group in _groups(responses, config, left_out):
         candidates = _candidates(group, config.rule, left_out)
         if not candidates:
@@ -142,6 +147,7 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
         writer = f":{candidates[0].model}" if config.within_writer else ""
         random = Random(f"{config.seed}:{prompt_id}{writer}")
         selected = _ask(config.rule, "select", prompt_id, candidates, *most, random)
+        measured += [one for one in candidates if one.regret is not None and one.unit_ends]
         if isinstance(selected, str):
             dropped[selected] += 1
             continue
@@ -150,10 +156,18 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
         if selected and all(doubts):
             dropped["doubtful"] += 1
         kept = [pair for pair, doubt in zip(selected, doubts, strict=True) if doubt is None]
+        undoubted += len(kept)
+        if rule.doubt is not None:
+            kept = random.sample(kept, min(config.max_correct * config.max_wrong, len(kept)))
         pairs += [_pair(chosen, rejected, config) for chosen, rejected in kept]
     return pairs, {
         "pairs": len(pairs),
-        **_confirmed(config, len(pairs), doubted),
+        **(
+            {}
+            if rule.doubt is None and config.smallest_margin is None
+            else {"pairs_dropped": dict(sorted(doubted.items()))}
+        ),
+        **({} if rule.doubt is None else _confirmed(undoubted, doubted) | _with_units(measured)),
         "prompts_paired": len({pair.prompt_id for pair in pairs}),
         "distinct_responses": len({side.id for pair in pairs for side in pair.sides.values()}),
         "pairs_without_logps": sum(any(side.logps is None for side in pair.sides.values()) for pair in pairs),
@@ -185,16 +199,23 @@ def _doubt(config: PairConfig, prompt_id: str, chosen: Response, rejected: Respo
         return SMALL_MARGIN
     if RULES.find(config.rule).doubt is None:
         return None
-    doubt: str | None = _ask(config.rule, "doubt", prompt_id, chosen, rejected, config.smallest_gap)
+    limits = Limits(config.smallest_gap, config.allow_unequal)
+    doubt: str | None = _ask(config.rule, "doubt", prompt_id, chosen, rejected, limits)
     return doubt
 
 
-def _confirmed(config: PairConfig, kept: int, doubted: Mapping[str, int]) -> dict[str, Any]:
-    """Pairs that were dropped, by reason, and the share of those that data unseen by the selection confirm."""
-    if RULES.find(config.rule).doubt is None:
-        return {} if config.smallest_margin is None else {"pairs_dropped": dict(doubted)}
+def _confirmed(kept: int, doubted: Mapping[str, int]) -> dict[str, Any]:
+    """The share of pairs that data unseen by the selection confirm."""
     asked = kept + doubted.get(UNCONFIRMED, 0)
-    return {"pairs_dropped": dict(sorted(doubted.items())), "confirmed": kept / asked if asked else None}
+    return {"confirmed": kept / asked if asked else None}
+
+
+def _with_units(measured: Sequence[Response]) -> dict[str, Any]:
+    """Rank correlation of regret and number of units over responses; None where one of them does not vary."""
+    regrets = [one.regret or 0.0 for one in measured]
+    units = [float(len(one.unit_ends or ())) for one in measured]
+    varies = len(set(regrets)) > 1 and len(set(units)) > 1
+    return {"regret_rank_correlation_with_units": float(stats.spearmanr(regrets, units)[0]) if varies else None}
 
 
 def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[Response], list[Refusal]]:
@@ -316,16 +337,19 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
         prompt_id=chosen.prompt_id,
         prompt_token_ids=chosen.prompt_token_ids if same_prompt_ids else None,
         logps_kind=config.logps if has_logps else None,
+        prefix_tokens=(chosen.prefix_tokens or None) if comparable and isinstance(chosen, Unit) else None,
         tokenizer=chosen.tokenizer if comparable else several_tokenizers(chosen.tokenizer, rejected.tokenizer),
     )
 
 
 def _side(response: Response, with_tokens: bool) -> Side:
+    cut_at = response.cut_at if isinstance(response, Unit) else None
     return Side(
         text=_completion(response),
         id=response.response_id,
-        complete=None if response.finish_reason is None else True,
-        stopped=True if response.finish_reason == "stop_string" else None,
+        complete=False if cut_at is not None else None if response.finish_reason is None else True,
+        cut_at=cut_at if with_tokens else None,
+        stopped=True if response.finish_reason == "stop_string" and cut_at is None else None,
         **{name: getattr(response, name) for name in CARRIED if with_tokens or name not in PER_TOKEN},
     )
 

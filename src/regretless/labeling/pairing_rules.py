@@ -4,19 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
 from random import Random
 from statistics import fmean
+from typing import NamedTuple
 
 from regretless.core.plugins import Registry
 from regretless.data.columns import Response, Verdict
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""
-CLOSE, UNCONFIRMED, SMALL_MARGIN = "close", "unconfirmed", "small_margin"
+CLOSE, UNCONFIRMED, UNEQUAL, SMALL_MARGIN = "close", "unconfirmed", "unequal_units", "small_margin"
 EQUAL = 1e-9
 """Scores that differ by no more are equal: means of the same numbers may differ by rounding."""
+
+
+class Limits(NamedTuple):
+    """Settings of which pairs are in doubt."""
+
+    smallest_gap: float
+    """Least difference of two estimates, in standard errors."""
+    allow_unequal: bool
+    """Whether responses with different numbers of units may be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit(Response):
+    """One unit of a response, behind a context: the response up to the unit's end, of which the first tokens are the
+    context and those behind the end how its writer went on."""
+
+    prefix_tokens: int
+    """Tokens of the context; 0 for the first unit."""
+    cut_at: int | None
+    """Tokens at the unit's end; None for the last unit."""
+    q_halves: tuple[float, float]
+    """Q^μ from each half of the continuations."""
+    q_error: float
+    """Posterior standard deviation of Q^μ from all of them."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +58,11 @@ class Rule:
     """
     compare: Callable[[Sequence[Response]], Sequence[Response]] = list
     """All responses to one prompt, with scores that come from comparing them, before equal texts are merged."""
-    doubt: Callable[[Response, Response, float], str | None] | None = None
+    doubt: Callable[[Response, Response, Limits], str | None] | None = None
     """Why a selected pair (chosen, rejected) is dropped after all, or None: for scores that are estimates. `CLOSE`: a
-    gap below `smallest_gap` standard errors; `UNCONFIRMED`: data that selection has not seen say the opposite."""
+    gap below `smallest_gap` standard errors; `UNCONFIRMED`: data that selection has not seen say the opposite;
+    `UNEQUAL`: numbers of units that are not compared. Of the pairs that are left, a prompt keeps as many at random as
+    `correct_vs_wrong` makes."""
 
 
 def _undecided(response: Response) -> str | None:
@@ -161,34 +188,104 @@ def _unmeasured(response: Response) -> str | None:
     return "without_regret" if any(value is None for value in measured) else None
 
 
-def _half(response: Response, number: int) -> float:
+def _without_unit_values(response: Response) -> str | None:
+    ends, characters, error = response.unit_ends, response.unit_characters, response.unit_q_error
+    halves = response.unit_q_halves
+    if not ends or not characters or not halves or not error or not response.token_ids:
+        return "without_regret"
+    lengths = {len(ends), len(characters), len(error), *map(len, halves)}
+    return None if len(lengths) == 1 and ends[-1] == len(response.token_ids) else "units_do_not_fit_its_tokens"
+
+
+def _value(response: Response, half: int) -> float:
+    """What is estimated of a response, or of a unit, by half of the continuations; higher is better."""
+    if isinstance(response, Unit):
+        return response.q_halves[half]
     assert response.regret_halves is not None  # _unmeasured
-    return response.regret_halves[number]
+    return -response.regret_halves[half]
 
 
-def less_regret(responses: Sequence[Response], most_correct: int, most_wrong: int, random: Random) -> Chosen | str:
-    """Random responses, as many as there may be correct and wrong ones; each against every one with more regret.
+def siblings(first: Response, second: Response) -> tuple[Unit, Unit] | None:
+    """The units with which two responses part, behind the context that they share; None if there are none with a text.
 
-    Regret grows with the number of units, so only responses with equally many are compared. The order is that of every
-    second continuation; the others confirm it (`doubt_of_regret`).
+    Their contexts have the same V*, so that the difference of their regrets is that of their Q^μ.
+    """
+    both = [(response.token_ids or [], response.unit_ends or []) for response in (first, second)]
+    (ids, ends), (other_ids, other_ends) = both
+    for number, (end, other_end) in enumerate(zip(ends, other_ends, strict=False)):
+        if ids[:end] == other_ids[:other_end]:
+            continue
+        # Where the units end at different places, one may be the beginning of the other one.
+        if ids[: min(end, other_end)] == other_ids[: min(end, other_end)]:
+            return None
+        units = _unit(first, number), _unit(second, number)
+        # A response that begins with white space alone is none to readers.
+        return units if all(unit.response.strip() for unit in units) else None
+    return None
+
+
+def _unit(response: Response, number: int) -> Unit:
+    ends, characters = response.unit_ends or [], response.unit_characters or []
+    halves, errors = response.unit_q_halves or [], response.unit_q_error or []
+    is_last = number == len(ends) - 1
+    whole = {item.name: getattr(response, item.name) for item in fields(Response)}
+    changes = {
+        "response_id": f"{response.response_id}:{number + 1}",
+        "response": response.response if is_last else response.response[: characters[number]],
+    }
+    return Unit(
+        **{**whole, **changes},
+        prefix_tokens=ends[number - 1] if number else 0,
+        cut_at=None if is_last else ends[number],
+        q_halves=(halves[0][number], halves[1][number]),
+        q_error=errors[number],
+    )
+
+
+def sibling_regret(responses: Sequence[Response], most_correct: int, most_wrong: int, random: Random) -> Chosen | str:
+    """Units behind one context, of random responses, as many as there may be correct and wrong ones: the one with less
+    regret against the one with more.
+
+    The order is that of every second continuation; the others confirm it (`doubt_of_regret`).
     """
     if len(responses) < 2:
         return "single_response"
     drawn = random.sample(list(responses), min(most_correct + most_wrong, len(responses)))
-    ranked = sorted(drawn, key=lambda response: _half(response, 0))
-    comparable = [pair for pair in combinations(ranked, 2) if len({len(one.unit_ends or ()) for one in pair}) == 1]
-    if not comparable:
-        return "unequal_units"
-    pairs = [(less, more) for less, more in comparable if _half(more, 0) - _half(less, 0) > EQUAL]
-    return random.sample(pairs, min(most_correct * most_wrong, len(pairs))) if pairs else "equal_regret"
+    units = [pair for both in combinations(drawn, 2) if (pair := siblings(*both)) is not None]
+    return _ordered(units) if units else "no_siblings"
 
 
-def doubt_of_regret(chosen: Response, rejected: Response, smallest_gap: float) -> str | None:
-    """Whether half of the continuations separate two responses, and the other half agrees."""
+def response_regret(responses: Sequence[Response], most_correct: int, most_wrong: int, random: Random) -> Chosen | str:
+    """Random responses, as many as there may be correct and wrong ones; each against every one with more regret.
+
+    The order is that of every second continuation; the others confirm it (`doubt_of_regret`).
+    """
+    if len(responses) < 2:
+        return "single_response"
+    drawn = random.sample(list(responses), min(most_correct + most_wrong, len(responses)))
+    return _ordered(list(combinations(drawn, 2)))
+
+
+def _ordered(both: Sequence[tuple[Response, Response]]) -> Chosen | str:
+    """Pairs, the better one first; or why there are none."""
+    ordered = [sorted(pair, key=lambda response: -_value(response, 0)) for pair in both]
+    apart = [(better, worse) for better, worse in ordered if _value(better, 0) - _value(worse, 0) > EQUAL]
+    return apart or "equal_regret"
+
+
+def doubt_of_regret(chosen: Response, rejected: Response, limits: Limits) -> str | None:
+    """Whether half of the continuations separate two responses or units, and the other half agrees.
+
+    The regret of whole responses grows with their number of units.
+    """
+    are_whole = not isinstance(chosen, Unit)
+    if are_whole and not limits.allow_unequal and len(chosen.unit_ends or ()) != len(rejected.unit_ends or ()):
+        return UNEQUAL
+    errors = (one.q_error if isinstance(one, Unit) else one.regret_error or 0.0 for one in (chosen, rejected))
     # Half of the continuations: twice the variance.
-    error = math.sqrt(2) * math.hypot(chosen.regret_error or 0.0, rejected.regret_error or 0.0)
-    selecting, confirming = (_half(rejected, number) - _half(chosen, number) for number in (0, 1))
-    if selecting < smallest_gap * error:
+    error = math.sqrt(2) * math.hypot(*errors)
+    selecting, confirming = (_value(chosen, half) - _value(rejected, half) for half in (0, 1))
+    if selecting < limits.smallest_gap * error:
         return CLOSE
     return None if confirming > 0 else UNCONFIRMED
 
@@ -201,7 +298,8 @@ RULES: Registry[Rule] = Registry(
         "best_vs_random": Rule(_unscored, best_vs_random),
         "above_writer": Rule(_unjudged, higher_score, _above_writer),
         "best_start": Rule(_unjudged, higher_score, _value_of_start),
-        "regret": Rule(_unmeasured, less_regret, doubt=doubt_of_regret),
+        "regret": Rule(_without_unit_values, sibling_regret, doubt=doubt_of_regret),
+        "response_regret": Rule(_unmeasured, response_regret, doubt=doubt_of_regret),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
     {

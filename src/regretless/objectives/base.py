@@ -251,6 +251,11 @@ class Objective(Section):
         return frozenset({"reference", "rejected"})
 
     @property
+    def missing(self) -> Mapping[str, float]:
+        """Inputs of the data that a pair may lack, and the value that every token of its two responses then has."""
+        return {}
+
+    @property
     def required(self) -> frozenset[str]:
         """Inputs that calling the objective requires: those that it `needs`, as the modifiers change them."""
         behavior = frozenset({"behavior"})

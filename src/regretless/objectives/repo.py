@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -62,13 +63,29 @@ class RePO(Objective):
     """Where the future of a response ends that is cut: at the `cut`, as in the authors' code, or with the tokens that
     are `stored` behind it, which count as future of those before it and nowhere else."""
 
+    unknown_behavior: Literal["refuse", "dirac"] = "refuse"
+    """What happens to a pair without behavior log-probabilities of both responses: `refuse`, or `dirac`, which trains
+    it as RePO_det does (the paper's Algorithm 1, line 4)."""
+
     @model_validator(mode="after")
-    def _check_horizon(self) -> Self:
+    def _check_horizon_and_behavior(self) -> Self:
+        problems = {}
         if self.horizon == "stored" and (self.ld_alpha != 1 or self.importance != "none"):
-            problem = "ld_alpha and importance weigh whole responses, not what is behind a cut; leave it out"
-            error = setting_error(("horizon",), problem, self.horizon)
-            raise ValidationError.from_exception_data(type(self).__name__, [error])
+            problems["horizon"] = "ld_alpha and importance weigh whole responses, not what is behind a cut"
+        if self.unknown_behavior == "dirac" and not self.uses_behavior:
+            problems["unknown_behavior"] = f"{self.name} reads no behavior policy"
+        elif self.unknown_behavior == "dirac" and (self.reference == "behavior" or self.importance != "none"):
+            problems["unknown_behavior"] = "importance and reference=behavior need the behavior policy of every pair"
+        if problems:
+            errors = [
+                setting_error((key,), f"{text}; leave it out", getattr(self, key)) for key, text in problems.items()
+            ]
+            raise ValidationError.from_exception_data(type(self).__name__, errors)
         return self
+
+    @property
+    def missing(self) -> Mapping[str, float]:
+        return {"behavior": 0.0} if self.unknown_behavior == "dirac" else {}
 
     @property
     def needs(self) -> frozenset[str]:

@@ -72,6 +72,15 @@ def line_ends(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[in
     return [place for place, text in enumerate(texts[:-1], 1) if "\n" in text and not text.rpartition("\n")[2].strip()]
 
 
+def unit_characters(measured: Measured, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Characters of a response's text at the end of each unit; a character that a unit divides comes behind it."""
+    ids, ends = measured.response.token_ids or [], measured.ends[:-1]
+    texts = tokenizer.batch_decode(
+        [ids[:end] for end in ends], skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return [*(len(text.rstrip("�")) for text in texts), len(measured.response.response)]
+
+
 def checked_ends(ends: object, length: int, column: str) -> list[int]:
     """Ends of units that a row gives, with that of the last unit behind them. Raises Unusable for others."""
     fits = isinstance(ends, list) and all(isinstance(end, int) and not isinstance(end, bool) for end in ends)

@@ -36,7 +36,7 @@ from regretless.data.rows import read_rows, write_parquet, write_records
 from regretless.data.schema import Unusable
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
-from regretless.rollouts.contexts import At, Context, Measured, checked_ends, unit_ends
+from regretless.rollouts.contexts import At, Context, Measured, checked_ends, unit_characters, unit_ends
 from regretless.rollouts.continuations import (
     DRAWN,
     REFERENCE,
@@ -165,7 +165,11 @@ def run(
         raise DataError(f"{responses}: no continuation of any context has a verdict; choose another verifier")
     table = [row for subject in kept for row in measures.rows(subject)]
     write_parquet(output / TABLE, pa.Table.from_pylist(table))
-    columns = {one.measured.response.response_id: measures.columns(one) for one in kept}
+    columns = {
+        one.measured.response.response_id: measures.columns(one)
+        | {"unit_characters": unit_characters(one.measured, tokenizer)}
+        for one in kept
+    }
     write_records(output / RESPONSES, [dataclasses.replace(row, **columns.get(row.response_id, {})) for row in rows])
     for one in rounds:
         for name in (DRAWN, WHOLE):
@@ -400,11 +404,13 @@ class Measures:
         """What `responses.parquet` has of a response: `Response.regret` and its neighbors."""
         alpha, contexts = self.config.alphas[0], subject.measured.contexts
         best, writer = self.values(subject, alpha)
+        q_errors = [float(self._posterior(subject.writer, one).writer_values(alpha).std()) for one in contexts[1:]]
         errors = [
             waste_error(self._posterior(subject.reference, one), self._posterior(subject.writer, one), alpha)
             for one in contexts[1:]
         ]
-        halves = [split(*self.values(subject, alpha, half)) for half in (0, 1)]
+        of_halves = [self.values(subject, alpha, half) for half in (0, 1)]
+        halves = [split(*values) for values in of_halves]
         outcome = subject.measured.outcome
         counts = [self._counts(subject.writer, context) for context in contexts]
         return {
@@ -412,6 +418,8 @@ class Measures:
             "regret_error": math.hypot(*errors),
             "regret_halves": [one.waste - outcome for one in halves],
             "unit_ends": list(subject.measured.ends),
+            "unit_q_halves": [writer[1:] for _, writer in of_halves],
+            "unit_q_error": [*q_errors, 0.0],
             "unit_right": [one.right for one in counts],
             "unit_continuations": [one.n for one in counts],
         }

@@ -191,7 +191,7 @@ class _Reading:
             self.template,
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
-            [self.need_rejected, self.names],
+            [self.need_rejected, self.names, dict(self.objective.missing)],
         ]
 
     def make(
@@ -237,6 +237,7 @@ class _Reading:
         """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
         # The pairs, chunk by chunk.
         kept, first_refused, refused_count, done, other_prompts, wrapped, texts = 0, list[Refusal](), 0, 0, 0, 0, 0
+        filled = 0
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
@@ -246,11 +247,16 @@ class _Reading:
                     tokenized = part.tokenize(
                         self.tokenizer,
                         self.args,
-                        need_logps=bool(self.names),
+                        need_logps=bool(set(self.names) - set(self.objective.missing)),
                         keep_future=FUTURE in self.names,
                         first=done + 1,
                     )
                     refused = part.refused
+                tokenized = [pair.with_missing(self.objective.missing) for pair in tokenized]
+                filled += sum(bool(pair.filled) for pair in tokenized)
+                # Pairs that were tokenized before may have it for an objective that does not read it.
+                looks_ahead = FUTURE in self.names
+                tokenized = [pair.with_future() if looks_ahead else pair.without_future() for pair in tokenized]
                 refusals.writelines(json_line(vars(refusal)) for refusal in refused)
                 first_refused += refused[: REPORTED - len(first_refused)]
                 refused_count += len(refused)
@@ -268,6 +274,11 @@ class _Reading:
         check_some_left(range(kept), first_refused, self.name, refused_count)
         if codec_of(self.tokenizer).turn_tokens is not None:
             say_choice(self.name, PAIR_TEMPLATE, wrapped, texts, "which takes messages")
+        if filled:
+            print_note(
+                f"{self.name}: {filled} of {kept} pairs lack behavior log-probabilities and are trained with a Dirac "
+                "behavior policy, as by repo_det (unknown_behavior=dirac); inspect shows how their scores start"
+            )
         if other_prompts:
             print_note(f"{self.name}: {other_prompts} of {kept} pairs {OTHER_PROMPTS}")
         for name, counts in lacking.items():
@@ -289,7 +300,9 @@ def _remedy(name: str, objective: Objective) -> str:
             f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
         )
         return expected + similar(name)
-    instead = "train with repo_det, which needs none"
+    instead = (
+        "train with repo_det, which needs none, or set unknown_behavior=dirac, which does so for these pairs alone"
+    )
     if name not in objective.needs:
         instead = "leave out importance and reference=behavior, which alone need them here"
     return (
