@@ -74,6 +74,9 @@ def test_rounds_when_run_then_what_samples_is_what_the_round_before_trained_and_
     assert all(pair.chosen == earlier[str(pair.pair_id)].chosen for pair in replayed)
     steps = [read_json(three / place / "trainer_state.json")["global_step"] for place in (*trained, "train/dpo")]
     assert steps == [2] * 4
+    # Otherwise in an order that is another one in every process, and so would be the keys of later rounds.
+    adapters = [read_json(three / place / "adapter_config.json")["target_modules"] for place in trained]
+    assert all(modules == sorted(modules) for modules in adapters)
     assert (three / "train/dpo/adapter_model.safetensors").samefile(three / trained[2] / "adapter_model.safetensors")
     rows_of_table = [json.loads(line) for line in (three / "rounds/rounds.jsonl").read_text().splitlines()]
     assert [(row["round"], row["method"], row["replayed"] > 0) for row in rows_of_table] == [

@@ -135,17 +135,20 @@ class Rounds(Stage["RoundsConfig"]):
         return summary
 
     def after(self, config: RoundsConfig, run: Run) -> None:
-        """Write the table of rounds."""
+        """Write the table of rounds, and the last rounds' data into the models' cards."""
         from regretless.rounds.measure import row
+        from regretless.runs import cards
 
-        rows = []
+        rows, data = [], {}
         for method in _methods(run.recipe):
             last = read_json(run.path(TRAIN, method, MANIFEST))["summary"]["round"]
             for number in range(1, last + 1):
                 now = _Round(config, run.recipe, number, method)
                 folders = (now.measured, now.training, f"{now.folder}/{REPLAY}")
                 rows.append(row(number, method, *map(run.path, folders)))
+            data[method] = cards.data_of(now.run(run))
         write_jsonl(run.path(self.place, FILE), rows)
+        cards.refresh_cards(run, lambda method, facts: {"data": {**facts.data, **data[method]}})
 
     def problems(self, config: RoundsConfig, machine: Machine) -> None:
         """Why its rounds cannot be made, or would make finished ones again."""
