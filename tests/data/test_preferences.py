@@ -352,6 +352,7 @@ def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp
         chosen=side("4", [7, 19, 2]),
         rejected=side("5", [7, 20, 2]),
         prefix_tokens=1,
+        topic="sums",
         pair_id="p",
         prompt_id="q",
         prompt_token_ids=[1],

@@ -19,7 +19,7 @@ def compared(run: Run, *, wanted: bool = True) -> tuple[dict[str, Any], dict[str
     config = run.recipe.evaluate
     if not wanted or config is None or not (config.benchmarks or config.chat):
         return {}, {}, {}
-    from regretless.evaluation.problems import sources_of
+    from regretless.evaluation.benchmark_problems import sources_of
 
     here = resolve(config, run.root)
     files = {label: chat.files() for label, chat in here.chat.items()}
@@ -34,7 +34,7 @@ def with_benchmarks(unit: Unit) -> Unit:
     """
     if EVALUATE not in unit.task:
         return unit
-    from regretless.evaluation.problems import read_problems
+    from regretless.evaluation.benchmark_problems import read_problems
 
     return replace(unit, task={**without_benchmarks(unit).task, "benchmarks": read_problems(unit.task[EVALUATE])})
 

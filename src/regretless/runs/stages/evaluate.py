@@ -168,7 +168,7 @@ class Evaluate(Stage["EvaluateConfig"]):
     def after(self, config: EvaluateConfig, run: Run) -> None:
         """Write results.json, and the results into the models' cards."""
         from regretless.evaluation import results
-        from regretless.evaluation.problems import contamination
+        from regretless.evaluation.benchmark_problems import contamination
         from regretless.runs import cards
 
         folder = run.path(self.folder_in(run))

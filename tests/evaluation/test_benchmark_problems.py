@@ -9,7 +9,7 @@ from made_runs import made_run
 from regretless.core.files import write_json
 from regretless.data.columns import Response
 from regretless.data.rows import write_records
-from regretless.evaluation.problems import contamination, read_problems
+from regretless.evaluation.benchmark_problems import contamination, read_problems
 from regretless.evaluation.results import EvaluateConfig
 from regretless.studies.compared_runs import Run
 from regretless.studies.observations import observe
